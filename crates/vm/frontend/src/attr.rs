@@ -1,5 +1,7 @@
-//! A tool's `union bpf_attr`, taken apart for the wire by the table of [`beeline_vm_protocol::layout`], and what comes back written to the
-//! tool's memory.
+//! Converts a tool's `union bpf_attr` to and from the wire.
+//!
+//! The table of [`beeline_vm_protocol::layout`] describes the parts of an attribute. The answer's
+//! parts are written to the tool's memory.
 
 use std::sync::Arc;
 
@@ -19,16 +21,16 @@ use crate::objects::Object;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EBADF: Errno = Errno(libc::EBADF);
 const E2BIG: Errno = Errno(libc::E2BIG);
-/// Of `BPF_LINK_CREATE`: offsets in the attribute, and the attach type of iterators.
+/// For `BPF_LINK_CREATE`: offsets in the attribute, and the attach type of iterators.
 const ATTACH_TYPE: usize = 8;
 const ITER_INFO: u32 = 16;
-/// The longest name of a function that is attached to.
+/// The longest name of a function to attach to.
 const NAME: usize = 512;
 
 /// A command on its way to the guest.
 pub(super) struct Taken {
     pub(super) message: Bpf,
-    /// Where the answer's parts go.
+    /// The destinations of the answer's parts.
     destinations: Vec<Destination>,
     layout: Layout,
 }
@@ -40,8 +42,8 @@ struct Destination {
 }
 
 impl Taken {
-    /// Takes the attribute of `command` apart, which is as long as the tool passed it. `first` is the object that its first descriptor
-    /// names, if the command has one there.
+    /// Takes the attribute of `command` apart, which is as long as the tool passed it. `first` is
+    /// the object that its first descriptor names, if the command has a descriptor there.
     pub(super) fn new(
         call: &Handler<'_>,
         command: Command,
@@ -57,7 +59,7 @@ impl Taken {
         if is_set(attr.get(layout.size..)) {
             return Err(EINVAL);
         }
-        // The kernel takes what is not there for zeros.
+        // The kernel takes missing bytes for zeros.
         attr.truncate(layout.size);
         let passed = attr.clone();
         for (place, object) in layout.objects.iter().enumerate() {
@@ -115,7 +117,7 @@ impl Taken {
         }
         let mut data = match (buffer.flow, buffer.len) {
             (Flow::Out, _) => Vec::new(),
-            // Only Bloom filters read what is to be looked up.
+            // Only Bloom filters read the value of a look-up.
             (Flow::InOut, Len::Value)
                 if facts.is_none_or(|facts| facts.map_type != MapType::BLOOM_FILTER) =>
             {
@@ -131,7 +133,7 @@ impl Taken {
         match buffer.holds {
             Holds::Bytes => {}
             Holds::Instructions => replace_objects(&mut data, |fd| call.handle_of(fd))?,
-            // Places that no instruction names may hold anything.
+            // Entries that no instruction names may hold anything.
             Holds::Objects => replace_each(&mut data, 4, |fd| Ok(call.handle_of(fd).unwrap_or(0)))?,
             Holds::Texts => data = texts(call, &data)?,
             Holds::Element => {
@@ -148,7 +150,8 @@ impl Taken {
         Ok(())
     }
 
-    /// Whether an iterator's information begins with a map depends on the program, which the guest knows.
+    /// Names the map at the start of an iterator's information. The program decides whether there
+    /// is one, and the guest knows the program.
     fn name_iterated(&mut self, call: &Handler<'_>) {
         let mut parts = self.message.parts.iter();
         let info = parts.find(|part| part.at == ITER_INFO && part.data.len() >= 4);
@@ -156,7 +159,7 @@ impl Taken {
         self.message.iterated = object.unwrap_or(0);
     }
 
-    /// The pointers in the structure that tells of an object.
+    /// Takes the pointers in the structure that describes an object.
     fn take_inside(&mut self, kind: Kind) -> Result<(), Errno> {
         let Some(info) = self.message.parts.first_mut() else {
             return Ok(());
@@ -190,19 +193,20 @@ impl Taken {
         self.destinations.push(Destination { at, address, room });
     }
 
-    /// Those of a program to be loaded, as taken so far.
+    /// Returns the instructions of a program to be loaded, as taken so far.
     fn instructions(&self) -> Option<&[u8]> {
         let part = self.message.parts.iter().find(|part| part.at == 8)?;
         Some(&part.data)
     }
 
-    /// Bytes that are sent, about.
+    /// Returns the approximate number of bytes that are sent.
     pub(super) fn len(&self) -> usize {
         let parts = self.message.parts.iter();
         self.message.attr.len() + parts.map(|part| part.data.len()).sum::<usize>()
     }
 
-    /// Writes what the kernel wrote, also when it failed: a log says why. `attr` is where the tool has its attribute.
+    /// Writes what the kernel wrote, even if the command failed, because a log gives the reason.
+    /// `attr` is the address of the tool's attribute.
     pub(super) fn give_back(
         &self,
         memory: &Memory<'_>,
@@ -232,7 +236,7 @@ impl Taken {
         Ok(())
     }
 
-    /// The tool finds its own addresses in the structure.
+    /// Restores the tool's own addresses in the structure.
     fn point_again(&self, info: &mut [u8]) {
         for destination in &self.destinations {
             if destination.at & INSIDE != 0 {
@@ -256,7 +260,7 @@ fn replace_each(
     Ok(())
 }
 
-/// The texts that an array of addresses leads to, one behind the other.
+/// Returns the texts that an array of addresses points to, one behind the other.
 fn texts(call: &Handler<'_>, addresses: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut texts = Vec::new();
     for address in addresses.chunks_exact(8) {
@@ -270,13 +274,14 @@ fn texts(call: &Handler<'_>, addresses: &[u8]) -> Result<Vec<u8>, Errno> {
 }
 
 impl Handler<'_> {
-    /// The guest's name for the object behind a descriptor of the tool: EBADF if there is none, EINVAL if it is something else.
+    /// Returns the guest's handle of the object behind a descriptor of the tool: EBADF if there is
+    /// none, EINVAL if it is something else.
     pub(super) fn handle_of(&self, fd: u32) -> Result<u32, Errno> {
         let object = self.object(fd as i32)?;
         Ok(object.handle)
     }
 
-    /// The guest's object behind a descriptor of the tool.
+    /// Returns the guest's object behind a descriptor of the tool.
     pub(super) fn object(&self, fd: i32) -> Result<Arc<Object>, Errno> {
         if fd < 0 {
             return Err(EBADF);

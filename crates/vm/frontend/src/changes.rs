@@ -1,4 +1,5 @@
-//! What a tool itself changes in maps: what was fetched of them before has to be told from what it finds behind that.
+//! Tracks the changes that a tool itself makes in maps. Data fetched before a change must be told
+//! apart from data that the tool finds after it.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -6,14 +7,15 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release},
 };
 
-/// Of all maps of a session.
+/// The changes of all maps of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// That the guest has been asked for, or is going to be, and has not answered.
+    /// The number of changes that the guest has been asked for, or is about to be, and has not
+    /// answered.
     under_way: AtomicU32,
-    /// Several descriptors may stand for one map, and nobody here knows which do.
+    /// True if several descriptors may stand for one map; which ones is not known here.
     has_names: AtomicBool,
-    /// How many changes have begun of which nobody here knows of which map's they are.
+    /// The number of changes that have begun without it being known here which map they change.
     begun: AtomicU64,
 }
 
@@ -22,12 +24,13 @@ pub(crate) struct Changes {
 pub(super) struct Change(Arc<Changes>);
 
 impl Changes {
-    /// A map has been opened by its number.
+    /// Records that a map has been opened by its number.
     pub(super) fn name(&self) {
         self.has_names.store(true, Release);
     }
 
-    /// To be called before what was fetched is marked, and asked for.
+    /// Begins a change. Must be called before fetched data is marked, and before the change is
+    /// asked for.
     pub(super) fn begin(self: &Arc<Self>) -> Change {
         self.under_way.fetch_add(1, AcqRel);
         if self.has_names.load(Acquire) {
@@ -36,24 +39,26 @@ impl Changes {
         Change(Arc::clone(self))
     }
 
-    /// The same for a program that is run, which may change any map.
+    /// Begins the run of a program, which may change any map.
     pub(super) fn begin_run(self: &Arc<Self>) -> Change {
         self.under_way.fetch_add(1, AcqRel);
         self.begun.fetch_add(1, AcqRel);
         Change(Arc::clone(self))
     }
 
-    /// May what is fetched from now on be older than a change that has begun? Requests overtake each other.
+    /// Returns whether data fetched from now on may be older than a change that has begun. Requests
+    /// overtake each other.
     pub(super) fn are_under_way(&self) -> bool {
         self.under_way.load(Acquire) > 0
     }
 
-    /// What was fetched at an earlier era may be of a map that was changed by another name, or by a program.
+    /// Returns the current era. Data fetched in an earlier era may be of a map that was changed by
+    /// another name, or by a program.
     pub(super) fn era(&self) -> u64 {
         self.begun.load(Acquire)
     }
 
-    /// Is there a map with another name?
+    /// Returns whether there is a map with another name.
     pub(super) fn have_names(&self) -> bool {
         self.has_names.load(Acquire)
     }

@@ -1,4 +1,5 @@
-//! Whether a tool has closed what it was given of a ring's or an array's memory: nobody tells.
+//! Detects that a tool has closed the descriptors it was given for a ring's or an array's memory.
+//! Nothing reports that by itself.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -8,42 +9,44 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::memory::Memory;
 
-/// Of `fcntl`, `linux/fcntl.h`: which signal tells of a lease.
+/// A command of `fcntl`, from `linux/fcntl.h`: sets the signal that reports a lease.
 const F_SETSIG: i32 = 10;
 
 impl Memory {
-    /// The file as the tool gets it: opened anew, so that it can be seen when that is closed.
+    /// Opens the file for the tool. It is opened anew, so that its closing can be detected.
     pub(super) fn opened(&self) -> Result<OwnedFd, Errno> {
         open_again(&self.file, OFlags::RDWR)
     }
 
-    /// Has nobody a file that was [opened](Self::opened) any more, nor a mapping of one? The kernel leases a file to who only reads it
-    /// where nobody has it open to write, in whatever process, or on its way from one to another.
+    /// Returns whether no file that was [opened](Self::opened), and no mapping of one, is left. The
+    /// kernel grants a read lease only if no process has the file open for writing, including files
+    /// in transit from one process to another.
     pub(super) fn is_closed(&self) -> bool {
         let Ok(file) = open_again(&self.file, OFlags::RDONLY) else {
             return false;
         };
-        // Who opens it meanwhile breaks the lease, which is told by a signal; this one does nothing unless it is asked to.
+        // Opening the file meanwhile breaks the lease, which a signal reports; this signal does
+        // nothing unless it is asked to.
         let lease = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_RDLCK)];
         lease.iter().all(|&(command, argument)| {
-            // SAFETY: both commands take numbers. The lease goes with the descriptor.
+            // SAFETY: both commands take numbers. The lease ends with the descriptor.
             unsafe { libc::fcntl(file.as_raw_fd(), command, argument) == 0 }
         })
     }
 
-    /// Has nobody the end any more that is read from?
+    /// Returns whether no reading end of the pipe is left.
     pub(super) fn is_pipe_closed(&self) -> bool {
         let Some(writer) = self.pipe.get() else {
             return true;
         };
-        // That nobody reads is always told.
+        // A pipe without readers is always reported.
         let mut ready = [PollFd::new(writer, PollFlags::empty())];
         let polled = poll(&mut ready, Some(&Timespec::default()));
         polled.is_ok() && ready[0].revents().contains(PollFlags::ERR)
     }
 }
 
-/// Another description of an open file.
+/// Opens another description of an open file.
 pub(super) fn open_again(file: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
@@ -66,14 +69,14 @@ mod tests {
         let copy = file.try_clone().unwrap();
         drop(file);
         assert!(!memory.is_closed());
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: this is a new mapping at an address that the kernel chooses.
         let mapped = unsafe {
             let none = std::ptr::null_mut();
             mmap(none, PAGE, ProtFlags::READ, MapFlags::SHARED, &copy, 0).unwrap()
         };
         drop(copy);
         assert!(!memory.is_closed());
-        // SAFETY: what was mapped above, which nothing refers to.
+        // SAFETY: this is the mapping made above, and nothing refers to it.
         unsafe { munmap(mapped, PAGE).unwrap() };
         closes(|| memory.is_closed());
     }

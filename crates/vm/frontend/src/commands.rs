@@ -1,4 +1,4 @@
-//! `bpf(2)`.
+//! Answers `bpf(2)`.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::Handler;
 use crate::attr::Taken;
 use crate::objects::Object;
 
-/// What the other side may not say.
+/// The error for an answer that breaks the protocol.
 pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
 
 impl Handler<'_> {
@@ -48,7 +48,8 @@ impl Handler<'_> {
             _ => None,
         };
         let answer = self.bpf_about(first.as_ref(), command, layout, attr);
-        // Where the tool has closed it meanwhile this is the last of it, and to drop it is to tell the guest, which may wait.
+        // If the tool has closed the object meanwhile, this is its last use. Dropping it tells the
+        // guest, which may wait.
         if let Some(last) = first.and_then(Arc::into_inner) {
             self.let_others_lead();
             drop(last);
@@ -56,7 +57,7 @@ impl Handler<'_> {
         answer
     }
 
-    /// A command about an object, if it is about one.
+    /// Makes a command, about an object if it has one.
     fn bpf_about(
         &self,
         first: Option<&Arc<Object>>,
@@ -95,7 +96,7 @@ impl Handler<'_> {
         mut attr: Vec<u8>,
         first: Option<&Arc<Object>>,
     ) -> Result<(Taken, BpfDone), Errno> {
-        // What a link's information points to depends on the link.
+        // The pointers in a link's information depend on the link.
         let is_link = first.is_some_and(|object| object.kind == Kind::Link);
         if command == Command::OBJ_GET_INFO_BY_FD && is_link {
             self.tell_links_type(&mut attr, first)?;
@@ -125,7 +126,7 @@ impl Handler<'_> {
         Ok(())
     }
 
-    /// Asks the guest what needs nothing to be sent before.
+    /// Asks the guest without sending anything first.
     pub(super) fn ask_at_once(&self, request: Asked) -> Result<Said, Errno> {
         self.let_others_lead();
         self.guest.connection.ask(request)
@@ -145,7 +146,7 @@ impl Handler<'_> {
         }
     }
 
-    /// The object that a command has made.
+    /// Returns the object that a command has made.
     fn made(&self, command: Command, handle: u32, attr: &[u8]) -> Result<Object, Errno> {
         let kind = match command {
             Command::MAP_CREATE | Command::MAP_GET_FD_BY_ID => Kind::Map,
@@ -175,13 +176,14 @@ impl Handler<'_> {
         Ok(object)
     }
 
-    /// What a map is that the tool has not made.
+    /// Returns the facts of a map that the tool has not made.
     fn facts(&self, handle: u32) -> Result<MapFacts, Errno> {
         const MAP_INFO: usize = 80;
         Ok(MapFacts::of_info(&self.info(handle, MAP_INFO)?))
     }
 
-    /// The first `len` bytes of what the guest says of an object, all pointers null.
+    /// Returns the first `len` bytes of the guest's information on an object, with all pointers
+    /// null.
     pub(super) fn info(&self, handle: u32, len: usize) -> Result<Vec<u8>, Errno> {
         let mut attr = vec![0; 16];
         put_number(&mut attr, 0, handle);
@@ -204,13 +206,13 @@ impl Handler<'_> {
     }
 }
 
-/// Where most attributes have the object that they are about.
+/// The offset at which most attributes have the object that they are about.
 const FIRST: usize = 0;
-/// Flags of `BPF_MAP_CREATE` and of `BPF_MAP_GET_FD_BY_ID`.
+/// The offset of the flags of `BPF_MAP_CREATE` and of `BPF_MAP_GET_FD_BY_ID`.
 const MAP_FLAGS: usize = 16;
 const OPEN_FLAGS: usize = 8;
 
-/// What a call returned, or its errno, whose reason `say` tells the user.
+/// Returns the result of a call, or its errno, and tells the user the reason by `say`.
 pub(super) fn value_of(
     done: &BpfDone,
     layout: Layout,
@@ -225,7 +227,7 @@ pub(super) fn value_of(
     Err(Errno(done.errno as i32))
 }
 
-/// What the kernel says of a descriptor that a command cannot be about.
+/// Returns the kernel's error for a descriptor that a command cannot be about.
 fn as_of(command: Command, error: Errno) -> Errno {
     match (command, error) {
         (Command::OBJ_GET_INFO_BY_FD, Errno(libc::EBADF)) => Errno(libc::EBADFD),

@@ -1,4 +1,5 @@
-//! The connection to a guest's proxy, as a tool's calls see it: an answer or an errno, and its reason on the user's screen.
+//! The connection to a guest's proxy, as a tool's calls see it: it returns an answer or an errno,
+//! and shows the user the reason.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,31 +14,34 @@ use beeline_vm_protocol::messages::host_message::Body as Asked;
 
 use crate::Error;
 
-/// What the tool gets for a call when there is no guest any more.
+/// The error that the tool gets for a call when there is no guest any more.
 pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
 
-/// A proxy that was greeted. Everything that it holds for us goes with the connection.
+/// A connection to a proxy that was greeted. The proxy drops everything that it holds for us when
+/// the connection ends.
 pub struct Connection {
     client: Arc<Client>,
     say: Box<dyn Fn(&str) + Send + Sync>,
-    /// What is said once only.
+    /// Lines that are told only once.
     said: Mutex<HashSet<String>>,
     at_loss: AtLoss,
 }
 
-/// How much is said of what is not carried out.
+/// The most lines about calls that are not carried out.
 const MOST_SAID: usize = 100;
 
-/// What is to be done at once when the guest is lost.
+/// The action to take at once when the guest is lost.
 type AtLoss = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// Takes what the guest says of rings and arrays, in the order in which it comes. Nothing else is received meanwhile: it must not wait
-/// for the guest.
+/// Takes the guest's messages on rings and arrays, in the order in which they come. Nothing else is
+/// received meanwhile, so it must not wait for the guest.
 pub(super) type Hear = Box<dyn Fn(&Connection, Said) + Send>;
 
 impl Connection {
-    /// Greets the proxy at the other end; `tool` is the command line, for the guest's log. `say` tells the user a line. `lost` is called
-    /// if the connection ends before [`Self::close`], with the reason.
+    /// Greets the proxy at the other end.
+    ///
+    /// `tool` is the command line, for the guest's log. `say` tells the user a line. `lost` is
+    /// called with the reason if the connection ends before [`Self::close`].
     pub fn greet(
         channel: Channel,
         tool: &str,
@@ -65,47 +69,50 @@ impl Connection {
         }))
     }
 
-    /// What the proxy said of its kernel.
+    /// Returns what the proxy said of its kernel.
     pub fn welcome(&self) -> &Welcome {
         self.client.welcome()
     }
 
-    /// Can there be another connection to the guest?
+    /// Returns whether there can be another connection to the guest.
     pub(super) fn may_join(&self) -> bool {
         self.client.may_join()
     }
 
-    /// Another connection to the guest, for look-ups with what this one has. Errors: those of [`Client::join`].
+    /// Opens another connection to the guest, for look-ups in the objects of this one. The errors
+    /// are those of [`Client::join`].
     pub(super) fn join(&self) -> std::io::Result<LookupChannel> {
         self.client.join()
     }
 
-    /// Ends it, when what was released is gone in the guest.
+    /// Ends the connection once all released objects are gone in the guest.
     pub fn close(&self) {
         if !self.client.close() {
             self.say("the guest is still detaching what the tool has left");
         }
     }
 
-    /// The guest is lost, if it was not known.
+    /// Records that the guest is lost, if that was not known.
     pub fn lose(&self, why: &str) {
         self.client.lose(why);
     }
 
-    /// To be done before anybody is told that the guest is lost.
+    /// Sets the action to take before anyone is told that the guest is lost.
     pub(super) fn set_at_loss(&self, at_loss: Box<dyn FnOnce() + Send>) {
         *self.at_loss.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_loss);
     }
 
-    /// Sends a request and waits for its answer. A refusal is its errno, and its reason is told the user. ENOTCONN if the guest is lost.
+    /// Sends a request and waits for its answer. A refusal becomes its errno, and the user is told
+    /// the reason. Returns ENOTCONN if the guest is lost.
     pub(super) fn ask(&self, request: Asked) -> Result<Said, Errno> {
         self.client
             .ask(request)
             .map_err(|failure| errno_of(failure, |line| self.say(&line)))
     }
 
-    /// As [`Self::ask`], but nobody waits for the answer: `then` is called with it by the thread that receives it, and must not wait for
-    /// the guest. `before_waiting` is called if the line is not free.
+    /// Like [`Self::ask`], without waiting for the answer: the thread that receives it calls
+    /// `then`, which must not wait for the guest. `before_waiting` is called if the line is not
+    /// free.
     pub(super) fn ask_then(
         self: &Arc<Self>,
         request: Asked,
@@ -121,34 +128,36 @@ impl Connection {
             .ask_then(request, Box::new(then), before_waiting);
     }
 
-    /// Sends a request whose answer does not matter.
+    /// Sends a request and ignores its answer.
     pub(super) fn tell(&self, request: Asked) {
         self.client.tell(request);
     }
 
-    /// Tells the user.
+    /// Tells the user a line.
     pub(super) fn say(&self, line: &str) {
         (self.say)(line);
     }
 
-    /// As [`Self::say_once`], without waiting for whoever reads what is told.
+    /// Like [`Self::say_once`], without waiting for the reader of the line.
     pub(super) fn say_aside(self: &Arc<Self>, line: String) {
         if let Some(count) = self.is_new(&line) {
             let this = Arc::clone(self);
             let says = std::thread::Builder::new().name("beeline-says".into());
-            // Without a thread it is not told.
+            // Without a thread, the line is not told.
             let _ = says.spawn(move || this.say_new(&line, count));
         }
     }
 
-    /// Tells the user what may come again and again, but no more than [`MOST_SAID`] lines of it: numbers in them are the tool's.
+    /// Tells the user a line that may recur, once, and no more than [`MOST_SAID`] such lines:
+    /// numbers in them are the tool's.
     pub(super) fn say_once(&self, line: &str) {
         if let Some(count) = self.is_new(line) {
             self.say_new(line, count);
         }
     }
 
-    /// How many such lines there are with this one; `None` if it was said, or too many others were.
+    /// Returns the number of such lines with this one; `None` if it was told already, or too many
+    /// others were.
     fn is_new(&self, line: &str) -> Option<usize> {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = said.len() < MOST_SAID && said.insert(line.to_owned());
@@ -162,7 +171,8 @@ impl Connection {
         }
     }
 
-    /// Whom to tell from now on what the guest says of rings and arrays; what it said before nobody wanted.
+    /// Sets the receiver of the guest's messages on rings and arrays. Earlier messages were not
+    /// wanted.
     pub(super) fn heard_by(self: &Arc<Self>, hear: Hear) {
         let this = Arc::downgrade(self);
         self.client.heard_by(Box::new(move |said| {

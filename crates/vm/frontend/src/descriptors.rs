@@ -1,7 +1,8 @@
-//! What a tool asks of a descriptor itself: `read(2)` of a perf event's values, and `BPF_TASK_FD_QUERY`.
+//! Calls on a descriptor itself: `read(2)` of a perf event's values, and `BPF_TASK_FD_QUERY`.
 //!
-//! Reading is between the tool and the kernel of this machine, but for reads of so many bytes as values have: those come to the supervisor
-//! (see [`crate::filter`]). To other reads a descriptor of an object's that nothing is read from is at its end ([`super::objects`]).
+//! Reads are between the tool and the kernel of this machine, except for reads of as many bytes as
+//! values have: those come to the supervisor (see [`crate::filter`]). For other reads, the
+//! descriptor of an object without content is at its end ([`super::objects`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ const FD: usize = 4;
 const FLAGS: usize = 8;
 
 impl Handler<'_> {
-    /// Is a descriptor that is read not an object's?
+    /// Returns whether a descriptor to be read is not an object's.
     pub(super) fn is_no_object(&self, fd: u64) -> bool {
         let objects = &self.guest.objects;
         objects.is_unused() || !matches!(objects.find(self.tid, fd as i32), Ok(Some(_)))
@@ -57,7 +58,8 @@ impl Handler<'_> {
         }
     }
 
-    /// The object that `BPF_TASK_FD_QUERY` is about: any process may have a descriptor of it.
+    /// Returns the object that `BPF_TASK_FD_QUERY` is about: any process may have a descriptor of
+    /// it.
     pub(super) fn queried(&self, attr: &[u8]) -> Result<Arc<Object>, Errno> {
         let (pid, fd) = (number_at(attr, PID) as i32, number_at(attr, FD) as i32);
         if number_at(attr, FLAGS) != 0 {
@@ -74,7 +76,7 @@ impl Handler<'_> {
                 "BPF_TASK_FD_QUERY: in guests only what the tool itself has opened is known, not what other processes have",
             );
         }
-        // As the kernel says of what is neither a perf event nor a raw tracepoint.
+        // The kernel's answer for anything but a perf event or a raw tracepoint.
         Err(ENOTSUPP)
     }
 }

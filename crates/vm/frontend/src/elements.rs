@@ -1,8 +1,9 @@
 //! Commands on elements of maps: the calls that a tool makes most.
 //!
-//! For the short ones among them no thread here sleeps until the guest has answered. Each that has to be woken takes longer than all else
-//! that is done for such a call, so the thread that receives the answer gives it to the tool. It must not come to wait, as nobody else
-//! receives: what is not sure to be quick is given by the thread that has asked.
+//! For the short ones, no thread here sleeps until the guest has answered. Waking a thread takes
+//! longer than all else that such a call needs, so the thread that receives the answer gives it to
+//! the tool. That thread must not wait, because no other receives; answers that may take time are
+//! given by the thread that asked.
 
 use std::sync::Arc;
 
@@ -19,13 +20,14 @@ use crate::commands::{EPROTO, value_of};
 use crate::connection::Connection;
 use crate::objects::Object;
 
-/// Bytes of an attribute with a map, a key and a value; what follows, flags first, can ask for more than a value.
+/// The bytes of an attribute with a map, a key and a value. Fields behind them, flags first, can
+/// ask for more than a value.
 const LOOK_UP: usize = 24;
-/// Bytes of a message, or of a value, that take no time.
+/// The most bytes of a message, or of a value, that take no time.
 const SHORT: usize = 4096;
 
 impl Handler<'_> {
-    /// A command on elements of a map.
+    /// Does a command on elements of a map.
     pub(super) fn on_elements(
         &self,
         map: &Arc<Object>,
@@ -52,10 +54,10 @@ impl Handler<'_> {
             let say = |line: String| self.guest.connection.say(&line);
             return value_of(&done, layout, say).map(Reply::Value);
         }
-        // Nothing comes back but a number.
+        // Only a number comes back.
         let (request, connection) = (Asked::Bpf(taken.message), self.connection());
         self.ask_then(request, move |_, said| {
-            // Before the tool goes on, which may want to fetch what it finds.
+            // Dropped before the tool continues, which may want to fetch what it finds.
             drop(change);
             match said {
                 Said::BpfDone(done) => {
@@ -67,7 +69,8 @@ impl Handler<'_> {
         })
     }
 
-    /// By the message that has the fewest words. `None` if there is none for what the tool asks.
+    /// Looks an element up by the shortest message. Returns `None` if there is none for the tool's
+    /// request.
     fn look_up(&self, map: &Arc<Object>, attr: &[u8]) -> Result<Option<Reply>, Errno> {
         let (Some(facts), Some((given, others))) = (map.facts, attr.split_at_checked(LOOK_UP))
         else {
@@ -95,7 +98,7 @@ impl Handler<'_> {
         answer.map(Some)
     }
 
-    /// Sends a request, whose answer becomes the call's.
+    /// Sends a request; its answer becomes the call's.
     fn ask_then(
         &self,
         request: Asked,
@@ -104,7 +107,7 @@ impl Handler<'_> {
         let (listener, call) = self.memory.of_call().ok_or(EPROTO)?;
         let give = move |said: Result<Said, Errno>| {
             let answer = said.and_then(|said| answer(&Memory::new(&listener, &call), said));
-            // Should it fail, the tool's thread has been killed.
+            // If this fails, the tool's thread has been killed.
             listener.answer(call.id, answer);
         };
         self.connection()

@@ -1,4 +1,4 @@
-//! `perf_event_open`, and `ioctl` on what it gives.
+//! `perf_event_open`, and `ioctl` on the descriptors that it returns.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::objects::Object;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EFAULT: Errno = Errno(libc::EFAULT);
 
-/// Where `struct perf_event_attr` has what is looked at here.
+/// Offsets in `struct perf_event_attr` of the fields that are looked at here.
 const TYPE: usize = 0;
 const CONFIG: usize = 8;
 const CONFIG1: usize = 56;
@@ -111,7 +111,7 @@ impl Handler<'_> {
         Ok(attr)
     }
 
-    /// The function or file that a probe's attribute points to.
+    /// Returns the function or file that a probe's attribute points to.
     fn probe_name(&self, attr: &mut [u8]) -> Result<String, Errno> {
         let address = long_at(attr, CONFIG1);
         if number_at(attr, TYPE) < PERF_TYPE_MAX || address == 0 {
@@ -122,7 +122,8 @@ impl Handler<'_> {
         String::from_utf8(name).map_err(|_| EINVAL)
     }
 
-    /// By which the guest sees that its file is the one whose offsets the tool has read here; `None` if this one has none.
+    /// Returns the build id of the tool's file; `None` if it has none. With it, the guest checks
+    /// that its own file is the one in which the tool has read the offsets.
     fn build_id(&self, path: &str) -> Option<Vec<u8>> {
         let path = self.path_as_seen_here(path.into()).ok()?;
         let file = ReadCache::new(File::open(path).ok()?);

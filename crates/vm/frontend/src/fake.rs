@@ -1,4 +1,4 @@
-//! A guest that answers what a test wants.
+//! A guest that gives the answers which a test wants.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,11 +16,11 @@ use crate::connection::Connection;
 /// The guest, as the supervisor sees it.
 pub(super) struct Fake {
     pub(super) connection: Arc<Connection>,
-    /// What the user was told.
+    /// The lines that the user was told.
     pub(super) said: Arc<Mutex<Vec<String>>>,
 }
 
-/// Starts one. `answer` gives the answer to a request; `None` ends the connection.
+/// Starts a guest. `answer` returns the answer to a request; `None` ends the connection.
 pub(super) fn guest(mut answer: impl FnMut(Asked) -> Option<Said> + Send + 'static) -> Fake {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");

@@ -1,7 +1,8 @@
-//! Files of the guest's: those by which tools learn of the kernel whose programs they load.
+//! The guest's files, in which tools look at the kernel whose programs they load.
 //!
-//! A file is fetched when the tool opens it; a directory becomes one of the host's with the same names, so that the tool can list it.
-//! What a tool opens relative to such a directory is found again by the directory's path.
+//! A file is fetched when the tool opens it. A directory becomes one of the host's with the same
+//! names, so that the tool can list it. A path relative to such a directory is resolved by the
+//! directory's path.
 
 use std::collections::HashMap;
 use std::fs::File as HostFile;
@@ -23,10 +24,11 @@ use rustix::fs::{FileType, Mode, OFlags, RawMode};
 use crate::Handler;
 use crate::commands::EPROTO;
 
-/// Bytes of a file; no kernel has a larger one, and a guest must not fill our memory.
+/// The most bytes of a file. No kernel has a larger one, and a guest must not fill our memory.
 const LARGEST: usize = 64 << 20;
-/// What a tool asks its own kernel about: these, and all below those that end in `/`, are the guest's. All else is the host's; the
-/// guest's proxy has a list of its own of what it shows.
+/// The files that describe the tool's kernel: these, and everything below those that end in `/`,
+/// are the guest's. All others are the host's. The guest's proxy has a list of its own of the files
+/// that it shows.
 const GUESTS: [&str; 21] = [
     "/sys/kernel/tracing/",
     "/sys/kernel/debug/tracing/",
@@ -50,12 +52,12 @@ const GUESTS: [&str; 21] = [
     "/proc/sys/net/core/bpf_jit_enable",
     "/proc/sys/net/core/bpf_jit_harden",
 ];
-/// The beginnings of all of them, for a quick look.
+/// The prefixes of all of them, for a quick look.
 const BEGINNINGS: [&[u8]; 2] = [b"/sys/", b"/proc/"];
-/// Does not change while a kernel runs, and is large.
+/// Large files that do not change while a kernel runs.
 const LASTING: [&str; 1] = ["/sys/kernel/btf/vmlinux"];
 
-/// What is printed by programs.
+/// The files with the output of programs.
 const TRACE_PIPES: [&str; 2] = [
     "/sys/kernel/tracing/trace_pipe",
     "/sys/kernel/debug/tracing/trace_pipe",
@@ -63,10 +65,10 @@ const TRACE_PIPES: [&str; 2] = [
 
 // Of `linux/magic.h`.
 
-/// What has been fetched.
+/// The files that have been fetched.
 #[derive(Default)]
 pub(crate) struct Files {
-    /// Where directories are shown.
+    /// The place where directories are shown.
     scratch: OnceLock<Option<Scratch>>,
     lasting: Mutex<HashMap<PathBuf, OwnedFd>>,
 }
@@ -77,7 +79,7 @@ impl Files {
         self.scratch.get_or_init(make).as_ref()
     }
 
-    /// The guest's path that a path of the host's stands for, if it is one of the directories shown.
+    /// Returns the guest's path for a path of the host's, if it is one of the directories shown.
     fn shown(&self, path: &Path) -> Option<PathBuf> {
         let inside = path
             .strip_prefix(&self.scratch.get()?.as_ref()?.path)
@@ -86,7 +88,7 @@ impl Files {
     }
 }
 
-/// Is it a file of the guest's?
+/// Returns whether it is a file of the guest's.
 fn is_guests(path: &Path) -> bool {
     let Some(path) = path.to_str() else {
         return false;
@@ -97,7 +99,7 @@ fn is_guests(path: &Path) -> bool {
     })
 }
 
-/// What is said of a file that is not asked of the guest: it is made here.
+/// Describes a file that is made here instead of being requested from the guest.
 fn made_here(path: &Path) -> Option<File> {
     let is_pipe = TRACE_PIPES.iter().any(|pipe| path == Path::new(pipe));
     is_pipe.then(|| File {
@@ -106,7 +108,8 @@ fn made_here(path: &Path) -> Option<File> {
     })
 }
 
-/// A path without `.`, `..` and double slashes, as far as that can be known without following links.
+/// Returns a path without `.`, `..` and double slashes, as far as that is possible without
+/// following links.
 fn plain(path: &Path) -> PathBuf {
     use std::path::Component;
     let mut plain = PathBuf::from("/");
@@ -123,7 +126,8 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 impl Handler<'_> {
-    /// Does a path lead to nothing that is looked at here? What cannot be read leads nowhere.
+    /// Returns whether a path leads to nothing that is looked at here. A path that cannot be read
+    /// leads nowhere.
     pub(super) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
         let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
             return true;
@@ -133,7 +137,7 @@ impl Handler<'_> {
             && self.bpffs().inside_of(directory, &path).is_none()
     }
 
-    /// The guest's file that a path leads to; `None` for the host's.
+    /// Returns the guest's file that a path leads to; `None` for the host's.
     fn guests_path(&self, directory: u64, path: u64) -> Option<PathBuf> {
         let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
         if path.is_empty() {
@@ -144,7 +148,7 @@ impl Handler<'_> {
         is_guests(&path).then_some(path)
     }
 
-    /// What there is to say of a file but its content.
+    /// Returns everything about a file but its content.
     fn about(&self, path: &Path) -> Result<File, Errno> {
         match made_here(path) {
             Some(file) => Ok(file),
@@ -156,7 +160,7 @@ impl Handler<'_> {
         self.look_for_other(path, content, from, &[])
     }
 
-    /// The content is left out if its sum is `held`.
+    /// Fetches a file. The content is left out if its sum is `held`.
     fn look_for_other(
         &self,
         path: &Path,
@@ -221,7 +225,7 @@ impl Handler<'_> {
         let mut more = first.more;
         while more {
             let next = self.look(path, true, content.len() as u64)?;
-            // A file that does not go on has ended.
+            // A file that does not continue has ended.
             more = next.more && !next.content.is_empty();
             content.extend(next.content);
             if content.len() > LARGEST {
@@ -244,7 +248,7 @@ impl Handler<'_> {
         Ok(file)
     }
 
-    /// What was fetched before, opened anew.
+    /// Opens a file that was fetched before anew.
     fn known(&self, path: &Path) -> Option<OwnedFd> {
         let lasting = &self.guest.files.lasting;
         let lasting = lasting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +257,7 @@ impl Handler<'_> {
         Some(file.into())
     }
 
-    /// A directory with the names of the guest's.
+    /// Makes a directory with the names of the guest's.
     fn show(&self, path: &Path, directory: &File) -> Result<OwnedFd, Errno> {
         let scratch = self.guest.files.scratch().ok_or(Errno(libc::ENOSPC))?;
         let inside = path.strip_prefix("/").map_err(|_| EPROTO)?;
@@ -261,7 +265,7 @@ impl Handler<'_> {
         std::fs::create_dir_all(&shown).map_err(errno)?;
         for entry in &directory.entries {
             let name = Path::new(&entry.name);
-            // Whatever the guest says, it stays inside.
+            // Whatever the guest says, the name stays inside.
             if name.file_name() != Some(name.as_os_str()) {
                 continue;
             }
@@ -304,7 +308,7 @@ impl Handler<'_> {
             return Ok(Reply::Continue);
         };
         let file = self.about(&path)?;
-        // SAFETY: a structure of numbers, for which zero is valid.
+        // SAFETY: this is a structure of numbers, for which zero is valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         stat.st_mode = file.mode;
         stat.st_size = file.size as i64;
@@ -314,7 +318,8 @@ impl Handler<'_> {
         self.write_struct(buffer, &stat)
     }
 
-    /// `statx(.., path, flags, mask, buffer)`: what is known is told, whatever is asked for.
+    /// `statx(.., path, flags, mask, buffer)`: all known fields are returned, regardless of the
+    /// mask.
     pub(super) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.bpffs().inside(at, path) {
             return self.statx_place(&self.guest.bpffs().place(&inside)?, mask, buffer);
@@ -323,7 +328,7 @@ impl Handler<'_> {
             return Ok(Reply::Continue);
         };
         let file = self.about(&path)?;
-        // SAFETY: a structure of numbers, for which zero is valid.
+        // SAFETY: this is a structure of numbers, for which zero is valid.
         let mut statx: libc::statx = unsafe { std::mem::zeroed() };
         statx.stx_mask = libc::STATX_TYPE
             | libc::STATX_MODE
@@ -338,7 +343,7 @@ impl Handler<'_> {
         self.write_struct(buffer, &statx)
     }
 
-    /// `statfs(path, buffer)`: how tools know tracefs and BPF file systems.
+    /// `statfs(path, buffer)`, by which tools recognise tracefs and BPF file systems.
     pub(super) fn statfs(&self, path: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.bpffs().inside(HERE, path) {
             return self.bpffs().statfs_inside(&inside, buffer);
@@ -355,7 +360,8 @@ impl Handler<'_> {
         self.write_statfs(buffer, libc::TRACEFS_MAGIC as u64)
     }
 
-    /// `readlink(path, buffer, size)` of the tool's own descriptors: what tools know an object's kind by.
+    /// `readlink(path, buffer, size)` on the tool's own descriptors, by which tools recognise an
+    /// object's kind.
     pub(super) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         use beeline_vm_protocol::info::Kind;
         const LONGEST: usize = 64;
@@ -400,10 +406,11 @@ impl Handler<'_> {
     }
 }
 
-/// Of files whose content is made when they are read.
+/// The block size of files with content that is made on reading.
 const BLOCK: i64 = 4096;
 
-/// An inode number: the same for the same path, and another for another, as good as always.
+/// Returns an inode number: always the same for one path, and almost certainly different for
+/// another.
 fn number_of(path: &Path) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

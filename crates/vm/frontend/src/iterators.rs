@@ -1,8 +1,10 @@
-//! What a tool reads from descriptors of objects: what an iterator writes, and `/proc/self/fdinfo/N`.
+//! Content that a tool reads from descriptors of objects: the output of an iterator, and
+//! `/proc/self/fdinfo/N`.
 //!
-//! Reading is between the tool and the kernel of this machine. So an iterator's content is sent through its anchor: that begins when the
-//! iterator is made, and goes on as far as the tool reads. Where it fails in the guest, and where that is lost, the tool's read fails behind
-//! what was sent.
+//! Reads are between the tool and the kernel of this machine. So an iterator's content is sent
+//! through its anchor: that begins when the iterator is made, and goes on as far as the tool reads.
+//! If the iterator fails in the guest, or the guest is lost, the tool's read fails behind the
+//! content that was sent.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,13 +27,13 @@ use crate::commands::EPROTO;
 use crate::connection::{Connection, LOST};
 use crate::objects::Object;
 
-/// Where `struct bpf_link_info` has the link's type, and that of iterators.
+/// Offsets in `struct bpf_link_info` of the link's type, and the type of iterators.
 const LINK_TYPE: usize = 0;
 const ITERATOR: u32 = 4;
 const ONLY_PATH: u64 = libc::O_PATH as u64;
 
 impl Handler<'_> {
-    /// A descriptor that gives what the iterator writes.
+    /// Returns a descriptor from which the iterator's output can be read.
     pub(super) fn stream(&self, iterator: Object) -> Result<OwnedFd, Errno> {
         let iterator = Arc::new(iterator);
         let objects = Arc::clone(&self.guest.objects);
@@ -51,7 +53,8 @@ impl Handler<'_> {
         Ok(file)
     }
 
-    /// Opens a pinned name: of an iterator's link, to read what it writes; else as the file system has it.
+    /// Opens a pinned name. For an iterator's link, this reads the iterator's output; otherwise it
+    /// acts as the file system does.
     pub(super) fn open_pinned(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
         let link = self.guest.bpffs().get(inside).ok();
         let link = link.filter(|object| object.kind == Kind::Link && flags & ONLY_PATH == 0);
@@ -79,7 +82,7 @@ impl Handler<'_> {
         }
     }
 
-    /// The text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
+    /// Returns the text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
     pub(super) fn fdinfo(&self, path: &[u8]) -> Option<String> {
         let fd = self.own_descriptor(path, "fdinfo")?;
         let object = self.guest.objects.find(self.tid, fd).ok()??;
@@ -94,26 +97,27 @@ impl Handler<'_> {
     }
 }
 
-/// Makes closing the other end of an anchor an error, ECONNRESET, for who reads this one: that is so where something is left unread
-/// there. No other error can be had from a socket.
+/// Makes a read of this end of an anchor fail with ECONNRESET once the other end is closed. That
+/// happens if something is left unread there; a socket offers no other error.
 fn fail_if_closed(file: &OwnedFd) -> Result<(), Errno> {
     let sent = send(file, &[0], SendFlags::NOSIGNAL);
     sent.map(drop).map_err(|error| Errno(error.raw_os_error()))
 }
 
-/// Tells the tool that it has all when it has read what was sent.
+/// Ends the content: the tool has all of it when it has read what was sent.
 fn end(into: &OwnedFd) {
-    // The byte that would make it an error. It is there, and if the tool has closed its end, nobody reads.
+    // Removes the byte that would make it an error. The byte is there, and if the tool has closed
+    // its end, nothing reads it.
     let _ = rustix::io::read(into, &mut [0]);
     let _ = shutdown(into, Shutdown::Write);
 }
 
-/// Sends all that an iterator writes; `false` if something is missing, of which the user is told.
+/// Sends all output of an iterator; returns `false` if something is missing, and tells the user.
 fn carry_all(connection: &Connection, iterator: &Object, into: &OwnedFd) -> bool {
     match carry(connection, iterator, into) {
         Ok(()) => true,
         Err(_) if is_closed(into) => true,
-        // The user knows if the guest was lost, and at the session's end nobody reads.
+        // The user knows if the guest was lost, and at the session's end nothing reads.
         Err(LOST) => false,
         Err(error) => {
             let reason = std::io::Error::from_raw_os_error(error.0);
@@ -123,7 +127,7 @@ fn carry_all(connection: &Connection, iterator: &Object, into: &OwnedFd) -> bool
     }
 }
 
-/// Sends what an iterator writes, until the tool closes its end.
+/// Sends the output of an iterator, until the tool closes its end.
 fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(), Errno> {
     loop {
         let request = Asked::Read(Read {
@@ -138,20 +142,21 @@ fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(
             match send(into, left, SendFlags::NOSIGNAL) {
                 Ok(count) => left = left.get(count..).unwrap_or_default(),
                 Err(rustix::io::Errno::INTR) => {}
-                // Nobody reads it any more.
+                // Nothing reads it any more.
                 Err(_) => return Ok(()),
             }
         }
-        // While an iterator's program writes nothing, contents are empty, and nothing is sent by which a closed end would show.
+        // While an iterator's program writes nothing, contents are empty, and nothing is sent that
+        // would reveal a closed end.
         if content.end || content.data.is_empty() && is_closed(into) {
             return Ok(());
         }
     }
 }
 
-/// Has the tool closed its end?
+/// Returns whether the tool has closed its end.
 fn is_closed(into: &OwnedFd) -> bool {
-    // That it is closed is always told.
+    // A closed end is always reported.
     let mut ready = [PollFd::new(into, PollFlags::empty())];
     poll(&mut ready, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
@@ -168,7 +173,8 @@ mod tests {
     use crate::fake;
     use beeline_supervisor::keys::anchor;
 
-    /// Closes the tool's end, and waits until that is seen here: processes that other tests start have a copy of it for a moment.
+    /// Closes the tool's end, and waits until that shows here: processes that other tests start
+    /// have a copy of it for a moment.
     fn close(file: &Mutex<Option<OwnedFd>>, into: &OwnedFd) {
         drop(file.lock().unwrap().take());
         let mut ready = [PollFd::new(into, PollFlags::empty())];
@@ -177,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_closed_iterator_without_content_is_noticed() {
-        // It is closed while the guest says again and again that there is nothing yet.
+        // The end is closed while the guest repeats that there is nothing yet.
         const MOST: usize = 100;
         let (into, file) = anchor().unwrap();
         let (file, ours) = (Mutex::new(Some(file)), into.try_clone().unwrap());
@@ -242,11 +248,12 @@ mod tests {
         }
     }
 
-    /// What the user is told when the guest answers so, of an iterator that the tool closes before or not.
+    /// Returns the lines that the user is told for this answer of the guest's, on an iterator that
+    /// the tool closes before it or not.
     fn told(answer: Option<Said>, closes: bool) -> Vec<String> {
         let (into, file) = anchor().unwrap();
         let (file, ours) = (Arc::new(Mutex::new(Some(file))), into.try_clone().unwrap());
-        // Else it is closed with the guest.
+        // Otherwise it would be closed with the guest.
         let _kept = Arc::clone(&file);
         let guest = fake::guest(move |_| {
             if closes {

@@ -1,7 +1,8 @@
 //! Large contents of guests' kernels, kept on the disk for the next tool.
 //!
-//! A file holds the last content of a name in kernels of one version. It is no more than a guess: its sum is offered to the guest, and
-//! only if the guest says that its own content has that sum it is used. So what a file holds, and by whom, is of no matter.
+//! A file holds the last content of a name in kernels of one version. It is no more than a guess:
+//! its sum is offered to the guest, and it is used only if the guest confirms that its own content
+//! has that sum. So neither the content of a file nor its author matters.
 
 use std::fs::{DirBuilder, File};
 use std::io::{Read, Write};
@@ -13,14 +14,14 @@ use beeline_codegen::CodeStore;
 use beeline_vm_protocol::content::{Sum, sum};
 use beeline_vm_protocol::messages::Welcome;
 
-/// Files of the directory; those go that nobody has used for longest.
+/// The number of files in the directory. Those that have been unused for longest are removed.
 const FILES: usize = 16;
-/// Bytes of the longest.
+/// The bytes of the longest file.
 const LONGEST: u64 = 32 << 20;
-/// Below the directory where code is kept.
+/// The name below the directory where code is kept.
 const DIRECTORY: &str = "guests";
 
-/// A directory of contents; all its errors mean that nothing is kept.
+/// A directory of contents. All its errors mean that nothing is kept.
 pub(crate) struct Kept {
     directory: Option<PathBuf>,
     kernel: String,
@@ -33,7 +34,7 @@ pub(super) struct Guess {
 }
 
 impl Kept {
-    /// For this user, and the kernel that was told of.
+    /// Opens the directory for this user and for the kernel that the proxy described.
     pub(crate) fn new(welcome: &Welcome) -> Self {
         let directory = CodeStore::standard_directory();
         Self::at(
@@ -61,7 +62,7 @@ impl Kept {
         Some(self.directory.as_ref()?.join(name))
     }
 
-    /// What that name may hold now.
+    /// Returns the content that the name may have now.
     pub(super) fn guess(&self, name: &str) -> Option<Guess> {
         let mut options = File::options();
         let options = options
@@ -74,13 +75,13 @@ impl Kept {
         }
         let mut content = Vec::with_capacity(facts.len() as usize);
         (&file).take(LONGEST).read_to_end(&mut content).ok()?;
-        // What is not asked for any more goes first.
+        // Contents that are no longer requested are removed first.
         let _ = file.set_modified(SystemTime::now());
         let sum = sum(&content);
         Some(Guess { content, sum })
     }
 
-    /// Keeps what that name holds, for next time. It is kept whole or not at all.
+    /// Keeps the content of a name for next time, completely or not at all.
     pub(super) fn keep(&self, name: &str, content: &[u8]) {
         if content.len() as u64 > LONGEST {
             return;
@@ -107,7 +108,7 @@ impl Kept {
     }
 }
 
-/// Leaves room for one more.
+/// Makes room for one more file.
 fn remove_oldest(directory: &Path) {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return;

@@ -1,12 +1,16 @@
-//! A tool's calls, carried out in a virtual machine's guest.
+//! Carries out a tool's calls in a virtual machine's guest.
 //!
-//! The guest's kernel is a whole one, so nothing is interpreted here: a call's arguments are taken from the tool's memory, what they
-//! point to goes to the proxy in the guest ([`beeline_vm_protocol`]), and what comes back is written to the tool. Which commands of `bpf(2)`
-//! go is the table [`beeline_vm_protocol::layout`]; which files are the guest's is the table in [`files`]. All else is the host's.
+//! The guest's kernel is a whole one, so nothing is interpreted here. A call's arguments are taken
+//! from the tool's memory, the data that they point to goes to the proxy in the guest
+//! ([`beeline_vm_protocol`]), and the answer is written to the tool. The table
+//! [`beeline_vm_protocol::layout`] lists the commands of `bpf(2)` that go to the guest; the table
+//! in [`files`] lists the guest's files. All else is the host's.
 //!
-//! A descriptor of a guest's object is an anchor, as for local objects ([`beeline_supervisor::keys::anchor`]). Memory that a tool maps (rings, arrays) is a
-//! memory file, kept as the guest's is by [`rings`]; the descriptor becomes that file when the tool first maps it. Where the guest's memory
-//! can be seen from here, its own pages lie over the file ([`sharing`]).
+//! A descriptor of a guest's object is an anchor, as for local objects
+//! ([`beeline_supervisor::keys::anchor`]). Memory that a tool maps (rings, arrays) is a memory
+//! file, which [`rings`] keeps equal to the guest's; the descriptor becomes that file when the tool
+//! first maps it. Where the guest's memory can be seen from here, its own pages lie over the file
+//! ([`sharing`]).
 
 mod attr;
 mod changes;
@@ -58,7 +62,7 @@ use crate::objects::{Object, Objects};
 use crate::rings::Rings;
 use crate::types::Types;
 
-/// The guest cannot be asked.
+/// The reasons why the guest cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Its proxy does not answer as it should.
@@ -78,20 +82,22 @@ pub struct Guest {
     pub(crate) rings: Rings,
     pub(crate) types: Types,
     pub(crate) kept: Kept,
-    /// What the tool's processes see of its walks through maps.
+    /// The part of the tool's walks through maps that its processes see.
     pub(crate) prefetch: Prefetch,
     pub(crate) lookup_channels: Arc<LookupChannels>,
     hot_sites: HotSites,
     changes: Arc<Changes>,
-    /// Where the guest's memory can be seen from here.
+    /// The guest's memory, where it can be seen from here.
     pub(crate) sharing: Option<Arc<Sharing>>,
 }
 
 impl Guest {
-    /// Prepares to have a guest answer. With `sharing` what the tool maps is the guest's own memory.
+    /// Prepares to answer from a guest.
+    ///
+    /// With `sharing`, the memory that the tool maps is the guest's own.
     ///
     /// # Errors
-    /// This process has no descriptors left.
+    /// Fails if this process has no descriptors left.
     pub fn new(
         connection: Arc<Connection>,
         sharing: Option<Arc<Sharing>>,
@@ -121,13 +127,14 @@ impl Guest {
         })
     }
 
-    /// Sends a request, behind what the tool has written to arrays until now.
+    /// Sends a request, after the data that the tool has written to arrays until now.
     fn ask(&self, request: Asked) -> Result<Said, Errno> {
         self.rings.store(&self.connection);
         self.connection.ask(request)
     }
 
-    /// A process of the tool that is stopped for the guest's memory, or whose calls break off when it is stopped, is left alone.
+    /// Returns whether a process of the tool may be stopped. It is left alone if it is stopped for
+    /// the guest's memory, or if stopping it interrupts its calls.
     fn may_be_stopped(&self) -> bool {
         self.sharing.is_none() && steady_calls()
     }
@@ -203,7 +210,8 @@ impl Answers for Guest {
         }
     }
 
-    /// For commands on single elements nobody waits, unless more of a map has to be fetched, or they are long.
+    /// Returns true for commands on single elements: no thread waits for these, unless more of a
+    /// map has to be fetched, or they are long.
     fn is_short(&self, request: &Request) -> bool {
         let command = Command(request.args[0] as u32);
         request.nr == libc::SYS_bpf
@@ -211,21 +219,21 @@ impl Answers for Guest {
     }
 
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn()) {
-        // Should the tool be gone: its end of an anchor closes with ours.
+        // If the tool is gone, its end of an anchor closes with ours.
         listener.answer(request.id, answer);
         let is_step = request.nr == libc::SYS_bpf
             && Command(request.args[0] as u32) == Command::MAP_GET_NEXT_KEY;
         let is_often = || self.hot_sites.count(request.tid, request.ip) && self.may_be_stopped();
         if (is_step && is_often()) || self.lookup_channels.take_due(request) {
             let_lead();
-            // The supervisor goes on answering where there can be no fast path.
+            // Where there can be no fast path, the supervisor keeps answering.
             if let Ok(true) = self.prefetch.open(request.process(), request.ip) {
                 self.lookup_channels.has_fast_path(request.tid);
             }
         }
     }
 
-    /// Programs run in the guest.
+    /// Does nothing, because programs run in the guest.
     fn found_tool(&self, _: i32) {}
 
     fn is_in_use(&self) -> bool {
@@ -243,7 +251,7 @@ impl Answers for Guest {
     }
 
     fn clear(&self) {
-        // Nobody has the guest's pages mapped any more; it may give them to others.
+        // No process has the guest's pages mapped any more, so the guest may give them to others.
         if let Some(sharing) = &self.sharing {
             sharing.release(&self.connection);
         }
@@ -254,14 +262,15 @@ impl Answers for Guest {
     }
 }
 
-/// A call, and the guest that it is for. The handlers are its methods, in a module for each group of system calls.
+/// A call, and the guest that it is for. The handlers are its methods, in a module for each group
+/// of system calls.
 pub(crate) struct Handler<'a> {
     pub(crate) guest: &'a Guest,
     call: &'a Call<'a>,
 }
 
 impl Handler<'_> {
-    /// The same call, for what it may name in the BPF file system.
+    /// Returns the same call, as a handler for paths in the BPF file system.
     pub(crate) fn bpffs(&self) -> BpfFsCall<'_, Guest> {
         BpfFsCall::new(self.guest, self.call)
     }

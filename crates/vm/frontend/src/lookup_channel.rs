@@ -1,8 +1,10 @@
-//! Look-up channels: further connections to the guest, by which the tool's processes look elements up without the way through the supervisor.
+//! Look-up channels: further connections to the guest, by which the tool's processes look elements
+//! up without the supervisor.
 //!
-//! A process that looks up often gets a fast path, as it does for prefetch, and then the socket of a channel, at a number so high that the tool's own
-//! files do not come there. What its fast path does with it is [`beeline_runtime::fast_path`]'s. Where something is in the way the process
-//! stays with the supervisor.
+//! A process that looks up often gets a fast path, as it does for prefetch, and then the socket of
+//! a channel. The socket has a number so high that the tool's own files do not get there.
+//! [`beeline_runtime::fast_path`] defines how the fast path uses it. If something is in the way,
+//! the process stays with the supervisor.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -19,42 +21,42 @@ use beeline_vm_protocol::lookup_channel::LookupChannel;
 use crate::Handler;
 use crate::objects::Object;
 
-/// The highest number for a channel. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
-/// the highest.
+/// The highest number for a channel. New files get the lowest free number, so few tools ever get
+/// there; each fork copies a table up to the highest.
 const HIGHEST: u64 = 4_095;
-/// With fewer numbers a tool may come to use them all.
+/// With fewer numbers, a tool may come to use them all.
 const LOWEST: u64 = 1_000;
 
-/// Of one tool.
+/// The look-up channels of one tool.
 pub(crate) struct LookupChannels {
     hot_sites: HotSites,
-    /// Held while one is given, so that a process gets one only.
+    /// Held while a channel is given, so that a process gets only one.
     giving: Mutex<()>,
     given: Mutex<Given>,
 }
 
 #[derive(Default)]
 struct Given {
-    /// By their places on the board.
+    /// The channels by their places on the board.
     channels: HashMap<usize, LookupChannel>,
-    /// Threads with their instructions that are to get a fast path once their calls are answered.
+    /// Threads with the instructions that get a fast path once their calls are answered.
     due: HashSet<(i32, u64)>,
     threads: HashMap<i32, Process>,
-    /// There can be none, or none any more.
+    /// True if there can be no channels, or none any more.
     is_over: bool,
 }
 
-/// What a thread's process has.
+/// The state of a thread's process.
 #[derive(Clone, Copy, PartialEq)]
 enum Process {
-    /// A fast path.
+    /// The process has a fast path.
     Hooked,
-    /// And a channel, at this place.
+    /// The process also has a channel, at this place.
     Connected(usize),
 }
 
 impl LookupChannels {
-    /// None yet, or never.
+    /// Starts without a channel; there will never be one unless they are possible.
     pub(super) fn new(are_possible: bool) -> Self {
         let given = Given {
             is_over: !are_possible,
@@ -67,7 +69,7 @@ impl LookupChannels {
         }
     }
 
-    /// All end, and there are no others: whoever waits for an answer waits no longer.
+    /// Ends all channels and allows no others: threads that wait for an answer stop waiting.
     pub(super) fn end(&self) {
         let mut given = self.given();
         given.is_over = true;
@@ -76,17 +78,20 @@ impl LookupChannels {
         drop(channels);
     }
 
-    /// Is the instruction by which a call was made to get a fast path for a channel's sake? Said once.
+    /// Returns whether the instruction that made a call is to get a fast path for a channel's sake.
+    /// Returns true only once.
     pub(super) fn take_due(&self, request: &Request) -> bool {
         request.nr == libc::SYS_bpf && self.given().due.remove(&(request.tid, request.ip))
     }
 
-    /// The thread's process has a new fast path: it may run another program, which has no channel yet.
+    /// Records that the thread's process has a new fast path: it may run another program, which has
+    /// no channel yet.
     pub(super) fn has_fast_path(&self, tid: i32) {
         self.given().threads.insert(tid, Process::Hooked);
     }
 
-    /// What the thread's process has, if it may have a channel. `is_often`: it is to get a fast path when its call is answered.
+    /// Returns the state of the thread's process, if it may have a channel. `is_often`: it is to
+    /// get a fast path when its call is answered.
     fn note(&self, request: &Request, is_often: bool) -> Option<Process> {
         let mut given = self.given();
         if given.is_over {
@@ -98,7 +103,7 @@ impl LookupChannels {
         given.threads.get(&request.tid).copied()
     }
 
-    /// A process can use a channel from now on, unless it is too late for that.
+    /// Keeps a channel, which a process can use from now on, unless it is too late for that.
     fn keep(
         &self,
         place: usize,
@@ -111,7 +116,7 @@ impl LookupChannels {
             return None;
         }
         publish();
-        // Of processes that are gone nobody else tells.
+        // Nothing else reports processes that are gone.
         let (left, gone): (HashMap<_, _>, HashMap<_, _>) = std::mem::take(&mut given.channels)
             .into_iter()
             .partition(|(other, _)| *other != place && prefetch.is_owned(*other));
@@ -132,11 +137,11 @@ impl LookupChannels {
 }
 
 impl Handler<'_> {
-    /// The tool looks an element up in a map, by a descriptor, a key and a value of so many bytes: if it does so often, it is to do it itself
-    /// some day.
+    /// Notes that the tool looks an element up in a map, by a descriptor, a key and a value of
+    /// these lengths. A tool that does so often is given a channel to do it itself.
     pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
         let channels = &self.guest.lookup_channels;
-        // What the tool has written to an array's memory is sent before it is looked up.
+        // Data that the tool has written to an array's memory is sent before a look-up.
         let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
         if !map.mode.read || is_mapped || lens.0 > KEY || lens.1 > VALUE {
             return;
@@ -154,7 +159,7 @@ impl Handler<'_> {
                 let threads = &mut channels.given().threads;
                 match connected {
                     Some(connected) => threads.insert(request.tid, connected),
-                    // It is tried again when it seems to need another fast path.
+                    // It is tried again when the thread seems to need another fast path.
                     None => threads.remove(&request.tid),
                 };
             }
@@ -162,14 +167,15 @@ impl Handler<'_> {
         }
     }
 
-    /// Lets the tool's processes know a map.
+    /// Lists a map for the tool's processes.
     fn list(&self, map: &Arc<Object>, tid: i32, fd: i32, (key_len, value_len): (usize, usize)) {
         let (objects, prefetch) = (&self.guest.objects, &self.guest.prefetch);
         let Ok(key) = key_of_descriptor(tid, fd) else {
             return;
         };
         let file = (key.device, key.inode);
-        // The number may have become another map's meanwhile; and who forgets the file may have done so before it is listed.
+        // The number may be another map's meanwhile, and the file may have been forgotten before it
+        // is listed.
         if !objects.is_of(&key, map) {
             return;
         }
@@ -182,15 +188,16 @@ impl Handler<'_> {
         if !objects.is_of(&key, map) {
             prefetch.unlist(file);
         } else if is_new {
-            // What was fetched before is older than what a channel gives.
+            // Data fetched before is older than data from a channel.
             self.give_no_more(map);
         }
     }
 
-    /// Gives the process that makes this call a channel, if it has none; `None` if that cannot be.
+    /// Gives the process that makes this call a channel, if it has none; returns `None` if that is
+    /// not possible.
     fn give_channel(&self, request: &Request) -> Option<usize> {
         let (channels, prefetch) = (&self.guest.lookup_channels, &self.guest.prefetch);
-        // Another thread's may take long.
+        // Giving one for another thread may take long.
         let _alone = channels.giving.try_lock().ok()?;
         let process = request.process();
         let place = prefetch.channel_of(process)?;
@@ -201,7 +208,7 @@ impl Handler<'_> {
         let channel = self.guest.connection.join().ok()?;
         let file = key_of(&channel).ok()?;
         let (listener, call) = self.memory.of_call()?;
-        // Again, as that took its time.
+        // Checked again, because the connection took its time.
         let fd = free_number(request.tid)?;
         listener.replace(call.id, fd, channel.as_fd(), true).ok()?;
         let publish = || prefetch.give_channel(place, fd as u32, (file.device, file.inode));
@@ -210,7 +217,8 @@ impl Handler<'_> {
     }
 }
 
-/// May a thread of the tool's be forbidden what channels need, by a filter of its own? The supervisor's is one of those that it has.
+/// Returns whether a filter of the tool's own may forbid a thread the calls that channels need. The
+/// supervisor's filter is one of those that the thread has.
 fn has_filters(process: i32) -> bool {
     let of_file = |path: &Path| -> Option<u32> {
         let status = proc::text(path).ok()?;
@@ -224,19 +232,19 @@ fn has_filters(process: i32) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else {
         return true;
     };
-    // A thread that is gone meanwhile has no use for them.
+    // A thread that is gone meanwhile does not need channels.
     let mut counts = threads
         .flatten()
         .filter_map(|thread| of_file(&thread.path().join("status")));
     counts.any(|count| count > own + 1)
 }
 
-/// The highest number that a thread's files can have, if none has it.
+/// Returns the highest number that a thread's files can have, if no file has it.
 fn free_number(tid: i32) -> Option<i32> {
     let limits = std::fs::read_to_string(format!("/proc/{tid}/limits")).ok()?;
     let mut limits = limits.lines();
     let limit = limits.find_map(|channel| channel.strip_prefix("Max open files"))?;
-    // Without a limit it is no number.
+    // If there is no limit, this is not a number.
     let limit = limit.split_whitespace().next()?.parse::<u64>();
     let highest = limit.unwrap_or(u64::MAX).checked_sub(1)?.min(HIGHEST);
     let is_free = || {

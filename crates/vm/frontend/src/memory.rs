@@ -1,6 +1,7 @@
-//! Memory that stands for a ring or an array of the guest's: a memory file, or the guest's own pages over it.
+//! Memory that stands for a ring or an array of the guest's: a memory file, or the guest's own
+//! pages over it.
 //!
-//! The file has the layout of the kernel's, so that libraries read it as ever.
+//! The file has the kernel's layout, so libraries read it as usual.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,13 +22,15 @@ use crate::polling::Sleeper;
 use crate::sharing::part;
 
 pub(super) const PAGE: usize = 4096;
-/// Room of the file for what only the kernel's layout has: the positions' pages of a ring buffer.
+/// The room in the file for the part that only the kernel's layout has: the positions' pages of a
+/// ring buffer.
 pub(super) const RING_HEAD: usize = 2 * PAGE;
 
-/// How the file is laid out, and kept.
+/// The layout of the file, and the way that it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// `BPF_MAP_TYPE_RINGBUF`: a page with the consumer's position, one with the producer's, so many bytes of data, and the same again.
+    /// `BPF_MAP_TYPE_RINGBUF`: a page with the consumer's position, one with the producer's, so
+    /// many bytes of data, and the same data again.
     Ring { data: usize },
     /// A perf ring: the control page (`struct perf_event_mmap_page`), then so many bytes of data.
     Perf { data: usize },
@@ -36,7 +39,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Bytes of the file.
+    /// Returns the bytes of the file.
     pub(super) fn len(self) -> usize {
         match self {
             Shape::Ring { data } => RING_HEAD + 2 * data,
@@ -45,7 +48,8 @@ impl Shape {
         }
     }
 
-    /// Offsets of the positions that the tool and the producer write, in the units of the ring.
+    /// Returns the offsets of the positions that the tool and the producer write, in the units of
+    /// the ring.
     fn positions(self) -> (usize, usize) {
         // `data_tail` and `data_head` of the control page.
         const TAIL: usize = 1032;
@@ -57,7 +61,7 @@ impl Shape {
         }
     }
 
-    /// What the guest has to be told of its size: pages of data of a perf ring.
+    /// Returns the size that the guest must be told: pages of data of a perf ring.
     pub(super) fn pages(self) -> u32 {
         match self {
             Shape::Perf { data } => (data / PAGE) as u32,
@@ -76,38 +80,42 @@ impl Shape {
 /// A memory file that stands for memory of the guest's.
 pub(super) struct Memory {
     pub(super) file: OwnedFd,
-    /// The guest's pages, as the tool's mapping of all of it has them; of those that have positions our own mapping has them too.
+    /// The guest's pages, as the tool's mapping of all of it has them. Our own mapping has those
+    /// with positions, too.
     pub(super) shared: Option<Vec<Place>>,
-    /// Of such: the guest tells when there is something to read.
+    /// For shared memory: true if the guest reports new records.
     pub(super) is_watched: Mutex<bool>,
-    /// Of such: what is known of who waits for it here.
+    /// For shared memory: the state of the tool's threads that wait for it here.
     pub(super) sleeper: Sleeper,
     /// Wakes the tool; never read back.
     pub(super) wakeup: OwnedFd,
     pub(super) shape: Shape,
     pub(super) handle: u32,
-    /// Of the pipe that takes the file's place in `poll` and `select`: the end that is written to. The tool alone has the other.
+    /// The writing end of the pipe that replaces the file in `poll` and `select`. Only the tool has
+    /// the other end.
     pub(super) pipe: OnceLock<OwnedFd>,
     start: *mut u8,
     state: Mutex<State>,
 }
 
-// SAFETY: `start` is a mapping that lives as long as the value; all accesses through it are atomic or made under `state`'s lock.
+// SAFETY: `start` is a mapping that lives as long as the value; all accesses through it are atomic
+// or made under `state`'s lock.
 unsafe impl Send for Memory {}
-// SAFETY: likewise.
+// SAFETY: as for `Send`, all accesses through `start` are atomic or made under `state`'s lock.
 unsafe impl Sync for Memory {}
 
-/// What only the thread that fills the file knows.
+/// The state of the thread that fills the file.
 struct State {
-    /// The producer's position; what the file says may have been overwritten by the tool.
+    /// The producer's position. The tool may have overwritten the position in the file.
     head: u64,
     /// The consumer's position up to which the guest was given credit.
     credited: u64,
-    /// Of an array: what the guest and the file had both.
+    /// For an array: the content that the guest and the file last had in common.
     common: Vec<u8>,
 }
 
-/// Bytes of an array that have not changed are sent between others where there are fewer than of a number that programs count with.
+/// Unchanged bytes of an array between changed ones are sent with them if they are fewer than this,
+/// the bytes of a number that programs count with.
 const NUMBER: usize = 4;
 
 impl Memory {
@@ -119,7 +127,8 @@ impl Memory {
         rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice; it is as long as the file, which nobody makes shorter.
+        // SAFETY: this is a new mapping at an address that the kernel chooses; it is as long as the
+        // file, which nothing shortens.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -156,7 +165,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Has the guest's own pages in place of the file's.
+    /// Puts the guest's own pages in the place of the file's.
     pub(super) fn share(&mut self, places: Vec<Place>) -> Result<(), Errno> {
         let positions = match self.shape {
             Shape::Ring { .. } => RING_HEAD,
@@ -166,7 +175,8 @@ impl Memory {
         let mut at = 0;
         for place in part(&places, 0, positions as u64) {
             let len = place.len as usize;
-            // SAFETY: over a part of our own mapping, to which nobody refers yet; the file is as long as the guest's memory.
+            // SAFETY: this replaces a part of our own mapping, to which nothing refers yet; the
+            // file is as long as the guest's memory.
             unsafe {
                 mmap(
                     self.start.add(at).cast(),
@@ -184,12 +194,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Nothing of the guest's is looked at any more: there is nothing to read.
+    /// Removes all of the guest's pages: from now on there is nothing to read.
     pub(super) fn unshare(&self) {
         let Some(places) = &self.shared else { return };
         let _state = self.lock();
         let len = places.iter().map(|place| place.len as usize).sum();
-        // SAFETY: over our own mapping, which is no shorter; who reads a position meanwhile finds the one or the other.
+        // SAFETY: this replaces our own mapping, which is no shorter; a thread that reads a
+        // position meanwhile finds the old or the new one.
         let _ = unsafe {
             rustix::mm::mmap_anonymous(
                 self.start.cast(),
@@ -204,18 +215,19 @@ impl Memory {
         matches!(self.shape, Shape::Array { .. })
     }
 
-    /// Copies into the file; what does not fit is left out.
+    /// Copies into the file; bytes that do not fit are left out.
     fn write(&self, at: usize, bytes: &[u8]) {
         let room = self.shape.len().saturating_sub(at);
         let len = bytes.len().min(room);
-        // SAFETY: `at + len` is inside the mapping. The tool may read meanwhile, in another process; it reads no record before the
-        // position behind it is stored.
+        // SAFETY: `at + len` is inside the mapping. The tool may read meanwhile, in another
+        // process; it reads no record before the position behind it is stored.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), len) };
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len.min(self.shape.len().saturating_sub(at))];
-        // SAFETY: inside the mapping. The tool may write meanwhile, in another process: then the bytes are some of either.
+        // SAFETY: the range is inside the mapping. The tool may write meanwhile, in another
+        // process: then the bytes are a mix of old and new.
         unsafe {
             std::ptr::copy_nonoverlapping(self.start.add(at), bytes.as_mut_ptr(), bytes.len());
         };
@@ -223,11 +235,13 @@ impl Memory {
     }
 
     fn position(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: 8 bytes of the mapping at a multiple of 8, used as an atomic by both sides.
+        // SAFETY: these are 8 bytes of the mapping at a multiple of 8, and both sides use them as
+        // an atomic.
         unsafe { &*self.start.add(at).cast() }
     }
 
-    /// Bytes that the tool has not read; what it says of that is not believed beyond what was written.
+    /// Returns the bytes that the tool has not read. The tool's position is not believed beyond
+    /// what was written.
     fn unread(&self, state: &State) -> u64 {
         let (consumed, written) = self.positions();
         let head = match self.shared {
@@ -237,14 +251,15 @@ impl Memory {
         head.saturating_sub(consumed)
     }
 
-    /// The consumer's position and the producer's, as the memory has them.
+    /// Returns the consumer's position and the producer's, as the memory has them.
     pub(super) fn positions(&self) -> (u64, u64) {
         let (consumed, written) = self.shape.positions();
         let load = |at| self.position(at).load(Ordering::Acquire);
         (load(consumed), load(written))
     }
 
-    /// The end of a pipe that is readable when there is something to read, once [`Self::settle_pipe`] was called.
+    /// Returns the end of a pipe that is readable when there is something to read, once
+    /// [`Self::settle_pipe`] was called.
     pub(super) fn pipe(&self) -> Result<OwnedFd, Errno> {
         if self.pipe.get().is_none() {
             let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
@@ -261,14 +276,15 @@ impl Memory {
         let (Some(writer), Ok(reader)) = (self.pipe.get(), self.pipe()) else {
             return;
         };
-        // Neither waits: an empty pipe is what is wanted, and a full one is readable.
+        // Neither blocks: the pipe is to be empty, and a full one is readable.
         let _ = rustix::io::read(reader, &mut [0; 4096]);
         if self.unread(&state) > 0 {
             let _ = rustix::io::write(writer, &[0]);
         }
     }
 
-    /// Appends records, and wakes the tool. EPROTO if there are more than credit was given for.
+    /// Appends records, and wakes the tool. Returns EPROTO if there are more than credit was given
+    /// for.
     pub(super) fn append(&self, records: &[u8]) -> Result<(), Errno> {
         if self.shared.is_some() {
             return Err(EPROTO);
@@ -282,7 +298,8 @@ impl Memory {
         let (head, tail) = records.split_at(records.len().min(size - start));
         match self.shape {
             Shape::Ring { .. } => {
-                // Both copies of the data, so that a record that goes over the end is in one piece.
+                // Both copies of the data are written, so that a record that crosses the end is in
+                // one piece.
                 for copy in [RING_HEAD, RING_HEAD + size] {
                     self.write(copy + start, head);
                     self.write(copy, tail);
@@ -306,23 +323,23 @@ impl Memory {
         let state = self.lock();
         let unread = self.unread(&state);
         let start = (state.head - unread) % self.shape.data() as u64;
-        // What goes over the end is in one piece, as all is there twice.
+        // Records that cross the end are in one piece, because all data is there twice.
         let records = self.read(RING_HEAD + start as usize, unread as usize);
         let (consumed, _) = self.shape.positions();
         self.position(consumed).store(state.head, Ordering::Release);
         records
     }
 
-    /// There is something to read.
+    /// Wakes the tool: there is something to read.
     pub(super) fn wake(&self) {
-        // These fail only when they are readable enough.
+        // These fail only if they are readable already.
         let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
         if let Some(writer) = self.pipe.get() {
             let _ = rustix::io::write(writer, &[0]);
         }
     }
 
-    /// May the tool do something with it that nobody tells?
+    /// Returns whether the tool may do something with it that nothing reports.
     pub(super) fn is_to_be_looked_after(&self) -> bool {
         if self.shared.is_some() {
             return false;
@@ -330,7 +347,7 @@ impl Memory {
         matches!(self.shape, Shape::Array { .. }) || self.unread(&self.lock()) > 0
     }
 
-    /// Bytes that the tool has read since this was asked last.
+    /// Returns the bytes that the tool has read since the last call.
     pub(super) fn newly_read(&self) -> u64 {
         let mut state = self.lock();
         let consumed = state.head - self.unread(&state);
@@ -339,13 +356,15 @@ impl Memory {
         new
     }
 
-    /// Of an array that is sent: so many bytes, both here and in the guest as they are at first.
+    /// Sets the common content of an array that is sent: so many bytes, here and in the guest as
+    /// they are at first.
     pub(super) fn begin_in_common(&self, bytes: usize) {
         self.lock().common = vec![0; bytes];
     }
 
-    /// Takes over what has changed in the guest: whole words, and only those, as the tool may have written to what lies between. Of a
-    /// word that the tool has written to as well, the bytes.
+    /// Takes over changes from the guest: whole words, and only those, as the tool may have written
+    /// to memory in between. In a word that the tool has written to as well, only the changed bytes
+    /// are taken.
     pub(super) fn change(&self, offset: usize, bytes: &[u8]) {
         const WORD: usize = 8;
         let mut state = self.lock();
@@ -373,7 +392,8 @@ impl Memory {
         }
     }
 
-    /// What the tool has changed: from where on, and to what. Nothing else, as programs may have changed what lies between.
+    /// Returns the tool's changes: their offsets and contents. Nothing else is included, as
+    /// programs may have changed memory in between.
     pub(super) fn changed(&self) -> Vec<(usize, Vec<u8>)> {
         let mut state = self.lock();
         let now = self.read(0, state.common.len());
@@ -402,7 +422,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping that was made for this value, which nothing else refers to.
+        // SAFETY: this is the mapping that was made for this value, and nothing else refers to it.
         let _ = unsafe { munmap(self.start.cast(), self.shape.len()) };
     }
 }

@@ -1,4 +1,4 @@
-//! Which of the guest's objects a descriptor of the tool stands for.
+//! Maps the tool's descriptors to the guest's objects.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,33 +21,34 @@ use crate::memory::Memory;
 use crate::prefetch::Walk;
 use crate::sharing::Sharing;
 
-/// Between two looks at memory that the tool may have closed.
+/// The time between two looks at memory that the tool may have closed.
 const LOOK: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// An object of the guest's, given back with this.
+/// An object of the guest's. Dropping this gives it back.
 pub struct Object {
     connection: Arc<Connection>,
-    /// By which the guest knows it.
+    /// The guest's handle of the object.
     pub(super) handle: u32,
     pub(super) kind: Kind,
-    /// Of a map.
+    /// The facts of a map.
     pub(super) facts: Option<MapFacts>,
-    /// Of a map: what may be done with it by this handle.
+    /// For a map: the access that this handle gives.
     pub(super) mode: Mode,
-    /// Of types that were opened by it: the guest's number.
+    /// For types that were opened by their number: the guest's number.
     pub(super) types: Option<u32>,
-    /// The one that came with the object, not one that was opened later.
+    /// True for the descriptor that was made with the object, not one that was opened later.
     pub(super) is_first: bool,
     /// A perf event that programs write to.
     pub(super) is_ring: bool,
-    /// Of such: it wakes who waits for each record, and lets none be overwritten.
+    /// For such an event: true if it wakes its reader for each record, and lets none be
+    /// overwritten.
     pub(super) wakes_for_each: bool,
-    /// What the tool has mapped of it.
+    /// The memory of it that the tool has mapped.
     pub(super) memory: OnceLock<Arc<Memory>>,
-    /// Where the tool is when it goes through a map.
+    /// The tool's place on its way through a map.
     pub(super) walk: Mutex<Walk>,
 }
 
@@ -68,12 +69,12 @@ impl Object {
         }
     }
 
-    /// Can a tool wait for it?
+    /// Returns whether a tool can wait for it.
     pub(super) fn is_waited_for(&self) -> bool {
         self.is_ring || self.facts.is_some_and(|facts| facts.is_ring())
     }
 
-    /// Does who waits for it want to know of each record, and not of many at once?
+    /// Returns whether its reader wants to know of each record, and not of many at once.
     pub(super) fn tells_of_each(&self) -> bool {
         match self.is_ring {
             true => self.wakes_for_each,
@@ -100,7 +101,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Our end of an anchor.
+    /// Returns our end of an anchor.
     fn end(&self) -> Option<&OwnedFd> {
         match &self.hold {
             Hold::Anchor(end) => Some(end),
@@ -108,7 +109,7 @@ impl Entry {
         }
     }
 
-    /// Is it seen to be closed? Of an anchor that is told.
+    /// Returns whether it is seen to be closed. Anchors report that by themselves.
     fn is_closed(&self) -> bool {
         let memory = self.object.memory.get();
         match self.hold {
@@ -119,18 +120,18 @@ impl Entry {
     }
 }
 
-/// How it is known that the tool has closed a file.
+/// The way to learn that the tool has closed a file.
 #[derive(Debug)]
 pub(super) enum Hold {
-    /// Our end of an anchor hangs up.
+    /// Our end of an anchor, which hangs up.
     Anchor(OwnedFd),
-    /// The object's memory, by looking.
+    /// The object's memory, which must be looked at.
     Memory,
-    /// The pipe that is in the memory's place, likewise.
+    /// The pipe that replaces the memory, which must be looked at, too.
     Pipe,
 }
 
-/// The table.
+/// The table of objects.
 pub(crate) struct Objects {
     entries: Mutex<HashMap<Key, Entry>>,
     /// Watches our ends of the anchors; each event's data is the inode of the tool's end.
@@ -160,7 +161,7 @@ impl Objects {
         })
     }
 
-    /// A descriptor for an object, to be given to the tool.
+    /// Creates a descriptor for an object, to be given to the tool.
     pub(super) fn add(&self, object: Arc<Object>) -> Result<OwnedFd, Errno> {
         self.is_used.store(true, Ordering::Release);
         if object.is_waited_for() {
@@ -169,12 +170,13 @@ impl Objects {
         let (ours, file) = anchor().map_err(errno)?;
         let key = key_of(&file).map_err(errno)?;
         if object.kind != Kind::Other {
-            // Nothing is ever sent: whoever reads is not to wait for it.
+            // Nothing is ever sent, so a reader must not wait for it.
             shutdown(&ours, Shutdown::Write).map_err(|error| Errno(error.raw_os_error()))?;
         }
         let mut entries = self.lock();
         let data = epoll::EventData::new_u64(key.inode);
-        // A hang-up is always reported; nothing is before the tool's end is closed, so the entry is there in time.
+        // A hang-up is always reported, and none happens before the tool's end is closed, so the
+        // entry is there in time.
         epoll::add(&self.hangups, &ours, data, epoll::EventFlags::empty())
             .map_err(|error| Errno(error.raw_os_error()))?;
         let entry = Entry {
@@ -185,7 +187,7 @@ impl Objects {
         Ok(file)
     }
 
-    /// Our end of the anchor that was given for a descriptor.
+    /// Returns our end of the anchor that was given for a descriptor.
     pub(super) fn end_of(&self, file: &OwnedFd) -> Result<OwnedFd, Errno> {
         let key = key_of(file).map_err(errno)?;
         let entries = self.lock();
@@ -194,7 +196,7 @@ impl Objects {
         end.try_clone().map_err(errno)
     }
 
-    /// A file that stands for an object as well from now on.
+    /// Adds a file that stands for an object as well from now on.
     pub(super) fn add_memory(
         &self,
         object: &Arc<Object>,
@@ -213,43 +215,45 @@ impl Objects {
         Ok(())
     }
 
-    /// The object behind a descriptor of a thread: EBADF if it has no such descriptor, `None` if it is another's file.
+    /// Returns the object behind a thread's descriptor: EBADF if it has no such descriptor, `None`
+    /// if the file is not one of ours.
     pub(super) fn find(&self, tid: i32, fd: i32) -> Result<Option<Arc<Object>>, Errno> {
         let key = key_of_descriptor(tid, fd)?;
         Ok(self.lock().get(&key).map(|entry| Arc::clone(&entry.object)))
     }
 
-    /// Does a file stand for this object?
+    /// Returns whether a file stands for this object.
     pub(super) fn is_of(&self, file: &Key, object: &Arc<Object>) -> bool {
         let entries = self.lock();
         let entry = entries.get(file);
         entry.is_some_and(|entry| Arc::ptr_eq(&entry.object, object))
     }
 
-    /// There has been no object.
+    /// Returns whether there has been no object.
     pub(super) fn is_unused(&self) -> bool {
         !self.is_used.load(Ordering::Acquire)
     }
 
-    /// Forgets what an anchor stands for; with it our end of the anchor is closed.
+    /// Forgets an anchor's object; this closes our end of the anchor.
     pub(super) fn forget(&self, anchor: Key) {
         let gone = self.lock().remove(&anchor);
-        // Not under the lock: it is told the guest.
+        // Dropped outside the lock, because that tells the guest.
         drop(gone);
     }
 
-    /// There has been nothing that a tool could wait for.
+    /// Returns whether there has been nothing that a tool could wait for.
     pub(super) fn none_to_wait_for(&self) -> bool {
         !self.has_rings.load(Ordering::Acquire)
     }
 
-    /// Are there any? What has been closed may be among them for a while.
+    /// Returns whether there are any objects. Closed ones may be among them for a while.
     pub(super) fn are_there(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// Gives back what the tool closes, until [`Self::stop`]. `store` sends the guest what the tool has written to arrays; `closed` is told
-    /// of files that stand for nothing any more.
+    /// Gives back the objects that the tool closes, until [`Self::stop`]. `store` sends the guest
+    /// the data that the tool has written to arrays; `closed` is told of files that stand for
+    /// nothing any more.
     pub(super) fn reap(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
         let mut looked = Instant::now();
         while !self.done.load(Ordering::Acquire) {
@@ -273,7 +277,7 @@ impl Objects {
         }
     }
 
-    /// Forgets the memory that the tool has closed and does not have mapped any more: nobody tells of that.
+    /// Forgets memory that the tool has closed and unmapped. Nothing reports that by itself.
     fn reap_memory(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
         let left = |entry: &Entry| entry.is_closed().then(|| Arc::clone(&entry.object));
         let left: Vec<_> = {
@@ -291,7 +295,7 @@ impl Objects {
                 .zip(sharing);
             let gone = || {
                 let mut entries = self.lock();
-                // It may have been given to the tool anew.
+                // The file may have been given to the tool anew.
                 let is_gone = entries.get(&key).is_some_and(Entry::is_closed);
                 is_gone.then(|| entries.remove(&key)).flatten()
             };
@@ -301,10 +305,10 @@ impl Objects {
             };
             if gone.is_some() {
                 closed(key);
-                // The last before it was let go; nobody can write any more.
+                // This is the last store before it is let go; nothing can write any more.
                 store();
             }
-            // Not under the lock: it is told the guest.
+            // Dropped outside the lock, because that tells the guest.
             drop(gone);
         }
         let mut entries = self.lock();
@@ -312,7 +316,7 @@ impl Objects {
         self.has_memory.store(has_memory, Ordering::Release);
     }
 
-    /// Forgets the objects whose anchors have hung up.
+    /// Forgets the objects with anchors that have hung up.
     fn reap_closed(&self, closed: impl Fn(Key)) {
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
@@ -327,12 +331,13 @@ impl Objects {
             };
             let gone = self.lock().remove(&key);
             closed(key);
-            // Who carries an iterator's content may still have a copy of our end: that would keep it in the set, and hung up.
+            // The thread that sends an iterator's content may still have a copy of our end. The
+            // copy would keep it in the set, and hung up.
             if let Some(end) = gone.as_ref().and_then(Entry::end) {
                 // Fails only if it is not in the set.
                 let _ = epoll::delete(&self.hangups, end);
             }
-            // Not under the lock: it is told the guest.
+            // Dropped outside the lock, because that tells the guest.
             drop(gone);
         }
     }
@@ -343,7 +348,7 @@ impl Objects {
     }
 
     fn wake(&self) {
-        // Fails only when it is readable enough.
+        // Fails only if it is readable already.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 

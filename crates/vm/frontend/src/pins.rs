@@ -1,7 +1,7 @@
-//! Pinned objects: names in the session's own BPF file system for objects of the guest's.
+//! Pinned objects: names for objects of the guest's in the session's own BPF file system.
 //!
-//! The guest sees nothing of it. An object that has a name is held by its handle as one that the tool has a descriptor of, and goes, as
-//! all others, with the connection at the latest.
+//! The guest sees nothing of it. A pinned object is held by its handle like one that the tool has a
+//! descriptor of, and goes, like all others, with the connection at the latest.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::objects::Object;
 use crate::{Guest, Handler};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
-/// Where `struct bpf_map_info` and `struct bpf_link_info` have the object's number.
+/// Offsets in `struct bpf_map_info` and `struct bpf_link_info` of the object's number.
 const ID: usize = 4;
 
 impl HasBpfFs for Guest {
@@ -52,8 +52,9 @@ impl Handler<'_> {
         })
     }
 
-    /// Another descriptor in the guest: of a map, one by which less may be done, or more if that which was pinned is good for less; of a link, one that has the name that the kernel gives to
-    /// all but the first.
+    /// Opens another descriptor in the guest. For a map, it may give less access, or more if the
+    /// pinned one gives less. For a link, it has the name that the kernel gives to all but the
+    /// first.
     fn open_again(&self, object: &Object, flags: u32) -> Result<Object, Errno> {
         let (command, len) = match object.kind {
             Kind::Link => (Command::LINK_GET_FD_BY_ID, 4),

@@ -1,8 +1,10 @@
-//! Waking a tool for records in the guest's own pages without waiting for the guest's word.
+//! Wakes a tool for records in the guest's own pages without waiting for the guest's message.
 //!
-//! That word takes long: the proxy has to be woken in the guest, as the tool would be there, and then speaks through the channel. But
-//! where one record came another is likely, so for a moment after each the rings that a tool waits for are looked at from here, ever less often.
-//! What the guest says remains what is relied upon: a look that comes too early, or not at all, costs time and loses nothing.
+//! The message takes long: the proxy has to be woken in the guest, as the tool would be there, and
+//! then speaks through the channel. But one record is often followed by another. So for a moment
+//! after each record, the rings that a tool waits for are polled from here, ever less often. The
+//! guest's messages remain the reliable source: a look that comes too early, or not at all, costs
+//! time and loses nothing.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -14,37 +16,39 @@ use crate::memory::{Memory, RING_HEAD, Shape};
 use crate::rings::All;
 use crate::sharing::part;
 
-/// Of the time since the last record this part passes until the next look.
+/// The fraction of the time since the last record that passes until the next look.
 const PART: u32 = 32;
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_micros(200);
-/// Where there are more records than one in this time, in the long run, the guest's word comes as soon, and for many at once.
+/// If there is more than one record in this time in the long run, the guest's message comes as
+/// soon, and for many at once.
 const EACH: Duration = Duration::from_millis(1);
-/// So many may follow each other at once.
+/// The number of wake-ups that may follow each other at once.
 const BURST: u32 = 20;
-/// After so long without a record the guest's word is waited for: each look takes some 10 us of a CPU.
+/// After this time without a record, the guest's message is waited for: each look takes some 10 us
+/// of a CPU.
 const QUIET: Duration = Duration::from_millis(20);
-/// So often a tool is woken without the guest's word. Programs that keep it asleep on purpose (`BPF_RB_NO_WAKEUP`) are left to
-/// themselves then.
+/// The number of times that a tool is woken without the guest's message. After that, programs that
+/// keep it asleep on purpose (`BPF_RB_NO_WAKEUP`) are left alone.
 const UNCONFIRMED: u32 = 64;
-/// Of a record's header: it is not committed yet (`BPF_RINGBUF_BUSY_BIT`).
+/// A bit of a record's header: it is not committed yet (`BPF_RINGBUF_BUSY_BIT`).
 const BUSY: u32 = 1 << 31;
 
-/// What is known of a tool that sleeps until there is something to read.
+/// The state of a tool that sleeps until there is something to read.
 #[derive(Debug)]
 pub(super) struct Sleeper {
-    /// It is woken for each record, and not for many at once.
+    /// True if it is woken for each record, and not for many at once.
     pub(super) is_told_of_each: bool,
-    /// The consumer's position when it was woken last.
+    /// The consumer's position at the last wake-up.
     woken_at: AtomicU64,
-    /// How often it was woken since the guest said that it is to be.
+    /// The number of wake-ups since the guest last asked for one.
     unconfirmed: AtomicU32,
-    /// What it was woken for takes up the time until then, of [`EACH`] a record.
+    /// The time that its wake-ups take up, at [`EACH`] a record.
     taken_until: Mutex<Option<Instant>>,
 }
 
 impl Sleeper {
-    /// May it be woken once more? Then that is counted.
+    /// Returns whether it may be woken once more, and counts that.
     fn may_be_woken(&self, now: Instant) -> bool {
         let mut taken = self
             .taken_until
@@ -70,9 +74,10 @@ impl Default for Sleeper {
     }
 }
 
-/// Wakes who sleeps for rings, for a while after each record; until nobody is left who sends `news` of them.
+/// Wakes threads that sleep for rings, for a while after each record. Returns when no sender of
+/// `news` is left.
 pub(super) fn poll(all: &All, news: &Receiver<()>) {
-    // Else each pause is 50 us longer; where it is refused, it is.
+    // Otherwise each pause is 50 us longer; if this is refused, it stays so.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     while news.recv().is_ok() {
         let mut last = Instant::now();
@@ -90,7 +95,7 @@ pub(super) fn poll(all: &All, news: &Receiver<()>) {
 }
 
 impl Memory {
-    /// The guest says that there is something to read.
+    /// Handles the guest's message that there is something to read.
     pub(super) fn hear_of_news(&self) {
         self.sleeper.unconfirmed.store(0, Ordering::Relaxed);
         let (consumed, written) = self.positions();
@@ -102,14 +107,15 @@ impl Memory {
         }
     }
 
-    /// Wakes who waits for it if there is a record that it has not been woken for. Was there?
+    /// Wakes the reader if there is a record that it has not been woken for, and returns whether
+    /// there was.
     fn wake_for_news(&self, now: Instant) -> bool {
         let sleeper = &self.sleeper;
         if !sleeper.is_told_of_each || sleeper.unconfirmed.load(Ordering::Relaxed) >= UNCONFIRMED {
             return false;
         }
         let (consumed, written) = self.positions();
-        // All up to the producer's position is read at once, if it is committed.
+        // Everything up to the producer's position is read at once, if it is committed.
         if written <= consumed || sleeper.woken_at.load(Ordering::Relaxed) == consumed {
             return false;
         }
@@ -122,7 +128,8 @@ impl Memory {
         true
     }
 
-    /// Is the record at a position still being written? The position of a perf ring is moved behind a record only when it is complete.
+    /// Returns whether the record at a position is still being written. The position of a perf ring
+    /// moves behind a record only when it is complete.
     fn is_busy(&self, position: u64) -> bool {
         let (Shape::Ring { data }, Some(places)) = (self.shape, &self.shared) else {
             return false;
@@ -148,7 +155,7 @@ mod tests {
 
     const DATA: usize = PAGE;
 
-    /// A ring buffer whose pages are those of a memory file, and that file.
+    /// Returns a ring buffer with the pages of a memory file, and that file.
     fn ring(is_told_of_each: bool) -> (Memory, std::fs::File) {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = rustix::fs::memfd_create("beeline-test", flags).unwrap();
@@ -207,7 +214,7 @@ mod tests {
             !memory.wake_for_news(Instant::now()),
             "it knows of that one"
         );
-        // The next begins before the first was read, and ends after.
+        // The next record begins before the first was read, and ends after.
         produce(&file, 16, 8 | BUSY);
         consume(&file, 16);
         assert!(!memory.wake_for_news(Instant::now()));

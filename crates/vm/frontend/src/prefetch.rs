@@ -1,9 +1,10 @@
-//! Going through a map: the next keys and their values are fetched many at a time, so that a tool that asks for one after the other
-//! does not wait for the guest at each.
+//! Fetches keys and values many at a time while a tool goes through a map, so that the tool does
+//! not wait for the guest at each.
 //!
-//! A value that was fetched is given once, and only for a moment: what a tool reads is never older than that. Keys that the tool deletes
-//! on its way stay known as steps to go on from, and are none to come to. A tool that takes many steps takes them in its own process, once it
-//! has a fast path ([`beeline_runtime::fast_path::Prefetch`]): what was fetched is shown there.
+//! A fetched value is given once, and only for a moment: a tool never reads anything older than
+//! that. Keys that the tool deletes on its way stay known as steps to continue from, and are never
+//! returned themselves. A tool that takes many steps takes them in its own process, once it has a
+//! fast path ([`beeline_runtime::fast_path::Prefetch`]): the fetched data is shown there.
 
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
@@ -23,14 +24,15 @@ use crate::commands::EPROTO;
 use crate::objects::Object;
 
 const ENOENT: Errno = Errno(libc::ENOENT);
-/// Elements fetched at the first step of a walk, which may be its only one, and at later ones, or where an earlier walk went on.
+/// The elements fetched at the first step of a walk, which may be its only one, and at later ones,
+/// or after an earlier walk that went on.
 const FIRST_FETCH: u32 = 16;
 const FETCH: u32 = STEPS as u32;
 
-/// Where a tool is when it goes through a map.
+/// A tool's place on its way through a map.
 #[derive(Default)]
 pub(super) struct Walk {
-    /// Of all steps.
+    /// The keys of all steps.
     keys: Vec<u8>,
     values: Vec<u8>,
     /// For each step [`FREE`], [`GIVEN`] or [`DELETED`], as far as is known here.
@@ -38,19 +40,20 @@ pub(super) struct Walk {
     lens: Lens,
     /// The step that was given last.
     at: usize,
-    /// The last step is the map's last.
+    /// True if the last step is the map's last.
     is_whole: bool,
-    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    /// The time of the fetch, in nanoseconds of `CLOCK_MONOTONIC`.
     fetched: u64,
-    /// [`Changes::era`](crate::changes::Changes::era) before it was fetched.
+    /// The [`Changes::era`](crate::changes::Changes::era) before the fetch.
     era: u64,
-    /// The tool's processes may take steps themselves.
+    /// True if the tool's processes may take steps themselves.
     is_shown: bool,
-    /// The tool has wanted more than is fetched at a first step, the last time that it went through the map.
+    /// True if the tool wanted more than is fetched at a first step, the last time that it went
+    /// through the map.
     went_on: bool,
 }
 
-/// Bytes of a key, and of a value.
+/// The bytes of a key, and of a value.
 #[derive(Clone, Copy, Default)]
 struct Lens {
     key: usize,
@@ -58,7 +61,7 @@ struct Lens {
 }
 
 impl Walk {
-    /// Error: the guest's keys and values are not as long as the map's, or not as many.
+    /// Fails if the guest's keys and values are not as long as the map's, or not as many.
     fn new(walked: Walked, lens: Lens) -> Result<Self, Errno> {
         let steps = walked.keys.len() / lens.key.max(1);
         let is_whole = |bytes: &[u8], len: usize| steps.checked_mul(len) == Some(bytes.len());
@@ -84,7 +87,7 @@ impl Walk {
         self.keys.chunks_exact(self.lens.key.max(1)).nth(step)
     }
 
-    /// The step with a key; most often that which was given last, or the one before.
+    /// Returns the step with a key; most often the one that was given last, or the one before.
     fn find(&self, key: &[u8]) -> Option<usize> {
         let near = self.at.saturating_sub(1)..self.given.len().min(self.at + 2);
         let is_it = |step: &usize| self.key(*step) == Some(key);
@@ -100,7 +103,8 @@ fn now() -> u64 {
 }
 
 impl Handler<'_> {
-    /// Answers a command on a map from what was fetched, and fetches more. `None` if it has to be carried out as it is.
+    /// Answers a command on a map from fetched data, and fetches more. Returns `None` if the
+    /// command must be carried out as it is.
     pub(super) fn walk(
         &self,
         command: Command,
@@ -132,7 +136,7 @@ impl Handler<'_> {
                 self.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))
             }
-            // Most look-ups are no part of a walk: for these the key is not read here.
+            // Most look-ups are no part of a walk: for these, the key is not read here.
             Command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 && self.walk_of(map).is_fresh() => {
                 let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
                     return Ok(None);
@@ -141,7 +145,7 @@ impl Handler<'_> {
                 Ok(Some(Reply::Value(0)))
             }
             Command::MAP_UPDATE_ELEM if facts.is_hash() => {
-                // As if it were given: it may be another one now.
+                // The value counts as given: it may be another one now.
                 self.take_value(map, &read_key()?, GIVEN);
                 Ok(None)
             }
@@ -149,7 +153,7 @@ impl Handler<'_> {
                 self.take_value(map, &read_key()?, DELETED);
                 Ok(None)
             }
-            // Of a trie an element may be changed by another key as well.
+            // An element of a trie may be changed by another key as well.
             Command::MAP_UPDATE_ELEM | Command::MAP_DELETE_ELEM => {
                 self.give_no_more(map);
                 Ok(None)
@@ -162,7 +166,7 @@ impl Handler<'_> {
         }
     }
 
-    /// A change that is about to be asked for; none if the command is not for one.
+    /// Begins a change that is about to be asked for; none if the command is not for one.
     pub(super) fn begin_change(&self, command: Command) -> Option<Change> {
         let change = changes_elements(command).then(|| self.guest.changes.begin())?;
         if self.guest.changes.have_names() {
@@ -171,14 +175,15 @@ impl Handler<'_> {
         Some(change)
     }
 
-    /// Programs that the tool has run change maps as well.
+    /// Begins the run of a program by the tool, which may change maps as well.
     pub(super) fn begin_run(&self) -> Change {
         let change = self.guest.changes.begin_run();
         self.guest.prefetch.hide_all();
         change
     }
 
-    /// A value that was fetched, if it is still good; nobody gets it again, for the reason that the mark says.
+    /// Returns a fetched value, if it is still good. It is not given again, for the reason that the
+    /// mark states.
     fn take_value(&self, map: &Object, key: &[u8], mark: u8) -> Option<Vec<u8>> {
         let mut walk = self.walk_of(map);
         if !walk.is_fresh() {
@@ -186,7 +191,7 @@ impl Handler<'_> {
         }
         let step = walk.find(key)?;
         let before = std::mem::replace(&mut walk.given[step], mark);
-        // Whoever takes steps in the tool looks there only.
+        // Code in the tool that takes steps looks only there.
         let is_shown = walk.is_shown;
         let was_taken = is_shown && !self.guest.prefetch.mark(map.handle.into(), step, mark);
         let len = walk.lens.value;
@@ -195,7 +200,7 @@ impl Handler<'_> {
         is_good.then(|| value.to_vec())
     }
 
-    /// None of the values of a walk is given any more; its keys are.
+    /// Gives none of the values of a walk any more. Its keys stay valid.
     pub(super) fn give_no_more(&self, map: &Object) {
         let mut walk = self.walk_of(map);
         if walk.is_shown {
@@ -229,7 +234,7 @@ impl Handler<'_> {
                 return Err(ENOENT);
             }
         }
-        // Who deletes each first key takes no other step.
+        // A tool that deletes each first key takes no other step.
         let step = walk.at.max(self.guest.prefetch.step_of(map.handle.into()));
         walk.went_on = match after {
             Some(_) => true,
@@ -246,7 +251,7 @@ impl Handler<'_> {
             count: most.min(room.max(1) as u32),
         };
         self.forget(map, &mut walk);
-        // In this order: a change that begins between both is of a later era.
+        // The order matters: a change that begins between the two is of a later era.
         let era = self.guest.changes.era();
         let is_doubtful = self.guest.changes.are_under_way();
         let walked = match self.ask_at_once(Asked::Walk(request))? {
@@ -265,12 +270,13 @@ impl Handler<'_> {
         walk.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
     }
 
-    /// May values that were fetched still be given? Not if any map has been changed since by another name.
+    /// Returns whether fetched values may still be given. They may not if any map has been changed
+    /// since by another name.
     fn is_of_this_era(&self, walk: &Walk) -> bool {
         walk.era == self.guest.changes.era()
     }
 
-    /// Nothing of it is given any more.
+    /// Gives nothing of the walk any more.
     fn forget(&self, map: &Object, walk: &mut Walk) {
         if walk.is_shown {
             self.guest.prefetch.hide(map.handle.into());
@@ -302,13 +308,13 @@ impl Handler<'_> {
             step: walk.at,
         };
         walk.is_shown = board.show(map.handle.into(), &fetched);
-        // Whoever changes a map by another name hides what he finds shown.
+        // A thread that changes a map by another name hides the walks that it finds shown.
         if walk.is_shown && !self.is_of_this_era(walk) {
             self.guest.prefetch.hide(map.handle.into());
         }
     }
 
-    /// A map's walk, of which another thread may be asking for more.
+    /// Locks a map's walk, for which another thread may be fetching more.
     fn walk_of<'m>(&self, map: &'m Object) -> MutexGuard<'m, Walk> {
         match map.walk.try_lock() {
             Ok(walk) => walk,

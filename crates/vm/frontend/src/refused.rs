@@ -1,4 +1,5 @@
-//! What is not carried out in a guest, and why: the tool gets an errno, the user a line.
+//! Calls that are not carried out in a guest, with the reasons: the tool gets an errno, the user a
+//! line.
 
 use beeline_supervisor::Answer;
 use beeline_uapi::{AttachType, Command, Errno};
@@ -8,15 +9,17 @@ use crate::Handler;
 
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
-/// Offsets of attach types: of `BPF_LINK_CREATE`, of `BPF_PROG_ATTACH` and `BPF_PROG_DETACH`, and of `BPF_PROG_QUERY`.
+/// Offsets of attach types: in `BPF_LINK_CREATE`, in `BPF_PROG_ATTACH` and `BPF_PROG_DETACH`, and
+/// in `BPF_PROG_QUERY`.
 const OF_LINK: usize = 8;
 const OF_PROGRAM: usize = 8;
 const OF_QUERY: usize = 4;
-/// Where `BPF_MAP_CREATE` and `BPF_PROG_LOAD` name the network device that is to carry the object.
+/// Offsets at which `BPF_MAP_CREATE` and `BPF_PROG_LOAD` name the network device that is to carry
+/// the object.
 const MAP_IFINDEX: usize = 44;
 const PROG_IFINDEX: usize = 64;
 
-/// What a program is attached to.
+/// The kind of thing that a program is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     Cgroup,
@@ -37,8 +40,9 @@ fn target(attach_type: AttachType) -> Target {
 }
 
 impl Handler<'_> {
-    /// A command, or a link of an attach type, that the wire has no table for. The kernel says EINVAL to what it does not know; it
-    /// does know what is attached to a cgroup or a device of this machine's, which the guest has none of.
+    /// Refuses a command, or a link of an attach type, that the wire has no table for. The kernel
+    /// returns EINVAL for those it does not know. It does know the ones for a cgroup or a device of
+    /// this machine's, which the guest does not have.
     pub(super) fn not_carried_out(&self, command: Command, attr: &[u8]) -> Answer {
         let connection = &self.guest.connection;
         let (what, at) = match command {
@@ -72,7 +76,8 @@ impl Handler<'_> {
         Err(EOPNOTSUPP)
     }
 
-    /// EOPNOTSUPP for an object that is to be carried by a network device, which is named by its number on this machine.
+    /// Returns EOPNOTSUPP for an object that is to be carried by a network device, which is named
+    /// by its number on this machine.
     pub(super) fn names_nothing_of_this_machine(
         &self,
         command: Command,

@@ -1,16 +1,18 @@
 //! Memory of the guest's that a tool maps: ring buffers, perf rings, and arrays.
 //!
-//! Here it is a memory file with the layout of the kernel's, so that libraries read it as ever. What comes into a ring in the guest is
-//! sent, and put into the file as the kernel would have; the tool's own eventfd then wakes it. The guest sends no more than there is
-//! room for: where a tool is slow, the ring in the guest fills, and the guest's kernel counts what it drops.
+//! Here it is a memory file with the kernel's layout, so libraries read it as usual. Records that
+//! arrive in a ring in the guest are sent, and put into the file as the kernel would have done; the
+//! tool's own eventfd then wakes it. The guest sends no more than there is room for. If a tool is
+//! slow, the ring in the guest fills, and the guest's kernel counts what it drops.
 //!
-//! An array's content follows that of the guest's, and what the tool writes goes there, a moment later. Where a tool would notice, the
-//! moment is none: what it has written is sent before its next call to the guest, and what programs have written is there when such a
-//! call returns, and when a handler of a signal does (a tool sums up on Ctrl-C). Calls for elements of other maps are exempt, as tools make
-//! many of them.
+//! An array's content follows the guest's, and the tool's writes go there, a moment later. Where a
+//! tool would notice, there is no delay. The tool's writes are sent before its next call to the
+//! guest. The programs' writes are there when such a call returns, and when a handler of a signal
+//! does (a tool sums up on Ctrl-C). Calls for elements of other maps are exempt, as tools make many
+//! of them.
 //!
-//! Where the guest's memory can be seen from here ([`super::sharing`]) the tool gets the guest's own pages over the file, and nothing is
-//! sent but that there is something to read.
+//! Where the guest's memory can be seen from here ([`super::sharing`]), the tool gets the guest's
+//! own pages over the file. Then the guest sends only the message that there is something to read.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,11 +35,12 @@ use crate::objects::Object;
 use crate::polling::poll;
 use crate::sharing::Sharing;
 
-/// Between two looks at what the tool has read or written.
+/// The time between two looks at what the tool has read or written.
 const LOOK: Duration = Duration::from_millis(10);
-/// The same while there is nothing that it could do.
+/// The same time while there is nothing that the tool could do.
 const IDLE: Duration = Duration::from_secs(1);
-/// The same of an array in the guest, in milliseconds: for one that is compared in microseconds, and for longer ones.
+/// The time between two looks at an array in the guest, in milliseconds: for one that is compared
+/// in microseconds, and for longer ones.
 const CHANGES: u32 = 5;
 const CHANGES_OF_LONG: u32 = 20;
 const LONG: usize = 256 << 10;
@@ -53,7 +56,8 @@ pub(crate) struct Rings {
 pub(super) struct All {
     by_handle: Mutex<HashMap<u32, Weak<Memory>>>,
     has_arrays: AtomicBool,
-    /// Held while what a tool has written to arrays is found and sent: who had to wait knows that it has been sent.
+    /// Held while a tool's writes to arrays are found and sent. A thread that had to wait for the
+    /// lock knows that they have been sent.
     storing: Mutex<()>,
 }
 
@@ -74,7 +78,7 @@ impl All {
         all.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Sends what the tool has written to arrays.
+    /// Sends the tool's writes to arrays.
     fn store(&self, connection: &Connection) {
         if !self.has_arrays.load(Ordering::Acquire) {
             return;
@@ -93,7 +97,8 @@ impl All {
 }
 
 impl Rings {
-    /// The memory of an object, made and filled from now on if it is not there yet. EINVAL if it is there in another shape.
+    /// Returns the memory of an object. If there is none yet, it is made, and filled from now on.
+    /// Returns EINVAL if it exists in another shape.
     pub(super) fn memory(
         &self,
         connection: &Arc<Connection>,
@@ -114,7 +119,7 @@ impl Rings {
             memory.sleeper.is_told_of_each = object.tells_of_each();
         }
         let memory = Arc::new(memory);
-        // Who maps it may never wait for it: [`Self::watch`].
+        // The tool that maps it may never wait for it: [`Self::watch`].
         if memory.shared.is_some() {
             return Ok(Arc::clone(object.memory.get_or_init(|| memory)));
         }
@@ -128,17 +133,17 @@ impl Rings {
         }
     }
 
-    /// Has no array been mapped?
+    /// Returns whether no array has been mapped.
     pub(super) fn none_to_settle(&self) -> bool {
         !self.all.has_arrays.load(Ordering::Acquire)
     }
 
-    /// Sends what the tool has written to arrays: what it asks for next finds it there.
+    /// Sends the tool's writes to arrays, so that its next request finds them there.
     pub(super) fn store(&self, connection: &Connection) {
         self.all.store(connection);
     }
 
-    /// The same before the tool asks for elements of a map, if that is one that can be mapped.
+    /// Sends them before the tool asks for elements of a map, if that map can be mapped.
     pub(super) fn store_for(&self, map: &Object, call: &Handler<'_>) {
         let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
         if is_mapped && !self.none_to_settle() {
@@ -147,7 +152,8 @@ impl Rings {
         }
     }
 
-    /// Returns when arrays hold here what they held in the guest when this was called, and there what the tool has written.
+    /// Waits until arrays hold here what they held in the guest when this was called, and hold
+    /// there what the tool has written.
     pub(super) fn settle(&self, connection: &Connection) -> Result<(), Errno> {
         if self.none_to_settle() {
             return Ok(());
@@ -156,7 +162,7 @@ impl Rings {
         connection.ask(Asked::Settle(Settle {})).map(|_| ())
     }
 
-    /// Has the tool woken by what comes into a ring, also if it lies in the guest's memory.
+    /// Wakes the tool for records that arrive in a ring, even if it lies in the guest's memory.
     pub(super) fn watch(
         &self,
         connection: &Arc<Connection>,
@@ -173,7 +179,7 @@ impl Rings {
         Ok(())
     }
 
-    /// From now on the guest tells what comes into it; what it answers.
+    /// Asks the guest to report what arrives in it from now on; returns the guest's answer.
     fn begin(&self, connection: &Arc<Connection>, memory: &Arc<Memory>) -> Result<Said, Errno> {
         let Memory { shape, handle, .. } = **memory;
         let mut by_handle = self.all.by_handle();
@@ -212,7 +218,7 @@ impl Rings {
                 _ => &came,
             };
             take(connection, &all, said);
-            // If there is no room, it is awake already.
+            // If there is no room, the thread is awake already.
             let _ = to_wake.try_send(());
         }));
         let (all, connection) = (Arc::clone(&self.all), Arc::clone(connection));
@@ -229,7 +235,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
     thread.map(|_| ()).map_err(errno)
 }
 
-/// Looks after what the tool does with its memory, until the connection ends.
+/// Looks after the tool's use of its memory, until the connection ends.
 fn look_after(connection: &Connection, all: &All, something_came: &Receiver<()>) {
     loop {
         let mut pause = IDLE;
@@ -256,7 +262,7 @@ fn look_after(connection: &Connection, all: &All, something_came: &Receiver<()>)
     }
 }
 
-/// Puts what comes where it belongs.
+/// Puts a message's content where it belongs.
 fn take(connection: &Connection, all: &All, said: Said) {
     match said {
         Said::Records(Records { handle, data }) => {

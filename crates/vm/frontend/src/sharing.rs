@@ -1,14 +1,16 @@
-//! A guest's memory that can be seen from here: what a tool maps is the guest's own pages, so it reads and frees records without
-//! anybody's help.
+//! Maps a guest's memory into the tool, where it can be seen from here. The tool then reads and
+//! frees records in the guest's own pages by itself.
 //!
-//! The guest says which pages an object has, and [`GuestMemory`] in which file they are. The tool's `mmap` first maps the memory file that
-//! stands for the object; before the call returns its thread is stopped, and the parts of the guest's file that the object lies in are
-//! mapped over it. A mapping that the tool may only read is made by a descriptor that cannot be written by.
+//! The guest says which pages an object has, and [`GuestMemory`] in which file they are. The tool's
+//! `mmap` first maps the memory file that stands for the object. Before the call returns, its
+//! thread is stopped, and the parts of the guest's file that the object lies in are mapped over it.
+//! A mapping that the tool may only read is made with a descriptor that cannot be written.
 //!
-//! The guest gives these pages to nobody else before it has been told, or a while after the connection has ended. By then they are no
-//! longer mapped here: [`Sharing::tear_down`] puts memory without anything of the guest's in their place, and an object is given back
-//! only when no process has any of it mapped ([`Sharing::unless_mapped`]). Which processes have is seen by their mappings: whoever started
-//! them, they cannot have these pages but from the tool.
+//! The guest gives these pages to nothing else before it has been told, or a while after the
+//! connection has ended. By then they are no longer mapped here: [`Sharing::tear_down`] puts memory
+//! without anything of the guest's in their place, and an object is given back only when no process
+//! has any of it mapped ([`Sharing::unless_mapped`]). The processes that have it mapped are found
+//! by their mappings: regardless of their parents, they can only have these pages from the tool.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,35 +31,39 @@ use crate::Handler;
 use crate::connection::Connection;
 use crate::memory::{Memory, PAGE, RING_HEAD, Shape};
 
-/// `MAP_NORESERVE`: what is mapped with it does not come to the supervisor ([`crate::filter`]).
+/// `MAP_NORESERVE`: mappings with it do not come to the supervisor ([`crate::filter`]).
 const OURS: MapFlags = MapFlags::NORESERVE;
-/// Each takes 14 us or so to be mapped, and a process has 65,530 mappings at the most.
+/// The most parts that are mapped. Each takes 14 us or so, and a process has 65,530 mappings at the
+/// most.
 const MOST_PLACES: usize = 4096;
-/// Bytes of the mark by which a guest's memory is known.
+/// The bytes of the mark that identifies a guest's memory.
 const MARK: usize = 64;
-/// A marked page can be moved while it is looked for; and this process may be out of descriptors for a moment.
+/// A marked page can be moved while it is looked for, and this process may be out of descriptors
+/// for a moment.
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The guest's memory, and who has it mapped.
+/// The guest's memory, and the objects that are mapped.
 pub struct Sharing {
     memory: GuestMemory,
-    /// May tools be stopped, so that it can be mapped into them?
+    /// True if tools can be stopped, so that it can be mapped into them.
     is_usable: OnceLock<bool>,
     users: Mutex<Users>,
 }
 
 #[derive(Default)]
 struct Users {
-    /// What the tool has mapped, by its handle.
+    /// The objects that the tool has mapped, by handle.
     objects: HashMap<u32, Arc<Memory>>,
-    /// The guest is lost.
+    /// True if the guest is lost.
     is_over: bool,
 }
 
 impl Sharing {
-    /// Makes sure that the memory is the guest's at the other end of a connection: the guest writes what it is told to a page, and
-    /// that has to be found there. Errors say why its memory cannot be used.
+    /// Checks that the memory belongs to the guest at the other end of a connection.
+    ///
+    /// The guest writes a given mark to a page, which must be found in the memory. The error says
+    /// why the memory cannot be used.
     pub fn new(connection: &Connection, memory: GuestMemory) -> Result<Arc<Self>, Error> {
         if connection.welcome().page_size as usize != PAGE {
             return Err(Error::Guest("its pages are not of 4 KiB".into()));
@@ -82,8 +88,8 @@ impl Sharing {
         }))
     }
 
-    /// Can anything be mapped into the tool, one of whose processes this is? Why not is said, once. One that a debugger has cannot be
-    /// stopped.
+    /// Returns whether anything can be mapped into the tool that this process belongs to. The
+    /// reason against it is told once. A process that a debugger has cannot be stopped.
     pub(super) fn is_usable(&self, connection: &Connection, pid: i32) -> bool {
         *self.is_usable.get_or_init(|| {
             let refused = open(pid).err();
@@ -94,8 +100,8 @@ impl Sharing {
         })
     }
 
-    /// Where an object's pages are, in the order in which its mapping has them; `None`, and a word to the user, if the guest does not
-    /// say, or says nonsense.
+    /// Returns the places of an object's pages, in the order of its mapping. Returns `None`, and
+    /// tells the user, if the guest does not say, or says nonsense.
     pub(super) fn places(
         &self,
         connection: &Connection,
@@ -103,12 +109,12 @@ impl Sharing {
         shape: Shape,
     ) -> Option<Vec<Place>> {
         let pages = shape.pages();
-        // Why it is refused has been said.
+        // The reason for the refusal has been told already.
         let said = connection.ask(Asked::Pages(Pages { handle, pages })).ok()?;
         let Said::PageRuns(runs) = said else {
             return None;
         };
-        // Before anything is made of them, however many there are.
+        // Counted before anything is allocated for them, however many there are.
         let counted = pairs(&runs).try_fold(0_u64, |sum, (_, count)| sum.checked_add(count));
         if counted != Some(pages_of(shape)) {
             connection.say("the guest names too few pages, or too many; records are sent instead");
@@ -130,7 +136,8 @@ impl Sharing {
         }
     }
 
-    /// The tool has ended. Before the connection is closed the guest is told that all is free.
+    /// Ends the sharing when the tool has ended. The guest is told that all pages are free before
+    /// the connection is closed.
     pub(super) fn release(&self, connection: &Connection) {
         let handles: Vec<u32> = self.users().objects.keys().copied().collect();
         if !handles.is_empty() {
@@ -139,8 +146,9 @@ impl Sharing {
         }
     }
 
-    /// The guest is lost, or its memory is about to be something else's: nobody here may touch it any more. Rings are empty from now
-    /// on, arrays keep what they had last.
+    /// Removes the guest's pages everywhere: the guest is lost, or its memory is about to serve
+    /// something else, and nothing here may touch it any more. From now on rings are empty, and
+    /// arrays keep their last content.
     pub(super) fn tear_down(&self) {
         let mut users = self.users();
         users.is_over = true;
@@ -151,7 +159,8 @@ impl Sharing {
         let mut tries = 0..TRIES;
         loop {
             let found = processes(|region| places.have(region));
-            // A process may have started another before it was held; one that has ended, or cannot be held, is left out.
+            // A process may have started another before it was held; one that has ended, or cannot
+            // be held, is left out.
             let left = found.as_ref().map(|found| {
                 let left = found.iter().map(|pid| self.leave(*pid, &places, &users));
                 left.filter(Result::is_ok).count()
@@ -165,7 +174,7 @@ impl Sharing {
         }
     }
 
-    /// Replaces what a process has of the guest's.
+    /// Replaces the guest's pages in a process.
     fn leave(&self, pid: i32, places: &Places, users: &Users) -> Result<(), beeline_inject::Error> {
         let process = open(pid)?;
         let mut stopped = process.stop()?;
@@ -187,18 +196,20 @@ impl Sharing {
         Ok(())
     }
 
-    /// Does something that lets go of an object, unless any of it is mapped by a process. Nothing of it is mapped meanwhile.
+    /// Calls `let_go`, which drops an object, unless a process has any of it mapped. Nothing of it
+    /// is mapped meanwhile.
     pub(super) fn unless_mapped<T>(
         &self,
         memory: &Arc<Memory>,
         let_go: impl FnOnce() -> Option<T>,
     ) -> Option<T> {
-        /// In the time of one look a process may start another that has been passed, and unmap its own.
+        /// During one look, a process may start another at a place that has been passed, and unmap
+        /// its own.
         const LOOKS: u32 = 2;
         let mut users = self.users();
         let own = Places::of([memory]);
         let all = Places::of(users.objects.values().chain([memory]));
-        // Neighbours are one mapping, so one that is another object's as well counts.
+        // Neighbours are one mapping, so a mapping that is another object's as well counts.
         let is_mapped = |region: &Region| all.have(region) && own.touch(region);
         for _ in 0..LOOKS {
             if !processes(is_mapped).ok()?.is_empty() {
@@ -216,14 +227,14 @@ impl Sharing {
 }
 
 impl Users {
-    /// Is that mapping of a process's an array's?
+    /// Returns whether a mapping of a process's is an array's.
     fn is_array(&self, region: &Region) -> bool {
         let arrays = self.objects.values().filter(|memory| memory.is_array());
         Places::of(arrays).have(region)
     }
 }
 
-/// Where some objects are in the guest's memory.
+/// The places of some objects in the guest's memory.
 struct Places(Vec<Place>);
 
 impl Places {
@@ -234,7 +245,8 @@ impl Places {
         Self(shared.flatten().cloned().collect())
     }
 
-    /// Is all of that mapping of a process's in these places? QEMU has mapped more, and so has Beeline at another guest.
+    /// Returns whether all of a process's mapping lies in these places. QEMU has mapped more, and
+    /// so has Beeline for another guest.
     fn have(&self, region: &Region) -> bool {
         let of_file: Vec<&Place> = {
             let places = self.0.iter();
@@ -251,7 +263,7 @@ impl Places {
         true
     }
 
-    /// Is any of that mapping in these places?
+    /// Returns whether any of the mapping lies in these places.
     fn touch(&self, region: &Region) -> bool {
         let end = region.offset + (region.end - region.start);
         let mut of_file = self.0.iter().filter(|place| place.is_mapped_by(region));
@@ -259,8 +271,8 @@ impl Places {
     }
 }
 
-/// Which processes have such a mapping, but for this one. Those that may not be looked into are none of the tool's: they could not
-/// have been held when it was mapped.
+/// Returns the processes that have such a mapping, but for this one. Processes that may not be
+/// inspected are not the tool's: they could not have been held when it was mapped.
 fn processes(is_such: impl Fn(&Region) -> bool) -> io::Result<Vec<i32>> {
     let own = std::process::id() as i32;
     let mut found = Vec::new();
@@ -280,7 +292,7 @@ fn processes(is_such: impl Fn(&Region) -> bool) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// The process has ended, or may not be looked into.
+/// Returns true if the process has ended, or may not be inspected.
 fn is_hidden(error: &io::Error) -> bool {
     let gone = error.raw_os_error() == Some(libc::ESRCH);
     gone || matches!(
@@ -290,7 +302,7 @@ fn is_hidden(error: &io::Error) -> bool {
 }
 
 impl Handler<'_> {
-    /// The tool's `mmap` of an object that lies in the guest's memory.
+    /// Does the tool's `mmap` of an object that lies in the guest's memory.
     pub(super) fn map_places(
         &self,
         sharing: &Sharing,
@@ -301,7 +313,7 @@ impl Handler<'_> {
         let pid = self.process()?;
         let process = open(pid).map_err(|error| self.not_mapped(&error))?;
         let places = part(places, offset, length.next_multiple_of(PAGE as u64));
-        // Held until all is mapped: what is torn down is torn down after.
+        // Held until everything is mapped, so that a tear-down comes after it.
         let mut users = sharing.users();
         if users.is_over {
             return Err(Errno(libc::ENOTCONN));
@@ -309,7 +321,7 @@ impl Handler<'_> {
         users.objects.insert(memory.handle, Arc::clone(memory));
         let (listener, id) = (self.listener.clone(), self.id);
         let answer = move || {
-            // Should it fail, the thread has been killed.
+            // If this fails, the thread has been killed.
             listener.answer(id, Ok(Reply::Continue));
         };
         let stopped = process.stop_behind_call(self.tid, answer);
@@ -320,7 +332,7 @@ impl Handler<'_> {
         let writable = protection & libc::PROT_WRITE as u64 != 0;
         if let Err(error) = stopped.map_files(&mappings(&places, start, writable)) {
             self.not_mapped(&error);
-            // What is in the way of these fails the tool's thread as well.
+            // An obstacle to these makes the tool's thread fail as well.
             let _ = stopped.munmap(start, length);
             let _ = stopped.set_result(self.tid, (-i64::from(libc::ENOMEM)) as u64);
         }
@@ -334,7 +346,7 @@ impl Handler<'_> {
     }
 }
 
-/// What the call of a thread has returned that was held behind it; `None` if that is an error.
+/// Returns the result of the call of a thread that was held behind it; `None` if that is an error.
 fn returned(stopped: &Stopped, tid: i32) -> Option<u64> {
     let mut threads = stopped.threads().iter();
     let thread = threads.find(|thread| thread.tid() == tid)?;
@@ -361,13 +373,13 @@ fn mappings(places: &[Place], start: u64, writable: bool) -> Vec<Mapping<'_>> {
     mappings
 }
 
-/// The tool's process; its filter lets pass what is done here.
+/// Opens the tool's process; its filter lets the calls made here pass.
 fn open(pid: i32) -> Result<Process, beeline_inject::Error> {
     let seccomp = Seccomp::Trust;
     Process::open_with(pid, Options { seccomp })
 }
 
-/// A part of what some places have, in bytes.
+/// Returns a part of some places, given in bytes.
 pub(super) fn part(places: &[Place], from: u64, len: u64) -> Vec<Place> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -382,7 +394,7 @@ pub(super) fn part(places: &[Place], from: u64, len: u64) -> Vec<Place> {
     found
 }
 
-/// How many pages the guest has for an object.
+/// Returns the number of pages that the guest has for an object.
 fn pages_of(shape: Shape) -> u64 {
     let bytes = match shape {
         Shape::Ring { data } => RING_HEAD + data,
@@ -391,7 +403,7 @@ fn pages_of(shape: Shape) -> u64 {
     (bytes / PAGE) as u64
 }
 
-/// All pages of an object's mapping: those of a ring buffer's data come twice.
+/// Returns all pages of an object's mapping: those of a ring buffer's data come twice.
 fn whole(mut places: Vec<Place>, shape: Shape) -> Vec<Place> {
     if let Shape::Ring { data } = shape {
         places.extend(part(&places, RING_HEAD as u64, data as u64));
@@ -403,7 +415,7 @@ fn pairs(runs: &PageRuns) -> impl Iterator<Item = (u64, u64)> {
     runs.runs.iter().map(|run| (run.first, run.count))
 }
 
-/// Has the guest write a mark, and looks for it where it says that it is.
+/// Lets the guest write a mark, and looks for it where the guest says that it is.
 fn has_mark(connection: &Connection, memory: &GuestMemory) -> Result<bool, Error> {
     let failed = |what: String| Error::Guest(what);
     let mut mark = [0; MARK];
@@ -427,8 +439,8 @@ fn has_mark(connection: &Connection, memory: &GuestMemory) -> Result<bool, Error
     Ok(found == mark)
 }
 
-/// Does a thread whose call has been taken go on waiting for the answer when it is asked to stop? It does if it waits as only
-/// a deadly signal ends it (Linux 5.19).
+/// Returns whether a thread with a pending call keeps waiting for the answer when it is asked to
+/// stop. It does if it waits in such a way that only a deadly signal ends it (Linux 5.19).
 pub(super) fn steady_calls() -> bool {
     let system = rustix::system::uname();
     let release = system.release().to_string_lossy().into_owned();
@@ -446,7 +458,7 @@ mod tests {
 
     const ONE: u64 = PAGE as u64;
 
-    /// Where so many pages are, each in another place of a memory file than its neighbours.
+    /// Returns places for so many pages, each away from its neighbours in a memory file.
     fn scattered(count: u64) -> Vec<Place> {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = rustix::fs::memfd_create("beeline-test", flags).unwrap();
@@ -492,7 +504,7 @@ mod tests {
         assert_eq!(ends, [(ONE / 2, ONE / 2), (2 * ONE, ONE / 2)]);
     }
 
-    /// A mapping of so many pages, from a page of the file on.
+    /// Returns a mapping of so many pages, from a page of the file on.
     fn region(place: &Place, first: u64, count: u64) -> Region {
         let file = rustix::fs::fstat(place.file(false)).unwrap();
         Region {
@@ -522,13 +534,13 @@ mod tests {
         let mut other = region(&all[0], 0, 1);
         other.inode += 1;
         assert!(!places.have(&other));
-        // Each of two that are one mapping is in it.
+        // A mapping of both is in each of them.
         let both = region(&all[0], 0, 3);
         let [first, third] = [&all[0], &all[1]].map(|place| Places(vec![place.clone()]));
         assert!(first.touch(&both) && !first.have(&both));
         assert!(!first.touch(&region(&all[0], 1, 2)));
         assert!(third.touch(&both));
-        // This process has mapped none of it, and others neither.
+        // This process has mapped none of it, nor have others.
         let found = processes(|region| places.have(region));
         assert!(found.is_ok_and(|pids| pids.is_empty()));
     }

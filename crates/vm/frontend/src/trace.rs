@@ -1,11 +1,15 @@
-//! `trace_pipe`: what programs print by `bpf_trace_printk`.
+//! `trace_pipe`: the lines that programs print by `bpf_trace_printk`.
 //!
-//! The guest's own `trace_pipe` gives each line to one reader, and is left alone. Each line is an event of a raw tracepoint as well: a
-//! reader here has a program of ours there, as the guest's policy allows it, and the lines are put together from its records as the kernel
-//! does it. (A perf event of the tracepoint would not do: the kernel drops what programs at other tracepoints print.) Lines from before the
-//! pipe was opened are not there. Those for which there was no room while nobody read are counted, and told as the kernel does it: before
-//! the next line of their CPU. The kernel loses the oldest lines, so there is always a next one; here the last ones are lost, so what has
-//! been counted is asked for when no more lines come.
+//! The guest's own `trace_pipe` gives each line to one reader, and is left alone. Each line is an
+//! event of a raw tracepoint as well. A reader here attaches a program of ours there, as the
+//! guest's policy allows it, and the lines are put together from its records as the kernel does it.
+//! (A perf event of the tracepoint would not do: the kernel drops what programs at other
+//! tracepoints print.)
+//!
+//! Lines from before the pipe was opened are not there. Lines for which there was no room while
+//! nothing read are counted, and reported as the kernel does it: before the next line of their CPU.
+//! The kernel loses the oldest lines, so there is always a next one. Here the last ones are lost,
+//! so the count is asked for when no more lines come.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -30,20 +34,21 @@ use crate::connection::Connection;
 use crate::memory::{Memory, Shape};
 use crate::objects::Object;
 
-/// Bytes of records that wait to be read: of some 3900 lines in the guest, and as many here.
+/// The bytes of records that wait to be read: some 3900 lines in the guest, and as many here.
 const DATA: usize = 4 << 20;
 const TRACEPOINT: &[u8] = b"bpf_trace_printk\0";
 
-/// The kernel has no more CPUs.
+/// The most CPUs that the kernel supports.
 const MOST_CPUS: u32 = 8192;
 
-/// Without a line for so long, it is asked if others were lost behind the last one.
+/// After this time without a line, the guest is asked whether others were lost behind the last one.
 const QUIET: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// A record: the time, the thread, the CPU, the thread's name, how many lines of this CPU there was no room for until now, and the text.
+/// A record: the time, the thread, the CPU, the thread's name, the number of lines of this CPU for
+/// which there was no room until now, and the text.
 mod record {
     pub(super) const TIME: usize = 0;
     pub(super) const THREAD: usize = 8;
@@ -51,22 +56,22 @@ mod record {
     pub(super) const NAME: usize = 16;
     pub(super) const LOST: usize = 32;
     pub(super) const TEXT: usize = 40;
-    /// The kernel prints no longer text.
+    /// The longest text that the kernel prints.
     pub(super) const LONGEST: usize = 1024;
     pub(super) const LEN: usize = TEXT + LONGEST;
 }
 
-/// What makes lines in the guest, for as long as this is there.
+/// The source of lines in the guest, which lives as long as this.
 struct Source {
     memory: Arc<Memory>,
     connection: Arc<Connection>,
-    /// How many lines of each CPU there was no room for.
+    /// The number of lines of each CPU for which there was no room.
     counts: Object,
     _made: [Object; 3],
 }
 
 impl Source {
-    /// How many lines each CPU has lost until now; nothing if the guest does not say.
+    /// Returns how many lines each CPU has lost until now; nothing if the guest does not say.
     fn lost(&self) -> Vec<u64> {
         const KEY: u32 = 8;
         const VALUES: u32 = 16;
@@ -96,7 +101,7 @@ impl Source {
 }
 
 impl Handler<'_> {
-    /// A descriptor that gives lines as `trace_pipe` does.
+    /// Returns a descriptor from which lines can be read as from `trace_pipe`.
     pub(super) fn open_trace_pipe(&self, flags: u64) -> Answer {
         let source = self.trace()?;
         let (into, file) = anchor().map_err(errno)?;
@@ -150,7 +155,7 @@ impl Handler<'_> {
         })
     }
 
-    /// Has the guest make an object.
+    /// Lets the guest make an object.
     fn make(
         &self,
         command: Command,
@@ -208,7 +213,7 @@ mod helpers {
     pub(super) const SUBMIT: i32 = 132;
 }
 
-/// An instruction: its code, the registers, the offset, and the number.
+/// Builds an instruction from its code, the registers, the offset, and the number.
 fn insn(code: u8, to: u8, from: u8, offset: i16, number: i32) -> [u8; 8] {
     let mut bytes = [code, from << 4 | to, 0, 0, 0, 0, 0, 0];
     bytes[2..4].copy_from_slice(&offset.to_ne_bytes());
@@ -216,8 +221,9 @@ fn insn(code: u8, to: u8, from: u8, offset: i16, number: i32) -> [u8; 8] {
     bytes
 }
 
-/// The program that makes a record of each line; its context begins with the line's address. Where there is no room it counts, in
-/// the element of this CPU's; nothing interrupts it there that runs it again.
+/// Builds the program that makes a record of each line; its context begins with the line's address.
+/// If there is no room, it counts in this CPU's element; nothing interrupts it there that runs it
+/// again.
 fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
     use codes::*;
     use helpers::*;
@@ -267,7 +273,7 @@ fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
     let jump_over = |code, count| insn(code, 0, 0, count, 0);
     [
         &find[..],
-        // To the end.
+        // Jumps to the end.
         &[jump_over(
             IF_ZERO,
             over(&reserve) + 1 + over(&fill) + 1 + over(&count),
@@ -285,12 +291,12 @@ fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
 /// Sends lines until the tool closes its end.
 fn carry(source: &Source, into: &OwnedFd) {
     let mut lost = HashMap::new();
-    // Have lines come since it was asked what was lost?
+    // True if lines have come since the last question about lost ones.
     let mut has_news = false;
     loop {
         let mut ready = [
             PollFd::new(&source.memory.wakeup, PollFlags::IN),
-            // That it is closed is always told.
+            // A closed end is always reported.
             PollFd::new(into, PollFlags::empty()),
         ];
         let text = match poll(&mut ready, has_news.then_some(&QUIET)) {
@@ -323,10 +329,12 @@ fn send_all(into: &OwnedFd, mut text: &[u8]) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// What the records of a ring buffer say. `told`: how many lines of each CPU are known to be lost.
+/// Returns the lines for the records of a ring buffer. `told`: the number of lines of each CPU that
+/// are known to be lost.
 fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
     const HEADER: usize = 8;
-    // The upper two bits say if it is being written or was given up; such are not sent.
+    // The upper two bits say whether it is being written or was given up; such records are not
+    // sent.
     const LENGTH: u32 = (1 << 30) - 1;
     let mut lines = Vec::new();
     while records.len() >= HEADER {
@@ -349,14 +357,15 @@ fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
     lines
 }
 
-/// What is to be told of so many lost lines of each CPU, if that has not been.
+/// Returns the text on so many lost lines of each CPU, if it has not been told.
 fn losses(lost: &[u64], told: &mut HashMap<u32, u64>) -> Vec<u8> {
     let each = lost.iter().zip(0..);
     let each = each.map(|(&lost, cpu)| loss(cpu, lost, told));
     each.collect::<String>().into_bytes()
 }
 
-/// What the kernel prints before a line if others of its CPU were lost since that CPU's last.
+/// Returns the text that the kernel prints before a line if others of its CPU were lost since that
+/// CPU's last.
 fn loss(cpu: u32, lost: u64, told: &mut HashMap<u32, u64>) -> String {
     if lost == 0 || cpu >= MOST_CPUS {
         return String::new();
@@ -371,7 +380,7 @@ fn loss(cpu: u32, lost: u64, told: &mut HashMap<u32, u64>) -> String {
     }
 }
 
-/// One line as the kernel prints it, but for what the CPU was about, of which nothing is known.
+/// Returns one line as the kernel prints it, without the state of the CPU, which is not known.
 fn line(record: &[u8]) -> String {
     const SECOND: u64 = 1_000_000_000;
     let time = long_at(record, record::TIME);
@@ -385,7 +394,7 @@ fn line(record: &[u8]) -> String {
     )
 }
 
-/// Up to the zero that ends it.
+/// Returns the text up to the zero that ends it.
 fn text_of(bytes: Option<&[u8]>) -> String {
     let bytes = bytes.unwrap_or_default();
     let end = bytes.iter().position(|byte| *byte == 0);
@@ -485,14 +494,14 @@ mod tests {
         let text = losses(&[4, 5], &mut told);
         let expected = "CPU:0 [LOST 4 EVENTS]\nCPU:1 [LOST 2 EVENTS]\n";
         assert_eq!(String::from_utf8(text).unwrap(), expected);
-        // Nor is it told again by a line that was printed before it was asked.
+        // It is not told again by a line that was printed before the question either.
         let line = lines(&printed_on(0, 2, "x"), &mut told);
         assert!(!String::from_utf8(line).unwrap().contains("LOST"));
         assert!(losses(&[4, 5], &mut told).is_empty());
     }
 
     fn bpf(command: Command, attr: &mut [u8]) -> i32 {
-        // SAFETY: an attribute of its own length; what it points to lives as long.
+        // SAFETY: the attribute is passed with its own length, and what it points to lives as long.
         let result = unsafe {
             libc::syscall(libc::SYS_bpf, command.0, attr.as_mut_ptr(), attr.len()) as i32
         };
@@ -506,7 +515,7 @@ mod tests {
         for (at, number) in [(0, kind), (4, key), (8, value), (12, entries)] {
             put_number(&mut attr, at, number);
         }
-        // SAFETY: a new descriptor.
+        // SAFETY: the call has just returned this new descriptor, which nothing else owns.
         unsafe { OwnedFd::from_raw_fd(bpf(Command::MAP_CREATE, &mut attr)) }
     }
 
@@ -528,9 +537,9 @@ mod tests {
         put_number(&mut attr, 4, insns.len() as u32 / 8);
         put_long(&mut attr, 8, insns.as_ptr() as u64);
         put_long(&mut attr, 16, c"GPL".as_ptr() as u64);
-        // SAFETY: a new descriptor.
+        // SAFETY: the call has just returned this new descriptor, which nothing else owns.
         let program = unsafe { OwnedFd::from_raw_fd(bpf(Command::PROG_LOAD, &mut attr)) };
-        // No line is there: its text is empty.
+        // There is no line: its text is empty.
         let context = [0u64; 1];
         let run = || {
             let mut attr = vec![0; 80];
@@ -543,7 +552,8 @@ mod tests {
         for _ in 0..ROOM + 2 {
             run();
         }
-        // SAFETY: the ring's pages, which stay mapped: the consumer's position, the producer's, and the data.
+        // SAFETY: these are the ring's pages, which stay mapped: the consumer's position, the
+        // producer's, and the data.
         let (consumer, rest) = unsafe {
             let map = |flags, len, at| {
                 let none = std::ptr::null_mut();
@@ -556,7 +566,7 @@ mod tests {
             (map(both, PAGE, 0), map(libc::PROT_READ, 3 * PAGE, PAGE))
         };
         let read = |at: usize, len: usize| {
-            // SAFETY: inside the three pages; nobody writes there now.
+            // SAFETY: the range is inside the three pages, and nothing writes there now.
             unsafe { std::slice::from_raw_parts(rest.add(at), len) }.to_vec()
         };
         let written = || long_at(&read(0, 8), 0) as usize;
@@ -572,7 +582,7 @@ mod tests {
                 .all(|line| line.ends_with(": bpf_trace_printk: "))
         );
         let from = written();
-        // SAFETY: the consumer's position.
+        // SAFETY: this is the consumer's position in the mapped pages.
         unsafe { consumer.cast::<u64>().write_volatile(from as u64) };
         run();
         let more = text(from, &mut told);

@@ -1,5 +1,7 @@
-//! What the guest has said of its kernel's types (BTF objects). They never change, and tools ask for those of the kernel itself, which are
-//! some megabytes, more than once: each answer crosses the wire once.
+//! The guest's answers on its kernel's types (BTF objects).
+//!
+//! Types never change, and tools ask more than once for those of the kernel itself, which are some
+//! megabytes. So each answer crosses the wire once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,12 +16,12 @@ use crate::commands::EPROTO;
 
 /// The number of the kernel's own types, which it makes before all others.
 const OF_KERNEL: u32 = 1;
-/// What these are kept as.
+/// The name under which these are kept.
 const TYPES: &str = "types";
-/// Bytes of all answers that are kept.
+/// The most bytes of all answers that are kept.
 const MOST: usize = 64 << 20;
 
-/// Answers, by the number of a BTF object and what was asked of it.
+/// The answers, by the number of a BTF object and the request.
 #[derive(Default)]
 pub(crate) struct Types(Mutex<Kept>);
 
@@ -36,8 +38,9 @@ impl Types {
 }
 
 impl Handler<'_> {
-    /// Asks for information on a BTF object, once for each way to ask. `id`: the guest's number of it, which is no other's as long
-    /// as there is any descriptor of it, and again only when four thousand million others have been made.
+    /// Asks for information on a BTF object, once for each form of the request. `id` is the guest's
+    /// number of the object. It is no other's as long as there is any descriptor of the object, and
+    /// is reused only when four thousand million others have been made.
     pub(super) fn ask_types(&self, id: u32, message: Bpf) -> Result<BpfDone, Errno> {
         let key = (id, asked(&message));
         if let Some(answer) = self.guest.types.lock().answers.get(&key) {
@@ -53,7 +56,7 @@ impl Handler<'_> {
         Ok(answer)
     }
 
-    /// Asks for types that are not what was kept, if these are large.
+    /// Asks for types that differ from the kept content, if these are large.
     fn ask_for_other_types(&self, id: u32, mut message: Bpf) -> Result<BpfDone, Errno> {
         let is_large = |part: &&Part| {
             id == OF_KERNEL && part.at == INSIDE && part.room as usize >= content::WORTHWHILE
@@ -84,7 +87,7 @@ impl Handler<'_> {
     }
 }
 
-/// All of a request but the handle.
+/// Returns all of a request but the handle.
 fn asked(message: &Bpf) -> Vec<u8> {
     const HANDLE: usize = 4;
     let mut bytes = message.attr.get(HANDLE..).unwrap_or_default().to_vec();

@@ -1,8 +1,10 @@
-//! Mapping and waiting: `mmap`, `epoll_ctl`, `poll` and `select` on rings and arrays of the guest's.
+//! Mapping and waiting: `mmap`, `epoll_ctl`, `poll` and `select` on rings and arrays of the
+//! guest's.
 //!
-//! A descriptor is a socket until the tool maps it, and the memory file from then on. An epoll set gets the memory's eventfd. With
-//! `poll` and `select` a tool shows its descriptors at each call: before the kernel makes it, a pipe takes the memory's place under the
-//! same number, readable if the ring has something to read.
+//! A descriptor is a socket until the tool maps it, and the memory file from then on. An epoll set
+//! gets the memory's eventfd. With `poll` and `select` a tool shows its descriptors at each call.
+//! Before the kernel makes the call, a pipe takes the memory's place under the same number,
+//! readable if the ring has something to read.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,11 +23,12 @@ use crate::{Guest, Handler};
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const PAGE: u64 = 4096;
-/// Descriptors in one `poll` or `select`.
+/// The most descriptors in one `poll` or `select`.
 const MOST: u64 = 1 << 16;
 
 impl Handler<'_> {
-    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The kernel maps the memory file.
+    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The
+    /// kernel maps the memory file.
     pub(super) fn mmap(&self) -> Answer {
         let [_, length, _, _, fd, offset] = self.args;
         let Ok(Some(object)) = self.guest.objects.find(self.tid, fd as i32) else {
@@ -62,7 +65,7 @@ impl Handler<'_> {
         rings.memory(connection, sharing, object, shape)
     }
 
-    /// Makes a descriptor of the tool's another file that stands for the same object.
+    /// Turns a descriptor of the tool's into another file that stands for the same object.
     fn become_file(
         &self,
         fd: i32,
@@ -73,21 +76,22 @@ impl Handler<'_> {
         if key_of(&file).map_err(errno)? == key_of_descriptor(self.tid, fd)? {
             return Ok(());
         }
-        // From here on it is not closed, whoever looks: our own descriptor of it is as good as the tool's will be.
+        // From here on it does not look closed: our own descriptor of it is as good as the tool's
+        // will be.
         self.guest.objects.add_memory(object, &file, hold)?;
         let cloexec = self.closes_on_exec(fd);
         self.listener.replace(self.id, fd, file.as_fd(), cloexec)
     }
 
-    /// `rt_sigreturn()`: a tool that has handled a signal may sum up now what its arrays hold.
+    /// `rt_sigreturn()`: a tool that has handled a signal may now sum up the content of its arrays.
     pub(super) fn settle(&self) -> Answer {
-        // A guest that is lost has been told of, and does not keep the tool from going on.
+        // The user has been told of a lost guest, which does not keep the tool from continuing.
         let _ = self.guest.rings.settle(&self.guest.connection);
         Ok(Reply::Continue)
     }
 
-    /// `epoll_ctl(epoll, operation, descriptor, event)`: the memory's eventfd goes into the tool's own epoll set, edge-triggered, as
-    /// nobody reads it back.
+    /// `epoll_ctl(epoll, operation, descriptor, event)`: the memory's eventfd goes into the tool's
+    /// own epoll set, edge-triggered, because nothing reads it back.
     pub(super) fn epoll_ctl(&self) -> Answer {
         let [epoll, operation, fd, event, ..] = self.args;
         let Ok(Some(object)) = self.guest.objects.find(self.tid, fd as i32) else {
@@ -108,7 +112,8 @@ impl Handler<'_> {
             }
         };
         let epoll = self.tool_file(epoll as i32)?;
-        // SAFETY: both descriptors are open here, and the event is one, exclusively borrowed.
+        // SAFETY: both descriptors are open here, and the event is a single one, exclusively
+        // borrowed.
         let result = unsafe {
             libc::epoll_ctl(
                 epoll.as_raw_fd(),
@@ -123,7 +128,7 @@ impl Handler<'_> {
         }
     }
 
-    /// A perf ring that is not mapped has nothing to wait for.
+    /// Returns the memory to wait for. A perf ring that is not mapped has nothing to wait for.
     fn memory_to_wait_for(&self, object: &Object) -> Result<Arc<Memory>, Errno> {
         let memory = match (object.memory.get(), object.facts) {
             (Some(memory), _) => Arc::clone(memory),
@@ -143,7 +148,7 @@ impl Handler<'_> {
         if self.guest.objects.none_to_wait_for() || count > MOST {
             return Ok(Reply::Continue);
         }
-        // What is wrong with the array, the kernel says.
+        // If the array is wrong, the kernel reports it.
         let entries = self.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
             self.make_waitable(u32_at(entry, 0) as i32)?;
@@ -181,7 +186,7 @@ impl Handler<'_> {
     }
 }
 
-/// How an object's memory is laid out, given the mapping that the tool asks for.
+/// Returns the layout of an object's memory, given the mapping that the tool asks for.
 fn shape(object: &Object, length: u64, offset: u64) -> Result<Shape, Errno> {
     if let Some(facts) = object.facts {
         if facts.is_ring() {
