@@ -1,4 +1,4 @@
-//! `beeline compile`: programs' machine code in a file, made ahead of time.
+//! `beeline compile`: writes the machine code of programs to a file, ahead of time.
 
 use std::fs;
 use std::path::PathBuf;
@@ -78,7 +78,7 @@ pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The object's maps, and behind them those that maps of maps are to hold.
+/// Returns the object's maps, followed by those that maps of maps are to hold.
 fn maps(object: &Object) -> anyhow::Result<Vec<AotMap>> {
     let mut maps = Vec::new();
     let mut inner = Vec::new();

@@ -1,4 +1,5 @@
-//! `beeline detach`: take Beeline out of a process, whoever put it there; or what killed sessions have left out of all.
+//! `beeline detach`: removes Beeline from a process, regardless of the session that put it there,
+//! or removes the leftovers of killed sessions from all processes.
 
 use std::process::ExitCode;
 
@@ -20,7 +21,8 @@ pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes out what killed sessions have left in any process. What cannot be taken out of one does not keep it from the others.
+/// Removes the leftovers of killed sessions from all processes. A process in which this fails does
+/// not keep it from the others.
 pub fn detach_dead() -> anyhow::Result<ExitCode> {
     let mut found = detach::everywhere();
     found.retain(|presence| !presence.is_live);
@@ -31,7 +33,7 @@ pub fn detach_dead() -> anyhow::Result<ExitCode> {
     for presence in found {
         match presence.detach_if_dead() {
             Ok(true) => tell(&presence),
-            // The process has ended, or somebody else was quicker.
+            // The process has ended, or another command was quicker.
             Ok(false) => {}
             Err(error) => {
                 say(&error.to_string());

@@ -1,21 +1,25 @@
-//! Ctrl-C and its like, for commands that have something to give back before they end.
+//! Ctrl-C and similar signals, for commands that have something to give back before they end.
 
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, PoisonError};
 
-/// Shells give this to a command that was ended by signal n, plus n.
+/// The exit code of a command that was ended by signal n is this plus n, as in shells.
 const SIGNALLED: i32 = 128;
 
 type End = Box<dyn Fn() + Send>;
 
-/// What is to be done; nothing yet.
+/// The action on a signal; none yet.
 static END: Mutex<Option<End>> = Mutex::new(None);
 
-/// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do what [`at_end`] says, and end the process as long as that has not said anything.
-/// Those that whoever started us has ignored (`nohup`) stay so. To be called before any other thread is started.
+/// Routes SIGINT, SIGTERM, SIGHUP and SIGQUIT to the action that [`at_end`] sets. Without an action
+/// they end the process.
+///
+/// Signals that the parent process has ignored (`nohup`) stay ignored. Must be called before any
+/// other thread is started.
 pub fn prepare() -> std::io::Result<()> {
     let signals = waited_for();
-    // SAFETY: the set is initialised; only this thread's mask changes, which those that it starts inherit.
+    // SAFETY: the set is initialised; only this thread's mask changes, which the threads that it
+    // starts inherit.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut()) };
     let thread = std::thread::Builder::new().name("beeline-signals".into());
     thread.spawn(move || {
@@ -34,15 +38,15 @@ pub fn prepare() -> std::io::Result<()> {
     Ok(())
 }
 
-/// What the signals do from now on; on a thread of their own, each time.
+/// Sets the action of the signals from now on; it runs on a thread of its own, each time.
 pub fn at_end(end: impl Fn() + Send + 'static) {
     *END.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
 }
 
 fn waited_for() -> libc::sigset_t {
     let mut signals = MaybeUninit::uninit();
-    // SAFETY: sigemptyset initialises the set, and the others have it then; `action` is integers, for which zero is good, and is only
-    // written to.
+    // SAFETY: `sigemptyset` initialises the set before the others use it; `action` consists of
+    // integers, for which zero is valid, and is only written to.
     unsafe {
         libc::sigemptyset(signals.as_mut_ptr());
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {

@@ -1,4 +1,4 @@
-//! Which engines a session has.
+//! Chooses the engines of a session.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ enum Engine {
 }
 
 impl Options {
-    /// The engines of a session.
+    /// Returns the engines of a session.
     pub fn engines(&self) -> anyhow::Result<Engines> {
         let choice = match self.engine {
             Engine::Auto => Choice::Auto,
@@ -63,7 +63,7 @@ impl Options {
         }
     }
 
-    /// The directory for compiled code. Without it programs are compiled at each start.
+    /// Opens the directory for compiled code. Without it, programs are compiled at each start.
     fn store(&self) -> Option<CodeStore> {
         let directory = CodeStore::standard_directory()?;
         let store = CodeStore::open(&directory);
@@ -82,7 +82,10 @@ fn with_aot(engines: Engines, file: &Path) -> anyhow::Result<Engines> {
     Ok(engines.with_aot(aot)?)
 }
 
-/// LLVM's compiler. Errors: it is not there.
+/// Returns LLVM's compiler.
+///
+/// # Errors
+/// Fails if it is not installed.
 pub fn optimizer() -> anyhow::Result<Optimizer> {
     match Worker::beside_this() {
         Some(worker) => Ok(Box::new(worker)),

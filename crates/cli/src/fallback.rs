@@ -1,7 +1,9 @@
-//! A process beside each session: while that runs it sees to it that a Beeline which is stopped holds nobody, see [`Holds`].
+//! The process beside each session. While the session runs, it makes sure that a stopped Beeline
+//! holds no process; see [`Holds`].
 //!
-//! What stays when a session has ended, or was killed, and something that the tool has started has not: the kernel asks about its calls
-//! as long as it lives, and somebody has to say that they are to be made. It is there from the beginning, and waits.
+//! It also stays when a session has ended, or was killed, and processes that the tool has started
+//! have not. As long as they live, the kernel asks about their calls, and this process has the
+//! calls made. It is started with the session, and waits.
 
 use std::fs::File;
 use std::io::PipeWriter;
@@ -18,11 +20,13 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::say;
 
-/// The hidden command that does it. Its standard input is the listener; its standard output a pipe that hangs up when it is to begin; its
-/// standard error the file that the last call's cookie is in.
+/// The hidden command that does it.
+///
+/// Its standard input is the listener, its standard output a pipe that hangs up when it is to
+/// begin, and its standard error the file with the last call's cookie.
 pub const COMMAND: &str = "keep";
 
-/// Has a process stay with what this tool starts.
+/// Starts a process that stays with the processes which this tool starts.
 pub fn with_fallback(tool: Tool) -> anyhow::Result<Tool> {
     let last = memfd_create("beeline-last-call", MemfdFlags::CLOEXEC);
     let last = last.map_err(std::io::Error::from).map(File::from);
@@ -41,7 +45,7 @@ pub fn with_fallback(tool: Tool) -> anyhow::Result<Tool> {
     }))
 }
 
-/// Its number, and what hangs up when this process ends or drops it.
+/// Starts it. Returns its process id, and a pipe that hangs up when this process ends or drops it.
 fn start(listener: OwnedFd, last: OwnedFd) -> std::io::Result<(u32, PipeWriter)> {
     let (hears, lifeline) = std::io::pipe()?;
     let mut command = Command::new("/proc/self/exe");
@@ -52,8 +56,8 @@ fn start(listener: OwnedFd, last: OwnedFd) -> std::io::Result<(u32, PipeWriter)>
         .stdin(listener)
         .stdout(hears)
         .stderr(Stdio::from(last));
-    // SAFETY: system calls between fork and exec, which cannot fail there. It is no child of the terminal's any more, and what is meant
-    // for us does not end it.
+    // SAFETY: between fork and exec the closure only makes system calls, which cannot fail there.
+    // They detach the process from the terminal, so that signals meant for us do not end it.
     unsafe {
         command.pre_exec(|| {
             libc::setsid();
@@ -69,10 +73,12 @@ fn start(listener: OwnedFd, last: OwnedFd) -> std::io::Result<(u32, PipeWriter)>
 /// The process beside us, once there is one.
 static FALLBACK: AtomicU32 = AtomicU32::new(0);
 
-/// A SIGCONT to a stopped Beeline lets it go on for good, unless the process beside it has sent it.
+/// Makes a stopped Beeline continue for good on a SIGCONT, unless the process beside it has sent
+/// the signal.
 fn go_on_when_told(fallback: u32) {
     FALLBACK.store(fallback, Relaxed);
-    // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
+    // SAFETY: an action consists of integers, for which zero is valid; the handler only does what a
+    // handler may.
     unsafe {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = go_on;
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -83,24 +89,25 @@ fn go_on_when_told(fallback: u32) {
 }
 
 extern "C" fn go_on(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a good siginfo, which for this signal has a sender.
+    // SAFETY: the kernel passes a valid siginfo, which for this signal has a sender.
     let sender = unsafe { (*info).si_pid() };
     if sender.unsigned_abs() != FALLBACK.load(Relaxed) {
         holds().go_on();
     }
 }
 
-/// The command itself.
+/// Runs the command itself.
 pub fn serve() -> anyhow::Result<ExitCode> {
     let own = |fd: std::io::Result<OwnedFd>| fd.context("taking over a session");
     let listener = own(std::io::stdin().as_fd().try_clone_to_owned())?;
     let lifeline = own(std::io::stdout().as_fd().try_clone_to_owned())?;
     let last = own(std::io::stderr().as_fd().try_clone_to_owned())?;
-    // Memory is not short for this process's sake. Only root may say so.
+    // This process does not cause a shortage of memory. Only root may set this.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
     let last = File::from(last);
     let counts = last.try_clone().context("taking over a session")?;
-    // Without it a Beeline that is stopped holds who it held; all else is as well as before.
+    // Without it, a stopped Beeline keeps holding the processes that it held; all else works as
+    // before.
     let watch = std::thread::Builder::new().name("beeline-holds".into());
     let _ = watch.spawn(move || Holds::watch(&counts));
     beeline_supervisor::let_pass(listener, &lifeline, &last)?;

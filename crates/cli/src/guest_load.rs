@@ -1,4 +1,5 @@
-//! `beeline inject`: programs of an object file in a guest, and what they report, a line each.
+//! `beeline inject`: runs programs of an object file in a guest, and prints their reports, a line
+//! each.
 
 mod lines;
 
@@ -21,12 +22,14 @@ use lines::Printer;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT, serial:PATH
+    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
+    /// serial:PATH
     #[arg(long, value_name = "ADDRESS")]
     guest: Address,
     #[command(flatten)]
     tls: Certificates,
-    /// Only this program (may be repeated; the default is all whose section's name does not begin with `?`)
+    /// Only this program (may be repeated; the default is all whose section's name does not begin
+    /// with `?`)
     #[arg(long, value_name = "NAME")]
     program: Vec<String>,
     /// Watch this map only (may be repeated; the default is all rings and all maps that can change)
@@ -51,13 +54,14 @@ pub struct Arguments {
     file: PathBuf,
 }
 
-/// The file cannot be used, whatever the guest says.
+/// The exit code for a file that cannot be used, regardless of the guest.
 const UNUSABLE: u8 = 2;
-/// What is on its way at the end has come when nothing comes for so long; and is given up after this time.
+/// The silence after which everything in transit at the end has arrived; after `LAST`, it is given
+/// up.
 const SILENCE: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(2);
 
-/// At least a millisecond, at most a year.
+/// Parses seconds: at least a millisecond, at most a year.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: f64 = 365.0 * 86_400.0;
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
@@ -139,7 +143,7 @@ fn say_what_is_attached(loaded: &Loaded) {
     }
 }
 
-/// Prints what comes until the deadline, an end that was asked for, or the end of who reads it.
+/// Prints events until the deadline, until the user ends it, or until the output's reader is gone.
 fn listen(
     loaded: &mut Loaded,
     printer: &Printer,
@@ -158,7 +162,7 @@ fn listen(
             }
         }
     }
-    // Nothing more happens; what changed since the last look, and records that are on their way.
+    // Nothing more happens now, except for changes since the last look, and records in transit.
     loaded.detach();
     loaded.look()?;
     let end = Instant::now() + LAST;

@@ -1,4 +1,4 @@
-//! `BEELINE_LOG`: the decisions of a session, on stderr.
+//! `BEELINE_LOG`: prints the decisions of a session on stderr.
 
 use std::io::{IsTerminal, stderr};
 
@@ -6,11 +6,13 @@ use tracing_subscriber::EnvFilter;
 
 const VARIABLE: &str = "BEELINE_LOG";
 
-/// Starts to log, if the variable asks for it: a level (`info`, `debug`, `trace`), or directives such as
+/// Starts to log, if the variable asks for it.
+///
+/// It holds a level (`info`, `debug`, `trace`), or directives such as
 /// `beeline_runtime::target=debug`.
 ///
 /// # Errors
-/// The variable holds something else; the text says so.
+/// Fails if the variable holds something else; the text says so.
 pub fn start() -> Result<(), String> {
     let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
         return Ok(());

@@ -39,12 +39,12 @@ enum Command {
         /// Reach every process that the tool asks for, even if its command line names one with -p
         #[arg(long, conflicts_with = "pid")]
         all: bool,
-        /// Where the tool asks for every process, reach this one only (may be repeated; the default is the PID
-        /// that the tool's own -p names)
+        /// Where the tool asks for every process, reach this one only (may be repeated; the default
+        /// is the PID that the tool's own -p names)
         #[arg(long)]
         pid: Vec<i32>,
-        /// Let programs change what system calls do (bpf_override_return, fmod_ret) and write into the processes that they
-        /// run in (bpf_probe_write_user)
+        /// Let programs change what system calls do (bpf_override_return, fmod_ret) and write into
+        /// the processes that they run in (bpf_probe_write_user)
         #[arg(long = "unsafe")]
         destructive: bool,
         #[command(flatten)]
@@ -148,7 +148,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// An error with its causes, but for those that it has told itself.
+/// Returns an error with its causes, except for those that it has reported itself.
 fn in_words(error: &anyhow::Error) -> String {
     let mut words = String::new();
     for cause in error.chain() {
@@ -165,16 +165,16 @@ fn in_words(error: &anyhow::Error) -> String {
     words
 }
 
-/// `beeline ps | head` ends quietly. Not for a session, which must clean up.
+/// Lets `beeline ps | head` end quietly. Not for a session, which must clean up.
 fn end_with_the_reader() {
-    // SAFETY: sets a disposition; no handler of ours is involved.
+    // SAFETY: this only sets a disposition; no handler of ours is involved.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// One line for the user, on stderr, apart from what the tool prints.
+/// Prints one line for the user on stderr, apart from the tool's output.
 fn say(line: &str) {
     let mut stderr = std::io::stderr();
-    // Where nobody listens any more there is still a session to be cleaned up.
+    // Even if nothing reads it any more, there is still a session to clean up.
     let _ = if stderr.is_terminal() {
         writeln!(stderr, "\x1b[1mbeeline:\x1b[0m {line}")
     } else {

@@ -1,4 +1,4 @@
-//! How much memory the objects of a tool may take.
+//! The limit of the memory that a tool's objects may take.
 
 use beeline_runtime::Runtime;
 use clap::Args;
@@ -7,14 +7,14 @@ use rustix::process::{Resource, getrlimit};
 /// What the user says about memory.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// What maps, programs and all else that the tool makes may take, such as 512M or 2G; beyond that its calls fail with ENOMEM
-    /// [default: half of the memory that there is]
+    /// What maps, programs and all else that the tool makes may take, such as 512M or 2G; beyond
+    /// that its calls fail with ENOMEM [default: half of the memory that there is]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory_limit: Option<u64>,
 }
 
 impl Options {
-    /// Has the session keep to it.
+    /// Sets the limit for the session.
     pub fn apply(&self, runtime: &Runtime) {
         if let Some(limit) = self.memory_limit {
             runtime.limit_memory(limit);
@@ -22,16 +22,16 @@ impl Options {
     }
 }
 
-/// Where address space is limited (`ulimit -v`), has all threads allocate from one place: each place of its own reserves 64 MiB, most of
-/// which is never used.
+/// Makes all threads allocate from one arena if address space is limited (`ulimit -v`). Each
+/// further arena reserves 64 MiB, most of which is never used.
 pub fn reserve_little() {
     if getrlimit(Resource::As).current.is_some() {
-        // SAFETY: a setting of the allocator's; there are no other threads yet.
+        // SAFETY: this is a setting of the allocator's, and there are no other threads yet.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 }
 
-/// Bytes, or with one of the letters K, M, G and T behind them 1024 times as many, and so on.
+/// Parses bytes; one of the letters K, M, G and T behind them multiplies by 1024, and so on.
 fn size(text: &str) -> Result<u64, String> {
     let unit = |letter: char| {
         "KMGT"

@@ -1,4 +1,5 @@
-//! `beeline prog`: programs of an object file, without a tool and without anything to attach to.
+//! `beeline prog`: works on programs of an object file, without a tool and without anything to
+//! attach to.
 
 pub mod disasm;
 pub mod file;
@@ -43,7 +44,10 @@ pub enum CompilerName {
 }
 
 impl CompilerName {
-    /// The compiler. Errors: it is not there.
+    /// Returns the compiler.
+    ///
+    /// # Errors
+    /// Fails if it is not installed.
     pub fn compiler(self) -> anyhow::Result<Box<dyn Compiler + Send + Sync>> {
         Ok(match self {
             Self::Baseline => Box::new(Baseline),
@@ -51,7 +55,7 @@ impl CompilerName {
         })
     }
 
-    /// Engines that take this compiler's code.
+    /// Returns engines that use this compiler's code.
     pub fn engines(self) -> anyhow::Result<Engines> {
         let engines = |choice| Engines::new(choice, Arc::new(say));
         Ok(match self {
@@ -79,7 +83,7 @@ impl From<MachineName> for Machine {
     }
 }
 
-/// The machine asked for, or this one.
+/// Returns the requested machine, or this one.
 pub fn machine(asked: Option<MachineName>) -> Machine {
     asked.map_or(Machine::HERE.unwrap_or(Machine::X86_64), Machine::from)
 }

@@ -1,4 +1,4 @@
-//! `beeline ps`: where Beeline is present.
+//! `beeline ps`: lists the processes that Beeline is present in.
 
 use std::process::ExitCode;
 
@@ -69,7 +69,7 @@ fn print(presence: &Presence) {
     }
 }
 
-/// How many `syscall` instructions are hooked, and which are not.
+/// Prints how many `syscall` instructions are hooked, and which are not.
 fn print_calls(presence: &Presence) {
     let calls = &presence.calls;
     if calls.hooked == 0 && calls.unhookable.is_empty() {
@@ -95,7 +95,8 @@ fn print_calls(presence: &Presence) {
     }
 }
 
-/// Does the site run a program of the tool's? Others are Beeline's own, such as that at the C library's `sigaction`.
+/// Returns whether the site runs a program of the tool's. Others are Beeline's own, such as the one
+/// at the C library's `sigaction`.
 fn is_tools(site: &SiteFacts) -> bool {
     !site.programs.is_empty()
 }
@@ -154,7 +155,7 @@ fn comm(pid: i32) -> String {
         .to_owned()
 }
 
-/// The file and offset that an address belongs to.
+/// Returns the file and offset that an address belongs to.
 fn place(presence: &Presence, address: u64) -> String {
     presence.place_of(address).unwrap_or_else(|| "?".to_owned())
 }

@@ -1,4 +1,4 @@
-//! `beeline run`: a session for one tool.
+//! `beeline run`: runs a session for one tool.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,10 +13,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::{engines, fallback, memory, say};
 
-/// Shells give this to a command that was ended by signal n, plus n.
+/// The exit code of a command that was ended by signal n is this plus n, as in shells.
 const SIGNALLED: i32 = 128;
 
-/// Runs the tool to its end; its exit code is ours.
+/// Runs the tool to its end. Its exit code is ours.
 pub fn run(
     tool: Vec<OsString>,
     all: bool,
@@ -54,7 +54,7 @@ pub fn run(
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    // It is there, or has been killed: it waits at its first system call.
+    // The process exists, or has been killed: it waits at its first system call.
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     hand_signals_to(pid, started.stopper()?)?;
     runtime.set_tool(started.pid());
@@ -64,25 +64,29 @@ pub fn run(
     Ok(exit_code(status?))
 }
 
-/// The tool, once it has been started. Not by its number: its children may be served long after it has ended, and then
-/// the number may be another's.
+/// The tool, once it has been started. It is a pidfd, not a number: the tool's children may be
+/// served long after it has ended, when the number may be another's.
 static TOOL: OnceLock<OwnedFd> = OnceLock::new();
-/// What is to be written to when the tool has ended and its children are to be served no longer.
+/// The eventfd to write to when the tool has ended and its children are no longer to be served.
 static STOPPER: OnceLock<OwnedFd> = OnceLock::new();
 
-/// What ends a session is for the tool: it gets Ctrl-C from the terminal, and from us what somebody sent to us alone.
-/// When the tool has ended we clean up and end; at the next signal even if some of its children use the session.
+/// Leaves signals that end a session to the tool.
+///
+/// The tool gets Ctrl-C from the terminal, and from us the signals that were sent to us alone. When
+/// the tool has ended, we clean up and end; at the next signal we do so even if some of its
+/// children use the session.
 pub fn hand_signals_on() {
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = hand_on;
-        // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
+        // SAFETY: an action consists of integers, for which zero is valid; the handler only does
+        // what a handler may.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
             let mut before: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, &action, &mut before);
-            // Under nohup, or in the background of a script: the tool shall ignore it too.
+            // Under nohup, or in the background of a script, the tool must ignore it too.
             if before.sa_sigaction == libc::SIG_IGN {
                 libc::sigaction(signal, &before, std::ptr::null_mut());
             }
@@ -90,17 +94,18 @@ pub fn hand_signals_on() {
     }
 }
 
-/// Has a file that may not get larger be an error, where the signal for it would end Beeline. What is to be as before in the tool.
+/// Makes exceeding the file size limit an error, because the signal for it would end Beeline.
+/// Returns the signal that must keep its default in the tool.
 pub fn outlive_file_limit() -> Option<i32> {
-    // SAFETY: sets a disposition; no handler of ours is involved.
+    // SAFETY: this only sets a disposition; no handler of ours is involved.
     let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     (before == libc::SIG_DFL).then_some(libc::SIGXFSZ)
 }
 
-/// It gets the signals from now on; when it has ended the stopper does.
+/// Sends signals to the tool from now on, and to the stopper once it has ended.
 pub fn hand_signals_to(pid: Pid, stopper: OwnedFd) -> anyhow::Result<()> {
     let tool = pidfd_open(pid, PidfdFlags::empty()).context("the tool cannot be signalled")?;
-    // There is one session.
+    // There is only one session, so both are set once.
     let _ = STOPPER.set(stopper);
     let _ = TOOL.set(tool);
     Ok(())
@@ -112,16 +117,18 @@ pub fn signal_tool(signal: Signal) {
 }
 
 extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a good siginfo.
+    // SAFETY: the kernel passes a valid siginfo.
     let sent_by_a_process = unsafe { (*info).si_code } <= 0;
     let Some(tool) = TOOL.get() else {
-        // SAFETY: nothing has been attached yet; ends at once, as the signal would have.
+        // SAFETY: nothing has been attached yet, so the process may end at once, as the signal
+        // would have ended it.
         unsafe { libc::_exit(SIGNALLED + signal) };
     };
-    // Number 0 asks only if it is there.
+    // Signal number 0 only checks whether the process exists.
     let number = if sent_by_a_process { signal } else { 0 };
     let (tool, none) = (tool.as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
-    // SAFETY: system calls, which a handler may make; what it has interrupted may be about to look at errno.
+    // SAFETY: these are system calls, which a handler may make; errno is restored, because the
+    // interrupted code may be about to look at it.
     unsafe {
         let errno = *libc::__errno_location();
         let sent = libc::syscall(libc::SYS_pidfd_send_signal, tool, number, none, 0);
@@ -137,10 +144,10 @@ extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
     }
 }
 
-/// What an eventfd takes.
+/// The value that is written to an eventfd.
 static ONE: u64 = 1;
 
-/// The exit code that says how a command has ended.
+/// Returns the exit code that tells how a command has ended.
 pub fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status
         .code()

@@ -1,4 +1,4 @@
-//! `beeline run --guest`: a session whose programs run in a virtual machine.
+//! `beeline run --guest`: a session with programs that run in a virtual machine.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -25,8 +25,9 @@ use crate::say;
 /// Where the guest is, and how both sides know each other.
 #[derive(Debug, Args)]
 pub struct Where {
-    /// Run the tool's programs in a virtual machine, where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT] (Firecracker, Cloud
-    /// Hypervisor, vhost-device-vsock), unix:PATH, tcp:ADDRESS:PORT, serial:PATH
+    /// Run the tool's programs in a virtual machine, where `beeline guest` runs: vsock:CID[:PORT],
+    /// uds:PATH[:PORT] (Firecracker, Cloud Hypervisor, vhost-device-vsock), unix:PATH,
+    /// tcp:ADDRESS:PORT, serial:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub guest: Option<Address>,
     #[command(flatten)]
@@ -38,12 +39,13 @@ pub struct Where {
 /// Where the guest's memory is on this machine.
 #[derive(Debug, Args)]
 pub struct Memory {
-    /// QEMU's monitor, of which nobody else makes use (-qmp unix:PATH,server=on,wait=off): it says where the guest's memory is, and the
-    /// tool then reads rings and arrays in it. It has to be shared (-object memory-backend-file,share=on or memory-backend-memfd)
+    /// QEMU's monitor, of which nobody else makes use (-qmp unix:PATH,server=on,wait=off): it says
+    /// where the guest's memory is, and the tool then reads rings and arrays in it. It has to be
+    /// shared (-object memory-backend-file,share=on or memory-backend-memfd)
     #[arg(long, value_name = "SOCKET", requires = "guest")]
     pub qmp: Option<PathBuf>,
-    /// The same for other machines: the file that is the guest's memory from address 0 on; or a part of it (may be repeated):
-    /// PATH@ADDRESS,LENGTH,OFFSET, in bytes
+    /// The same for other machines: the file that is the guest's memory from address 0 on; or a
+    /// part of it (may be repeated): PATH@ADDRESS,LENGTH,OFFSET, in bytes
     #[arg(long, value_name = "PATH", requires = "guest", conflicts_with = "qmp")]
     pub memory: Vec<Part>,
 }
@@ -66,7 +68,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// `None` if none were given.
+    /// Returns the certificates for TCP; `None` if none were given.
     pub fn tls(&self) -> Option<Tls> {
         Some(Tls {
             certificate: self.tls_cert.clone()?,
@@ -77,7 +79,7 @@ impl Certificates {
     }
 }
 
-/// Runs the tool to its end; its exit code is ours, unless the guest is lost before.
+/// Runs the tool to its end. Its exit code is ours, unless the guest is lost before.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
     run::hand_signals_on();
     let tls = place.tls.tls();
@@ -113,7 +115,7 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
 }
 
 impl Memory {
-    /// What was named, and the monitor if it was by that.
+    /// Returns the memory that was named, and the monitor if that was the way.
     fn find(&self) -> anyhow::Result<(Option<GuestMemory>, Option<Monitor>)> {
         if let Some(path) = &self.qmp {
             let mut monitor = Monitor::connect(path)?;
@@ -127,7 +129,8 @@ impl Memory {
     }
 }
 
-/// What the tool maps is to be the guest's memory, if it is this guest's; which way is in use is said.
+/// Shares the guest's memory with the tool, if it is this guest's, and reports the way that is in
+/// use.
 fn share(connection: &Connection, memory: GuestMemory) -> Option<Arc<Sharing>> {
     let bytes = memory.len();
     match Sharing::new(connection, memory) {
@@ -145,11 +148,12 @@ fn share(connection: &Connection, memory: GuestMemory) -> Option<Arc<Sharing>> {
     }
 }
 
-/// Has a reset, and whatever else ends what is in the guest's memory, end the session at once.
+/// Ends the session at once on a reset, and on anything else that ends the content of the guest's
+/// memory.
 fn tell_of_the_end(monitor: Monitor, connection: &Arc<Connection>) -> anyhow::Result<()> {
     let connection = Arc::clone(connection);
     let watch = move || {
-        // Where only the monitor is gone, the guest may be well.
+        // If only the monitor is gone, the guest may be well.
         if let Some(event) = wait_for_the_end(monitor) {
             connection.lose(&format!("QEMU says {event}"));
         }
@@ -159,10 +163,11 @@ fn tell_of_the_end(monitor: Monitor, connection: &Arc<Connection>) -> anyhow::Re
     Ok(())
 }
 
-/// The tool did not end by itself.
+/// True if the tool did not end by itself.
 static LOST: AtomicBool = AtomicBool::new(false);
 
-/// The guest is lost: the tool gets errors for all it asks, and some would wait for events for ever.
+/// Ends the tool because the guest is lost. All its calls fail, and some tools would wait for
+/// events forever.
 fn end(why: &str) {
     LOST.store(true, Relaxed);
     say(&format!(

@@ -1,4 +1,4 @@
-//! `beeline start`: a command that is traced from its first system call on.
+//! `beeline start`: runs a command that is traced from its first system call on.
 
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};
@@ -12,14 +12,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::run::exit_code;
 use crate::say;
 
-/// Between two looks whether a session has come.
+/// The time between two looks for a session.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// The wait for others when the first has come that we know nothing of: sessions look around ten times a second.
+/// The time to wait for other sessions after an unknown one has come: sessions look around ten
+/// times a second.
 const OTHERS: Duration = Duration::from_millis(150);
-/// A session that has finished so many looks has begun one after it was asked for the first time, and finished that.
+/// After this many looks, a session has begun one after it was first asked for, and finished that.
 const LOOKS: u32 = 2;
 
-/// Starts a command before whose first instruction the sessions that run now come to it; its exit code is ours.
+/// Starts a command that the current sessions reach before its first instruction. Its exit code is
+/// ours.
 pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     let (program, arguments) = command.split_first().context("there is no command")?;
     let name = program.to_string_lossy();
@@ -47,28 +49,29 @@ pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     Ok(exit_code(status))
 }
 
-/// Waits until the sessions that hook calls have come to a process that has not begun, or else, when its libraries are mapped,
-/// those that look for functions. False if there are none.
+/// Waits until the sessions that hook calls have reached a process that has not begun, or else,
+/// when its libraries are mapped, those that look for functions. Returns false if there are none.
 fn is_reached(pid: i32, wait: Duration) -> bool {
     let seekers = Seeker::all();
     let (calls, functions): (Vec<_>, Vec<_>) = seekers
         .into_iter()
         .filter(|one| one.seeks_calls() || one.seeks_functions())
         .partition(Seeker::seeks_calls);
-    // Of sessions of other users we know nothing.
+    // Sessions of other users are unknown here.
     let is_unknown = calls.is_empty() && functions.is_empty();
     let wait = if is_unknown { wait / 2 } else { wait };
     let have_looked = (is_unknown || !calls.is_empty()) && await_sessions(pid, &calls, wait);
     if !detach::in_process(pid).unwrap_or_default().is_empty() {
         return true;
     }
-    // What cannot be run that far runs on as it is.
+    // A process that cannot be run that far continues as it is.
     let is_loaded = run_to_libraries(pid).is_ok();
     is_loaded && await_sessions(pid, &functions, wait) || have_looked
 }
 
-/// Waits until all of these sessions have looked at a process and done what there was to be done, or without any, until one
-/// that we do not know has hooked it, and a little for others. False if that takes longer.
+/// Waits until all of these sessions have looked at a process and done their work there. Without
+/// any, it waits until an unknown session has hooked it, and a little longer for others. Returns
+/// false if that takes longer.
 fn await_sessions(pid: i32, seekers: &[Seeker], wait: Duration) -> bool {
     let begun = Instant::now();
     let before: Vec<u32> = seekers.iter().map(Seeker::looks).collect();

@@ -1,4 +1,4 @@
-//! `beeline vcpu-pin`: virtual CPUs run where a guest's threads mean them to.
+//! `beeline vcpu-pin`: runs virtual CPUs where the threads of a guest are bound to.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +18,8 @@ use crate::{ending, say};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT, serial:PATH
+    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
+    /// serial:PATH
     #[arg(long, value_name = "ADDRESS")]
     guest: Address,
     #[command(flatten)]
@@ -26,7 +27,8 @@ pub struct Arguments {
     /// The Unix socket of QEMU's monitor: -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "SOCKET")]
     qmp: PathBuf,
-    /// The host's CPUs that virtual ones may be pinned to, in this order, as 2-5 or 0,2,4 [default: those that the machine may run on]
+    /// The host's CPUs that virtual ones may be pinned to, in this order, as 2-5 or 0,2,4 [default:
+    /// those that the machine may run on]
     #[arg(long, value_name = "LIST")]
     cpus: Option<CpuList>,
     /// Where guest CPU n is pinned to when a thread there is bound to it
@@ -61,7 +63,7 @@ impl Arguments {
 
 pub fn pin(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ending::prepare().context("starting a thread")?;
-    // Not for longer than it takes: QEMU serves one client of a monitor at a time.
+    // Kept only as long as needed: QEMU serves one client of a monitor at a time.
     let vcpus = Monitor::connect(&arguments.qmp)?.vcpus()?;
     let tls = arguments.tls.tls();
     let guest = Guest::connect(&arguments.guest, tls.as_ref(), "vcpu-pin")?;

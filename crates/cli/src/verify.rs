@@ -1,4 +1,4 @@
-//! `beeline verify`: each program of an object file, accepted or not, and why.
+//! `beeline verify`: tells of each program of an object file whether it is accepted, and why not.
 
 mod beeline;
 mod hints;
@@ -37,7 +37,8 @@ pub struct Arguments {
     /// For scripts: an object for each program, one a line
     #[arg(long)]
     json: bool,
-    /// The types of the kernel that the programs are for, then those of its modules [default: /sys/kernel/btf/*]
+    /// The types of the kernel that the programs are for, then those of its modules [default:
+    /// /sys/kernel/btf/*]
     #[arg(long, value_name = "FILE")]
     btf: Vec<PathBuf>,
     /// What programs attach to whose section does not say, or names what the kernel does not have
@@ -49,7 +50,8 @@ pub struct Arguments {
     /// Who judges; the kernel needs privilege, and keeps nothing
     #[arg(long, value_enum, default_value_t)]
     verifier: VerifierName,
-    /// Print the verifier's log: bits of log_level, 1 for the path that failed, 2 for all, 4 for statistics
+    /// Print the verifier's log: bits of log_level, 1 for the path that failed, 2 for all, 4 for
+    /// statistics
     #[arg(long, value_name = "BITS", default_value_t = 0)]
     log_level: u32,
     /// Print the log of the path that failed; of all paths if given twice
@@ -68,22 +70,22 @@ enum VerifierName {
     Both,
 }
 
-/// What a verifier says of a program.
+/// A verifier's judgement on a program.
 #[derive(Debug, Clone, Default)]
 struct Judgement {
     verdict: Verdict,
-    /// Of a program that is not accepted, positive.
+    /// The errno for a program that is not accepted, positive.
     errno: i32,
-    /// The verifier's line that says why not.
+    /// The verifier's line with the reason.
     reason: String,
-    /// The instruction that it looked at.
+    /// The instruction that the verifier looked at.
     insn: Option<usize>,
-    /// The registers and the stack before it.
+    /// The registers and the stack before that instruction.
     state: String,
     log: String,
     insns_processed: u32,
     microseconds: u128,
-    /// What an accepted program does, where that is known.
+    /// The facts about an accepted program, where they are known.
     facts: Option<ProgramSummary>,
 }
 
@@ -96,9 +98,9 @@ enum Verdict {
     Unknown,
 }
 
-/// The reason of a refusal for which a verifier has only an error.
+/// Returns the reason of a refusal for which a verifier has only an error.
 fn in_words(errno: i32) -> String {
-    /// `ENOTSUPP`, which no C library has words for.
+    /// `ENOTSUPP`, for which no C library has a text.
     const NOT_SUPPORTED: i32 = 524;
     match errno {
         NOT_SUPPORTED => "the kernel does not support this".to_owned(),
@@ -106,7 +108,7 @@ fn in_words(errno: i32) -> String {
     }
 }
 
-/// A file that cannot be judged, or a wrong command line.
+/// The exit code for a file that cannot be judged, or a wrong command line.
 const UNUSABLE: u8 = 2;
 
 pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -119,7 +121,7 @@ pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints a verdict for each program that is asked for. Are all accepted?
+/// Prints a verdict for each selected program, and returns whether all are accepted.
 fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
     let kernel = ChosenKernel::new(&arguments.btf)?;
     let file = arguments.file.display();
@@ -166,14 +168,15 @@ fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
     Ok(accepted == programs.len() && differ == 0)
 }
 
-/// Whoever is asked about the programs of a file.
+/// The verifiers that judge the programs of a file.
 struct Judges<'a> {
     object: &'a Object,
-    /// Where programs are that those of the file replace functions of, if not there as well.
+    /// The file with the programs in which those of this file replace functions, if it is another
+    /// one.
     wanted: Option<&'a Wanted>,
     ours: Option<Verifier<'a>>,
     theirs: Option<Loader<'a>>,
-    /// The same for the other file.
+    /// The verifiers for that other file.
     of_target: (Option<Verifier<'a>>, Option<Loader<'a>>),
 }
 
@@ -198,7 +201,7 @@ impl<'a> Judges<'a> {
         }
     }
 
-    /// What each says of a program.
+    /// Returns each verifier's judgement on a program.
     fn judge(&self, program: &Program, log_level: u32) -> (Option<Judgement>, Option<Judgement>) {
         let (ours, theirs) = (self.ours.as_ref(), self.theirs.as_ref());
         let found = match self.wanted {
@@ -236,7 +239,7 @@ impl<'a> Judges<'a> {
     }
 }
 
-/// Gives programs a target that have none, as tools do by `bpf_program__set_attach_target`.
+/// Gives a target to programs that have none, as tools do by `bpf_program__set_attach_target`.
 fn attach(object: &mut Object, name: &str, kernel: &dyn Kernel) {
     for program in &mut object.programs {
         if let AttachTarget::Missing(_) = program.target {
@@ -247,7 +250,7 @@ fn attach(object: &mut Object, name: &str, kernel: &dyn Kernel) {
     }
 }
 
-/// What a program of an object file is loaded as, but for what it attaches to.
+/// Returns the kind that a program of an object file is loaded as, without its target.
 fn kind(program: &Program) -> Kind {
     Kind {
         prog_type: program.kind.prog_type,
@@ -258,23 +261,24 @@ fn kind(program: &Program) -> Kind {
     }
 }
 
-/// The kernel that this runs on, perhaps with the types of another.
+/// The running kernel, or its stand-in with the types of another.
 #[derive(Debug, Default)]
 struct ChosenKernel {
     running: RunningKernel,
     types: Option<GivenTypes>,
 }
 
-/// Types that were asked for.
+/// Types that the user named.
 #[derive(Debug)]
 struct GivenTypes {
     btf: Vec<u8>,
-    /// By name.
+    /// The modules' types by name.
     modules: Vec<(String, Vec<u8>)>,
 }
 
 impl ChosenKernel {
-    /// The first file has the types of the kernel itself, the others those of modules, by their names.
+    /// Reads the files: the first has the types of the kernel itself, the others those of modules,
+    /// by their names.
     fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         let [file, modules @ ..] = files else {
             return Ok(Self::default());

@@ -1,4 +1,4 @@
-//! Events of a guest as lines: for people, and for scripts.
+//! Prints a guest's events as lines: for people, and for scripts.
 
 use std::io::{self, Write};
 
@@ -11,15 +11,18 @@ use serde_json::{Map as Members, Value};
 
 /// Prints events.
 pub struct Printer {
-    /// The file's; none if it has none.
+    /// The file's types; none if it has none.
     types: Option<OwnedBtf>,
-    /// What records are.
+    /// The type of records.
     record: Option<u32>,
     json: bool,
 }
 
 impl Printer {
-    /// `record` is a type's name. Errors: the file does not have it.
+    /// Creates a printer; `record` is a type's name.
+    ///
+    /// # Errors
+    /// Fails if the file does not have the type.
     pub fn new(object: &Object, record: Option<&str>, json: bool) -> anyhow::Result<Self> {
         let types = OwnedBtf::parse(object.btf.clone());
         let record = match (record, &types) {
@@ -37,7 +40,7 @@ impl Printer {
         })
     }
 
-    /// A line of an event.
+    /// Prints an event as a line.
     pub fn print(&self, event: &Event, maps: &[Map], out: &mut impl Write) -> io::Result<()> {
         let (Event::Record { map, .. }
         | Event::Lost { map, .. }
@@ -53,7 +56,7 @@ impl Printer {
         } else {
             writeln!(out, "{}{}", map.name(), line.text)?;
         }
-        // Somebody may wait for it at the other end of a pipe.
+        // A reader may wait for it at the other end of a pipe.
         out.flush()
     }
 
@@ -95,7 +98,7 @@ impl Printer {
         }
     }
 
-    /// Of per-CPU maps a list.
+    /// Returns a value; for per-CPU maps a list.
     fn value(&self, map: &Map, bytes: &[u8]) -> Option<Value> {
         let value_type = Some(map.definition().value_type);
         let Some(stride) = map.stride() else {
@@ -113,7 +116,7 @@ impl Printer {
     }
 }
 
-/// What is known of an element.
+/// Combines the known parts of an element.
 fn both(key: Option<Value>, value: Option<Value>) -> Option<Value> {
     let parts = [("key", key), ("value", value)].into_iter();
     let parts = parts.filter_map(|(name, part)| Some((name.to_owned(), part?)));
@@ -121,9 +124,9 @@ fn both(key: Option<Value>, value: Option<Value>) -> Option<Value> {
     (!parts.is_empty()).then_some(Value::Object(parts))
 }
 
-/// A line, in both forms.
+/// A line in both forms.
 struct Line {
-    /// Behind the map's name.
+    /// The text behind the map's name.
     text: String,
     object: Members<String, Value>,
 }

@@ -1,4 +1,4 @@
-//! `beeline prog disasm`: bytecode, machine code and source lines side by side.
+//! `beeline prog disasm`: shows bytecode, machine code and source lines side by side.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub struct Arguments {
     engine: CompilerName,
 }
 
-/// Columns of bytecode, where machine code stands beside it.
+/// The columns of bytecode when machine code stands beside it.
 const BYTECODE: usize = 56;
 
 pub fn disasm(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -58,7 +58,7 @@ pub fn disasm(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The code that a session would run, or one on such a machine.
+/// Returns the code that a session would run, here or on the given machine.
 fn compiled(
     object: &Object,
     program: &Program,
@@ -109,13 +109,14 @@ fn listing(
     Ok(text)
 }
 
-/// The source lines that begin at an instruction; compilers give number 0 to what comes from no line.
+/// Returns the source lines that begin at an instruction. Compilers give number 0 to code that
+/// comes from no line.
 fn lines_at(program: &Program, place: usize) -> impl Iterator<Item = &Line> {
     let mut lines = program.lines.iter();
     std::iter::from_fn(move || lines.find(|line| line.insn == place && line.line > 0))
 }
 
-/// One instruction's text, with maps by their names.
+/// Returns one instruction's text, with maps by their names.
 pub fn instruction(object: &Object, slots: &[Insn]) -> String {
     let listed = Listing(slots).to_string();
     let mut text = match listed.split_once(") ") {
@@ -142,7 +143,7 @@ fn beside(text: &mut String, left: &str, right: &[String]) -> std::fmt::Result {
         .try_for_each(|line| writeln!(text, "{:BYTECODE$} {line}", ""))
 }
 
-/// The machine code of an instruction, a line for each of the machine's.
+/// Returns the machine code of an instruction, a line for each of the machine's instructions.
 fn machine_code(code: &Code, insn: usize, machine: Machine) -> Vec<String> {
     let Some(number) = code.insns.iter().position(|it| it.insn as usize == insn) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Files that programs come from: objects, and what `beeline compile` makes of them.
+//! Files with programs: objects, and the output of `beeline compile`.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,14 @@ use beeline_object::{
 };
 use beeline_uapi::{AttachType, MapType, ProgramType};
 
-/// What files of `beeline compile` begin with.
+/// The first bytes of files of `beeline compile`.
 const AHEAD: &[u8] = b"bee aot";
 
-/// A file's programs.
+/// The programs of a file.
 #[derive(Debug)]
 pub struct File {
     pub object: Object,
-    /// Their code, if the file has it.
+    /// The programs' code, if the file has it.
     pub aot: Option<Aot>,
 }
 
@@ -37,7 +37,7 @@ impl File {
         Ok(Self { object, aot: None })
     }
 
-    /// As [`select`].
+    /// Selects programs like [`select`].
     pub fn select(
         &self,
         section: Option<&str>,
@@ -46,7 +46,7 @@ impl File {
         select(&self.object, section, name)
     }
 
-    /// The one program that is meant.
+    /// Returns the one program that is meant.
     pub fn select_one(
         &self,
         section: Option<&str>,
@@ -68,7 +68,7 @@ impl File {
     }
 }
 
-/// The programs of a section, and of a name if one is given; all if neither is.
+/// Returns the programs of a section, and of a name if one is given; all if neither is.
 pub fn select<'a>(
     object: &'a Object,
     section: Option<&str>,
@@ -98,7 +98,7 @@ pub fn select<'a>(
     bail!("the file has {what}; there are, by section and program:{there}");
 }
 
-/// A compiled file as the object that it was made from.
+/// Returns a compiled file as the object that it was made from.
 fn object_of(aot: &Aot) -> anyhow::Result<Object> {
     let program = |it: &AotProgram| {
         let insns = Insn::decode_all(&it.insns)?;

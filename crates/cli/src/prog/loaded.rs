@@ -26,15 +26,15 @@ pub struct Loaded<'a> {
     object: &'a Object,
     /// The object's BTF, if it has any.
     types: Option<Arc<[u8]>>,
-    /// By place in the object.
+    /// The maps by their places in the object.
     maps: HashMap<usize, Id>,
     programs: HashMap<String, Id>,
 }
 
 impl<'a> Loaded<'a> {
-    /// A session without programs.
+    /// Creates a session without programs.
     pub fn new(object: &'a Object, engines: Engines) -> anyhow::Result<Self> {
-        // There is no tool, so this process is who programs run for.
+        // There is no tool, so programs run for this process.
         let runtime = Runtime::new(
             Vec::new(),
             Scope::Processes(Vec::new()),
@@ -51,7 +51,7 @@ impl<'a> Loaded<'a> {
         })
     }
 
-    /// Loads a program, with the maps that it names and what these begin with.
+    /// Loads a program, with the maps that it names and their initial contents.
     pub fn program(&mut self, program: &Program) -> anyhow::Result<Id> {
         if let Some(id) = self.programs.get(&program.name) {
             return Ok(*id);
@@ -101,7 +101,8 @@ impl<'a> Loaded<'a> {
         Ok(id)
     }
 
-    /// What a loaded program's code is made from, its code, and its maps' places in the object by the code's numbers.
+    /// Returns a loaded program as its engine sees it, its code, and the maps' places in the object
+    /// by the code's numbers.
     pub fn compiled(
         &self,
         program: Id,
@@ -117,7 +118,7 @@ impl<'a> Loaded<'a> {
         Ok((source, code, maps.iter().filter_map(place).collect()))
     }
 
-    /// A map by its place in the object, made when it is first needed.
+    /// Returns a map by its place in the object; it is created on first use.
     fn map(&mut self, place: usize) -> anyhow::Result<Id> {
         if let Some(id) = self.maps.get(&place) {
             return Ok(*id);
@@ -215,7 +216,7 @@ impl<'a> Loaded<'a> {
     }
 }
 
-/// The places of the maps that instructions name, each once, by first use.
+/// Returns the places of the maps that instructions name, each once, by first use.
 pub fn map_indexes(insns: &[Insn]) -> Vec<i32> {
     let mut indexes = Vec::new();
     for insn in insns {

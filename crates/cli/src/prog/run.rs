@@ -1,4 +1,4 @@
-//! `beeline prog run`: a program's result, and the time that it takes.
+//! `beeline prog run`: prints a program's result, and the time that it takes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ enum EngineName {
     Llvm,
 }
 
-/// Bytes of context if none are given: as many zeros as any context has.
+/// The bytes of context if none are given: as many zeros as any context has.
 const ZEROS: usize = 4096;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (None, Some(aot)) => Engines::new(Choice::Baseline, Arc::new(say))
             .with_aot(aot)
             .with_context(|| arguments.file.display().to_string())?,
-        // Whoever checks every access may run what nobody has verified.
+        // An engine that checks every access may run programs that have not been verified.
         (Some(EngineName::Interpreter), _) => Engines::new(Choice::Interpreter, Arc::new(say)),
         (Some(EngineName::Llvm), _) => CompilerName::Llvm.engines()?,
         _ => CompilerName::Baseline.engines()?,

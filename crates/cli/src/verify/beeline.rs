@@ -12,16 +12,17 @@ use super::{Judgement, Verdict, in_words, kind};
 
 /// `BPF_F_RDONLY_PROG`.
 const RDONLY_PROG: u32 = 1 << 7;
-/// Frames that tools give a stack trace whose depth the file leaves open: `kernel.perf_event_max_stack`.
+/// The number of frames that tools give a stack trace if the file leaves its depth open:
+/// `kernel.perf_event_max_stack`.
 const FRAMES: u32 = 127;
 
-/// What the programs of a file are judged with.
+/// Judges the programs of a file.
 pub struct Verifier<'a> {
     object: &'a Object,
     kernel: Option<KernelTypes>,
-    /// None for a file without types.
+    /// The file's types; none for a file without types.
     types: Option<FileTypes>,
-    /// By the descriptors that instructions have: places in the object.
+    /// The maps by the descriptors in the instructions, which are places in the object.
     maps: Vec<(i32, Map)>,
 }
 
@@ -43,7 +44,7 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    /// `target` is the program of which it replaces a function, if it does that.
+    /// Judges a program; `target` is the program in which it replaces a function, if it does that.
     pub fn judge(
         &self,
         program: &Program,
@@ -92,13 +93,13 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    /// A program with its types, read as those of a program of a kind.
+    /// Returns a program with its types, read as those of a program of the given kind.
     fn described<'p>(&self, program: &'p Program, kind: Kind) -> Result<Described<'p>, Refused> {
         let types = self.types(program, kind)?;
         Ok(Described { program, types })
     }
 
-    /// Does something with a program as the verifier has it.
+    /// Calls a function with the program as the verifier takes it.
     fn with<T>(
         &self,
         described: &Described<'_>,
@@ -173,7 +174,7 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    /// None for a file without types.
+    /// Returns the program's types; none for a file without types.
     fn types(&self, program: &Program, kind: Kind) -> Result<Option<ProgramTypes>, Refused> {
         let Some(types) = self
             .types
@@ -196,7 +197,7 @@ struct Described<'p> {
     types: Option<ProgramTypes>,
 }
 
-/// A program of which another replaces a function.
+/// A program in which another replaces a function.
 pub struct Replaced<'v, 'a> {
     pub verifier: &'v Verifier<'a>,
     pub program: &'v Program,
@@ -204,7 +205,7 @@ pub struct Replaced<'v, 'a> {
     pub function: u32,
 }
 
-/// The types of a kernel, with those of the modules of these names.
+/// Returns the types of a kernel, with those of the modules of these names.
 fn types_of(kernel: &dyn Kernel, modules: &[String]) -> Option<KernelTypes> {
     let btf = kernel.btf()?;
     if modules.is_empty() {
@@ -216,7 +217,7 @@ fn types_of(kernel: &dyn Kernel, modules: &[String]) -> Option<KernelTypes> {
     KernelTypes::with_modules(btf, &contents.collect::<Option<Vec<_>>>()?)
 }
 
-/// A map as libbpf would make it.
+/// Returns a map as libbpf would make it.
 fn map(types: Option<&FileTypes>, definition: &MapDefinition, kernel: Option<&KernelTypes>) -> Map {
     let definition = &completed(definition);
     let is_constant = definition.map_type == MapType::ARRAY
@@ -245,7 +246,7 @@ fn map(types: Option<&FileTypes>, definition: &MapDefinition, kernel: Option<&Ke
     }
 }
 
-/// With what libbpf, other libraries and tools put in when they make the map.
+/// Adds the values that libbpf, other libraries and tools set when they make the map.
 pub fn completed(definition: &MapDefinition) -> MapDefinition {
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let page_size = rustix::param::page_size() as u32;
@@ -255,7 +256,7 @@ pub fn completed(definition: &MapDefinition) -> MapDefinition {
         definition.value_size,
     ) {
         (MapType::STACK_TRACE, key, 0) => (key, FRAMES * 8),
-        // An index and a descriptor, whatever the file says or not.
+        // An index and a descriptor, whatever the file contains.
         (MapType::PERF_EVENT_ARRAY, ..) => (4, 4),
         (MapType::PROG_ARRAY | MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS, key, 0) => (key, 4),
         (_, key, value) => (key, value),

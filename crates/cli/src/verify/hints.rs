@@ -1,9 +1,9 @@
-//! What to do about a refusal.
+//! Advice on refusals.
 
-/// What the reason has in it, in any of these pieces that must follow each other; and what to do.
+/// Pieces of a reason's text, which must follow each other, and the advice for it.
 type Hint = (&'static [&'static str], &'static str);
 
-/// Advice for a verifier's line, if there is any.
+/// Returns advice for a verifier's line, if there is any.
 pub fn hint(reason: &str, errno: i32) -> Option<&'static str> {
     let matches = |(pieces, _): &&Hint| {
         let mut rest = reason;
@@ -18,7 +18,7 @@ pub fn hint(reason: &str, errno: i32) -> Option<&'static str> {
     found.or_else(|| by_error().map(|(_, what)| *what))
 }
 
-/// The first that fits is given.
+/// The hints. The first that fits is given.
 const HINTS: &[Hint] = &[
     (
         &["invalid mem access 'map_value_or_null'"],
@@ -113,7 +113,7 @@ const HINTS: &[Hint] = &[
         "nothing sets this register on some path: give the variable a value where it is declared; the kernel's helpers overwrite r1 to r5",
     ),
     (
-        // What libbpf, too, puts in the place of such an instruction.
+        // libbpf, too, puts this in the place of such an instruction.
         &["invalid func unknown#195896080"],
         "this kernel has no such field, type or enumerator (CO-RE): test with bpf_core_field_exists() and its like before",
     ),
@@ -289,7 +289,7 @@ const HINTS: &[Hint] = &[
     ),
 ];
 
-/// Where the words say nothing.
+/// Hints for errors with reasons that say nothing.
 const BY_ERROR: &[(i32, &str)] = &[
     (
         libc::EPERM,

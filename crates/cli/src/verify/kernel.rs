@@ -24,13 +24,13 @@ const STATISTICS: u32 = 4;
 /// `BPF_F_RDONLY_PROG`.
 const RDONLY_PROG: u32 = 1 << 7;
 
-/// Loads programs of one file.
+/// Loads the programs of one file.
 pub struct Loader<'a> {
     object: &'a Object,
     types: OnceCell<Result<OwnedFd, Refusal>>,
-    /// By their places in the object, made when they are first needed.
+    /// The maps by their places in the object, created on first use.
     maps: Vec<OnceCell<io::Result<OwnedFd>>>,
-    /// By their places in the object.
+    /// The modules' types by their places in the object.
     modules: OnceCell<Result<Vec<OwnedFd>, (String, io::Error)>>,
 }
 
@@ -44,7 +44,8 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// `target` is a program that the kernel has, and its function that this one replaces.
+    /// Judges a program; `target` is a program that the kernel has, and the function of it that
+    /// this one replaces.
     pub fn judge(
         &self,
         program: &Program,
@@ -54,7 +55,7 @@ impl<'a> Loader<'a> {
         self.load(program, target, log_level).0
     }
 
-    /// The verdict, and the program if the kernel takes it.
+    /// Returns the verdict, and the program if the kernel takes it.
     pub fn load(
         &self,
         program: &Program,
@@ -87,7 +88,7 @@ impl<'a> Loader<'a> {
             (None, AttachTarget::InModule { module, .. }) => modules.get(*module).map(AsFd::as_fd),
             _ => None,
         };
-        // Types that the kernel refuses are left out, as by libbpf.
+        // Types that the kernel refuses are left out, as libbpf does.
         let types = match self.types() {
             Some(Ok(types)) if !program.func_info.is_empty() => Some(ProgramTypes {
                 btf: types.as_fd(),
@@ -110,7 +111,7 @@ impl<'a> Loader<'a> {
             types,
             log_level: STATISTICS,
         };
-        // A log takes the verifier longer than its work, so the time is that of a load without.
+        // A log takes the verifier longer than its work, so the time is that of a load without one.
         let start = Instant::now();
         let mut loaded = load_program(&spec);
         let microseconds = start.elapsed().as_micros();
@@ -132,20 +133,22 @@ impl<'a> Loader<'a> {
         (judgement, made)
     }
 
-    /// The file's types in the kernel, if it has any.
+    /// Returns the file's types in the kernel, if it has any.
     fn types(&self) -> Option<&Result<OwnedFd, Refusal>> {
         let types = || load_types(&self.object.btf);
         (!self.object.btf.is_empty()).then(|| self.types.get_or_init(types))
     }
 
-    /// Types of the modules that the file uses something of. Errors: a module's name, and why there are none.
+    /// Returns the types of the modules that the file uses. The error holds a module's name and the
+    /// reason.
     fn modules(&self) -> Result<&[OwnedFd], &(String, io::Error)> {
         let open = |name: &String| module_types(name).map_err(|error| (name.clone(), error));
         let all = || self.object.modules.iter().map(open).collect();
         self.modules.get_or_init(all).as_deref()
     }
 
-    /// Instructions with descriptors in the place of places. Errors: a map's name, and why it cannot be made.
+    /// Returns instructions with descriptors in place of the maps' places. The error holds a map's
+    /// name and the reason why it cannot be made.
     fn with_descriptors(&self, insns: &[Insn]) -> Result<Vec<Insn>, (String, io::Error)> {
         let mut descriptors = HashMap::new();
         for place in map_indexes(insns) {
@@ -174,7 +177,7 @@ impl<'a> Loader<'a> {
         Ok(insns)
     }
 
-    /// A map with its constants; what else it begins with does not matter to a verdict.
+    /// Creates a map with its constants; its other initial contents do not matter to a verdict.
     fn make(&self, definition: &MapDefinition) -> io::Result<OwnedFd> {
         let definition = completed(definition);
         let inner = definition.inner.as_deref();
@@ -189,7 +192,7 @@ impl<'a> Loader<'a> {
             inner: inner.as_ref().map(AsFd::as_fd),
             types: None,
         };
-        // Not every type of map takes types, and then it does without, as with libbpf.
+        // Not every type of map takes types; then it does without, as with libbpf.
         let typed = match self.types() {
             Some(Ok(btf)) if definition.value_type != 0 => create_map(&MapSpec {
                 types: Some((btf.as_fd(), definition.key_type, definition.value_type)),
@@ -209,7 +212,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Variables of modules with descriptors in the place of the modules' places.
+/// Puts descriptors in place of the modules' places in variables of modules.
 fn with_modules(mut insns: Vec<Insn>, modules: &[OwnedFd]) -> Vec<Insn> {
     for at in 1..insns.len() {
         if let Ok(Op::Imm64 {
@@ -229,7 +232,7 @@ fn same(error: &io::Error) -> io::Error {
     io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0))
 }
 
-/// Nothing was learnt about the program.
+/// Returns the judgement if nothing was learnt about the program.
 fn not_asked(error: &io::Error, reason: String) -> Judgement {
     Judgement {
         errno: error.raw_os_error().unwrap_or(0),
@@ -250,7 +253,7 @@ fn accepted(log: String) -> Judgement {
 fn rejected(refusal: Refusal) -> Judgement {
     let Refusal { errno, log } = refusal;
     let said = log.lines().rev().find(|line| !is_aside(line));
-    // A kernel that lets nobody load such programs has not looked at this one.
+    // A kernel that refuses such programs to everyone has not looked at this one.
     let verdict = match said {
         None if errno == libc::EPERM => Verdict::Unknown,
         _ => Verdict::Reject,
@@ -266,7 +269,7 @@ fn rejected(refusal: Refusal) -> Judgement {
     }
 }
 
-/// Is it a statistic, or a state that was compared?
+/// Returns whether the line is a statistic, or a state that was compared.
 fn is_aside(line: &str) -> bool {
     let known = [
         "processed ",
@@ -285,7 +288,7 @@ fn processed(log: &str) -> u32 {
     number.unwrap_or(0)
 }
 
-/// `12: (bf) r1 = r2`.
+/// Parses the number in `12: (bf) r1 = r2`.
 fn instruction(line: &str) -> Option<usize> {
     let (number, rest) = line.split_once(": (")?;
     rest.contains(") ").then(|| number.parse().ok())?

@@ -1,4 +1,4 @@
-//! Verdicts for people and for scripts.
+//! Prints verdicts for people and for scripts.
 
 use beeline_object::{AttachTarget, Line, Object, Program};
 use beeline_uapi::{HelperId, MapType, ProgramType};
@@ -10,26 +10,26 @@ use super::target::replaces;
 use super::{Judgement, Verdict, VerifierName};
 use crate::prog::disasm::instruction;
 
-/// A program with what was said about it.
+/// A program with the judgements on it.
 pub struct Judged<'a> {
     pub object: &'a Object,
     pub program: &'a Program,
     pub verifier: VerifierName,
-    /// Beeline's, unless the kernel alone was asked.
+    /// Beeline's judgement, unless only the kernel was asked.
     pub first: &'a Judgement,
-    /// The kernel's, beside Beeline's.
+    /// The kernel's judgement, beside Beeline's.
     pub other: Option<&'a Judgement>,
     pub with_log: bool,
 }
 
 impl Judged<'_> {
-    /// By everybody who looked at it.
+    /// Returns whether all verifiers that looked at it accept it.
     pub fn is_accepted(&self) -> bool {
         let refuses = |it: &Judgement| it.verdict == Verdict::Reject;
         self.first.verdict == Verdict::Accept && !self.other.is_some_and(refuses)
     }
 
-    /// Do both know, and disagree?
+    /// Returns whether both have a verdict, and disagree.
     pub fn differ(&self) -> bool {
         self.other.is_some_and(|other| {
             other.verdict != Verdict::Unknown && other.verdict != self.first.verdict
@@ -85,7 +85,8 @@ impl Judged<'_> {
         known.or_else(unknown).map(str::to_owned)
     }
 
-    /// The map of maps whose element was used, where the tool gives it a kind of maps when it runs.
+    /// Returns the map of maps with the element that was used, if the tool sets its kind of maps
+    /// when it runs.
     fn map_of_unknown_maps(&self, judgement: &Judgement) -> Option<&str> {
         // Beeline takes an element for a value; the kernel does not make such a map.
         let is_used = judgement
@@ -113,7 +114,7 @@ impl Judged<'_> {
     }
 }
 
-/// For people.
+/// Prints for people.
 pub fn print(judged: &Judged<'_>) {
     let program = judged.program;
     println!(
@@ -178,7 +179,7 @@ fn print_judgement(judged: &Judged<'_>, judgement: &Judgement, who: Option<&str>
     }
 }
 
-/// The reason, and the error that the tool would get.
+/// Returns the reason, and the error that the tool would get.
 fn because(judgement: &Judgement) -> String {
     match judgement.verdict {
         Verdict::Accept => "accept".to_owned(),
@@ -190,7 +191,7 @@ fn because(judgement: &Judgement) -> String {
     }
 }
 
-/// What the error is called that a tool gets.
+/// Returns the name of the error that a tool gets.
 fn error_name(errno: i32) -> String {
     let known = [
         (libc::EPERM, "EPERM"),
@@ -265,7 +266,7 @@ fn maps(object: &Object, facts: &ProgramSummary) -> Vec<String> {
     maps.filter_map(|it| name(it.fd)).collect()
 }
 
-/// For scripts: one object a line.
+/// Prints for scripts: one object a line.
 pub fn print_json(judged: &Judged<'_>) {
     let mut value = as_value(judged, judged.first);
     let more = [

@@ -1,4 +1,5 @@
-//! Which program a `freplace` program replaces a function of: one of its own file, or of another that is named.
+//! Finds the program in which a `freplace` program replaces a function: one of its own file, or of
+//! another that is named.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,24 +35,24 @@ impl Wanted {
         Ok(Self { object, program })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn object(&self) -> &Object {
         &self.object
     }
 
-    /// Which program of it is meant, if only one can be.
+    /// Returns the program of it that is meant, if only one can be.
     pub fn program(&self) -> Option<&str> {
         self.program.as_deref()
     }
 }
 
-/// Does it replace a function of another program?
+/// Returns whether a program replaces a function of another.
 pub fn replaces(program: &Program) -> bool {
     program.kind.prog_type == ProgramType::EXT
 }
 
-/// The program of a file that has the function that `replacing` names behind its section's slash, and the function's number in the
-/// file's BTF.
+/// Returns the program of a file with the function that `replacing` names behind its section's
+/// slash, and the function's number in the file's BTF.
 pub fn find<'a>(
     object: &'a Object,
     program: Option<&str>,
