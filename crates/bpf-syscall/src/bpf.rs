@@ -200,7 +200,8 @@ fn btf_id(object: &Object) -> Option<u32> {
 }
 
 /// Checks the header, `struct btf_header`, and that both sections are within the data. The content
-/// of the types is between the tool and those who show them; the supervisor only keeps them.
+/// of the types is between the tool and the programs that show them; the supervisor only keeps
+/// them.
 fn check_btf(data: &[u8]) -> Result<(), Errno> {
     const MAGIC_AND_VERSION: [u8; 4] = [0x9f, 0xeb, 1, 0];
     const HEADER: u32 = 24;

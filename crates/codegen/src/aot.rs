@@ -12,18 +12,18 @@ use crate::engine::Machine;
 
 const KIND: Kind = *b"bee aot\x02";
 
-/// What such a file holds.
+/// The content of a file with compiled programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Aot {
     /// The machine that all code is for.
     pub machine: Machine,
-    /// Extensions that its processor must have: [`cpu::needed`] of all code.
+    /// The extensions that its processor must have: [`cpu::needed`] of all code.
     pub features: BTreeSet<String>,
     /// The helper table that the code calls through: [`Digest::of_helpers`].
     pub helpers: Digest,
-    /// As in the object's `license` section.
+    /// The license, as in the object's `license` section.
     pub license: String,
-    /// Types of maps' values and programs' functions; empty if the object has none.
+    /// The types of maps' values and programs' functions; empty if the object has none.
     pub btf: Vec<u8>,
     /// The maps that programs use.
     pub maps: Vec<AotMap>,
@@ -42,11 +42,12 @@ pub struct AotMap {
     pub max_entries: u32,
     pub map_flags: u32,
     pub map_extra: u64,
-    /// In [`Aot::btf`]; 0 if not known.
+    /// The type of the values in [`Aot::btf`]; 0 if not known.
     pub value_type: u32,
-    /// Of a map of maps, the place in [`Aot::maps`] of the map that those to come have to be like.
+    /// For a map of maps, the place in [`Aot::maps`] of the map that later inner maps must
+    /// resemble.
     pub inner: Option<u32>,
-    /// What the first value holds at the start: data sections. Empty for zeros.
+    /// The initial content of the first value, for data sections. Empty for zeros.
     pub contents: Vec<u8>,
 }
 
@@ -63,14 +64,14 @@ pub struct AotProgram {
     pub expected_attach_type: u32,
     /// `prog_flags`.
     pub flags: u32,
-    /// Of the kernel's BTF, or 0.
+    /// A type in the kernel's BTF, or 0.
     pub attach_btf_id: u32,
-    /// Where each function begins, and its type in [`Aot::btf`].
+    /// The start of each function, and its type in [`Aot::btf`].
     pub functions: Vec<[u32; 2]>,
     /// [`Digest::of_program`].
     pub digest: Digest,
-    /// Its instructions, 8 bytes each, naming maps by their places in [`Aot::maps`]: so that it can be verified before
-    /// it runs.
+    /// Its instructions, 8 bytes each, which name maps by their places in [`Aot::maps`]. With them
+    /// the program can be verified before it runs.
     pub insns: Vec<u8>,
     /// Its maps, by their places in [`Aot::maps`], in the order in which the code numbers them.
     pub maps: Vec<u32>,
@@ -80,7 +81,7 @@ pub struct AotProgram {
     pub code: Code,
 }
 
-/// Why a file cannot be used here. Each says what to do.
+/// The reasons why a file cannot be used here. Each message says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum Unusable {
@@ -104,7 +105,7 @@ pub enum Unusable {
 }
 
 impl Aot {
-    /// A file without programs.
+    /// Creates a file without programs.
     pub fn new(machine: Machine, helpers: Digest, license: String, btf: Vec<u8>) -> Self {
         Self {
             machine,
@@ -117,19 +118,21 @@ impl Aot {
         }
     }
 
-    /// Adds a program, and what its code needs of the processor.
+    /// Adds a program, and the processor features that its code needs.
     pub fn add(&mut self, program: AotProgram) {
         let needed = cpu::needed(self.machine, &program.code.bytes);
         self.features.extend(needed.into_iter().map(str::to_owned));
         self.programs.push(program);
     }
 
-    /// The file's bytes.
+    /// Returns the file's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         container::seal(KIND, self)
     }
 
-    /// Reads a file; never panics. It may still be for another machine: [`Self::check`].
+    /// Reads a file; never panics.
+    ///
+    /// The file may still be for another machine: [`Self::check`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Unusable> {
         let aot: Self = container::unseal(KIND, bytes)?;
         let named = aot.programs.iter().flat_map(|program| &program.maps);
@@ -143,7 +146,7 @@ impl Aot {
         Ok(aot)
     }
 
-    /// Can its code run in this process, with these helpers?
+    /// Checks that its code can run in this process, with these helpers.
     pub fn check(&self, helpers: &Digest) -> Result<(), Unusable> {
         self.check_for(Machine::HERE, &cpu::here(), helpers)
     }
@@ -172,7 +175,8 @@ impl Aot {
         Ok(())
     }
 
-    /// The code of a program that was compiled from the same instructions, over the same shapes of maps.
+    /// Finds the code of a program that was compiled from the same instructions, over the same
+    /// shapes of maps.
     pub fn find(&self, digest: &Digest) -> Option<&AotProgram> {
         let mut programs = self.programs.iter();
         programs.find(|program| program.digest == *digest)

@@ -1,17 +1,21 @@
-//! The baseline compiler: each eBPF register has a fixed home in a general register, each instruction becomes a few
-//! machine instructions, jumps take their short form where they can.
+//! The baseline compiler: each eBPF register has a fixed home in a general register, each
+//! instruction becomes a few machine instructions, and jumps take their short form where they can.
 //!
-//! There is no register allocation and next to no optimiser, so thousands of instructions take milliseconds. The code saves only
-//! what the platform's ABI says it has to and what the program really changes: `r0 = 0; exit` becomes `xor eax, eax; ret`.
-//! What compilers of eBPF take apart for want of an instruction is put together again on x86-64: a sum that is an address, a
-//! branch over a jump, a search among constants that is a look-up in a table. Loops that copy a byte in each turn copy words,
-//! short loops lie in one line of the cache, and a move that one way of a branch wants is made on that way. Helpers of a few
-//! instructions stand in place of their calls ([`crate::inlines`]).
+//! There is no register allocation and next to no optimiser, so thousands of instructions take
+//! milliseconds. The code saves only the registers that the platform's ABI says it must and that
+//! the program really changes: `r0 = 0; exit` becomes `xor eax, eax; ret`.
 //!
-//! A function whose address is taken gets a thunk by which helpers call it. A tail call leaves the calling function's
-//! frame and jumps to the next program; see [`beeline_isa::abi`].
+//! On x86-64 it reassembles what compilers of eBPF take apart for want of an instruction: a sum
+//! that is an address, a branch over a jump, a search among constants that is a look-up in a table.
+//! Loops that copy a byte in each turn copy words, short loops lie in one line of the cache, and a
+//! move that only one way of a branch needs is made on that way. Helpers of a few instructions
+//! replace their calls ([`crate::inlines`]).
 //!
-//! What is the same for every machine is in `outline`, the facts of a program, and `walk`, the way through it.
+//! A function with its address taken gets a thunk by which helpers call it. A tail call leaves the
+//! calling function's frame and jumps to the next program; see [`beeline_isa::abi`].
+//!
+//! The parts that are the same for every machine are `outline`, the facts of a program, and `walk`,
+//! the way through it.
 
 mod aarch64;
 mod copying;

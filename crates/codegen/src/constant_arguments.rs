@@ -1,14 +1,15 @@
-//! What is known of a helper call's arguments before the program runs.
+//! The facts about a helper call's arguments that are known before the program runs.
 //!
-//! One walk over each function, in the order of its slots. Where ways meet, what all of them agree on is known; at the head
-//! of a loop nothing is. So what is said of a call holds on every way to it.
+//! They come from one walk over each function, in the order of its slots. Where ways meet, only the
+//! facts that all of them agree on are known; at the head of a loop nothing is. So the facts about
+//! a call hold on every way to it.
 
 use std::collections::{BTreeSet, HashMap};
 
 use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op, Operand, Size};
 use beeline_verifier::{Flow, Function};
 
-/// What a register holds.
+/// The content of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
     /// Anything.
@@ -17,13 +18,13 @@ pub enum Known {
     Number(u64),
     /// The map of this index.
     Map(u32),
-    /// The function's frame pointer and so many bytes.
+    /// The function's frame pointer plus so many bytes.
     Stack(i32),
     /// Not an address of the stack.
     Elsewhere,
 }
 
-/// What is known where a helper is called.
+/// The facts where a helper is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arguments {
     registers: [Known; FRAME_POINTER as usize],
@@ -31,7 +32,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What a register holds.
+    /// Returns the content of a register.
     pub fn register(&self, register: u8) -> Known {
         match self.registers.get(usize::from(register)) {
             Some(&known) => known,
@@ -39,7 +40,7 @@ impl Arguments {
         }
     }
 
-    /// The map that a register holds.
+    /// Returns the map that a register holds.
     pub fn map(&self, register: u8) -> Option<u32> {
         match self.register(register) {
             Known::Map(map) => Some(map),
@@ -47,7 +48,7 @@ impl Arguments {
         }
     }
 
-    /// The number that a register holds.
+    /// Returns the number that a register holds.
     pub fn number(&self, register: u8) -> Option<u64> {
         match self.register(register) {
             Known::Number(number) => Some(number),
@@ -55,7 +56,7 @@ impl Arguments {
         }
     }
 
-    /// The number that lies in the four bytes that a register points to.
+    /// Returns the number in the four bytes that a register points to.
     pub fn word_at(&self, register: u8) -> Option<u32> {
         match self.register(register) {
             Known::Stack(at) => self.stack.word(at),
@@ -76,7 +77,7 @@ impl Arguments {
         }
     }
 
-    /// What holds here and there.
+    /// Keeps the facts that hold in both.
     fn meet(&mut self, other: &Self) {
         for (here, there) in self.registers.iter_mut().zip(other.registers) {
             if *here != there {
@@ -86,7 +87,7 @@ impl Arguments {
         self.stack.meet(&other.stack);
     }
 
-    /// Becomes what is known behind an operation.
+    /// Updates the facts for an operation.
     fn pass(&mut self, op: Op) {
         match op {
             Op::Store {
@@ -115,7 +116,7 @@ impl Arguments {
         }
     }
 
-    /// What an operation that is no call leaves in the register that it writes.
+    /// Returns the content of the register that an operation, other than a call, writes.
     fn result(&self, op: Op) -> Known {
         match op {
             Op::Move { wide, src, .. } => {
@@ -176,23 +177,25 @@ impl Arguments {
     }
 }
 
-/// Helpers that write nothing to memory that a program may point them to: map_lookup_elem, map_update_elem, map_delete_elem,
-/// ktime_get_ns, trace_printk, get_prandom_u32, get_smp_processor_id, get_current_pid_tgid, get_current_uid_gid,
-/// perf_event_output, get_stackid, get_current_task, get_current_cgroup_id, ktime_get_boot_ns, the ringbuf_ ones from output to
+/// Helpers that write nothing to memory that a program may point them to: map_lookup_elem,
+/// map_update_elem, map_delete_elem, ktime_get_ns, trace_printk, get_prandom_u32,
+/// get_smp_processor_id, get_current_pid_tgid, get_current_uid_gid, perf_event_output, get_stackid,
+/// get_current_task, get_current_cgroup_id, ktime_get_boot_ns, the ringbuf_ ones from output to
 /// query, get_func_ip, get_attach_cookie, trace_vprintk, map_lookup_percpu_elem.
 const LEAVE_STACK_ALONE: [u32; 23] = [
     1, 2, 3, 5, 6, 7, 8, 14, 15, 25, 27, 35, 80, 125, 130, 131, 132, 133, 134, 173, 174, 177, 195,
 ];
-/// Helpers that give an address, or null: map_lookup_elem, ringbuf_reserve, map_lookup_percpu_elem.
+/// Helpers that return an address or null: map_lookup_elem, ringbuf_reserve,
+/// map_lookup_percpu_elem.
 const GIVE_NO_STACK: [u32; 3] = [1, 131, 195];
 
-/// Numbers that lie on the stack: those stored last.
+/// Numbers on the stack: those stored last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Stack([Option<Stored>; 8]);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stored {
-    /// From the frame pointer to the first byte.
+    /// The offset of the first byte from the frame pointer.
     at: i32,
     size: Size,
     value: u64,
@@ -213,7 +216,7 @@ impl Stack {
             }
         }
         if let Known::Number(value) = value {
-            // The last place is free now, or what it holds is forgotten.
+            // The last place is free now, or its content is forgotten.
             let free = self.0.iter().position(Option::is_none);
             let place = free.unwrap_or(self.0.len() - 1);
             self.0[..=place].rotate_right(1);
@@ -238,7 +241,8 @@ impl Stack {
     }
 }
 
-/// Calls `visit` for each reachable call of a helper: its slot, the helper, and what is known there.
+/// Calls `visit` for each reachable call of a helper with its slot, the helper, and the facts
+/// there.
 pub fn at_calls(flow: &Flow, mut visit: impl FnMut(usize, u32, &Arguments)) {
     for &function in flow.functions() {
         walk(flow, function, &mut visit);
@@ -286,7 +290,7 @@ fn on_entry(function: Function) -> Arguments {
     known
 }
 
-/// Where jumps lead back to.
+/// Returns the slots that jumps lead back to.
 fn loop_heads(flow: &Flow, function: Function) -> BTreeSet<usize> {
     flow.reachable_ops(function)
         .flat_map(|(index, _)| flow.successors(index).filter(move |&to| to <= index))

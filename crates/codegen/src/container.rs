@@ -1,15 +1,15 @@
-//! Files that hold code: a kind, a checksum, and a value. Whatever the bytes are, reading them gives the value that was
-//! written or an error.
+//! Files that hold code: a kind, a checksum, and a value. For any bytes, reading returns the value
+//! that was written, or an error.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::digest::Digest;
 
-/// What a file begins with: what it is, and the version of its layout.
+/// The first bytes of a file: its kind, and the version of its layout.
 pub type Kind = [u8; 8];
 
-/// Why a file's bytes are not what they should be.
+/// The reasons why a file's bytes are not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Damaged {
     /// Another kind of file, or another version of the kind.
@@ -18,20 +18,21 @@ pub enum Damaged {
     /// The checksum does not match.
     #[error("it is damaged: its checksum is wrong")]
     Checksum,
-    /// The checksum matches, but what it covers is no such value.
+    /// The checksum matches, but the content is no such value.
     #[error("it is damaged: its contents make no sense")]
     Contents,
 }
 
-/// Bytes for a value.
+/// Returns the bytes for a value.
 pub fn seal(kind: Kind, value: &impl Serialize) -> Vec<u8> {
-    // A vector has room for everything, and what is sealed here always has lengths: this cannot fail.
+    // A vector has room for everything, and values sealed here always have lengths, so this cannot
+    // fail.
     let contents = postcard::to_stdvec(value).unwrap_or_default();
     let checksum = Digest::of_bytes(&contents);
     [&kind[..], checksum.bytes(), &contents].concat()
 }
 
-/// The inverse of [`seal`].
+/// Reads the value that [`seal`] has written.
 pub fn unseal<T: DeserializeOwned>(kind: Kind, bytes: &[u8]) -> Result<T, Damaged> {
     let (found, rest) = bytes.split_at_checked(kind.len()).ok_or(Damaged::Kind)?;
     if found != kind {

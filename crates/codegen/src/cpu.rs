@@ -4,14 +4,16 @@
 
 use crate::engine::Machine;
 
-/// Those that this processor has, ascending.
+/// Returns the extensions that this processor has, ascending.
 pub fn here() -> Vec<&'static str> {
     let mut features = found_here();
     features.sort_unstable();
     features
 }
 
-/// Those that code uses, ascending. Data among the code may look like instructions, so it is rather one too many.
+/// Returns the extensions that code uses, ascending.
+///
+/// Data among the code may look like instructions, so the list may have one too many.
 pub fn needed(machine: Machine, code: &[u8]) -> Vec<&'static str> {
     let mut features = match machine {
         Machine::X86_64 => x86_64_needs(code),
@@ -38,7 +40,7 @@ fn found_here() -> Vec<&'static str> {
     present.map(|(name, _)| name).collect()
 }
 
-/// CPUID leaf 7, ECX bit 22 (Intel SDM volume 2).
+/// Returns whether CPUID leaf 7 has ECX bit 22 set (Intel SDM volume 2).
 #[cfg(target_arch = "x86_64")]
 fn has_rdpid() -> bool {
     let leaves = std::arch::x86_64::__cpuid(0).eax;
@@ -47,7 +49,7 @@ fn has_rdpid() -> bool {
 
 #[cfg(target_arch = "aarch64")]
 fn found_here() -> Vec<&'static str> {
-    // SAFETY: reads the auxiliary vector.
+    // SAFETY: getauxval only reads the auxiliary vector.
     let bits = unsafe { libc::getauxval(libc::AT_HWCAP) };
     let table = [
         ("atomics", libc::HWCAP_ATOMICS),
@@ -87,7 +89,7 @@ fn x86_64_needs(code: &[u8]) -> Vec<&'static str> {
 fn aarch64_needs(code: &[u8]) -> Vec<&'static str> {
     let name = |insn: u32| {
         let is_memory_operation = insn & 0x3f20_0c00 == 0x3820_0000;
-        // LDAPR stands among them.
+        // LDAPR is among them.
         let is_ldapr = is_memory_operation && insn & 0x00a0_f000 == 0x00a0_c000;
         let is_compare_and_swap = insn & 0x3fa0_7c00 == 0x08a0_7c00;
         match () {
@@ -132,7 +134,7 @@ mod tests {
         let Some(flags) = line else { return };
         let words: Vec<&str> = flags.split_whitespace().collect();
         for feature in here() {
-            // The kernel knows LZCNT by the name of AMD's set that it came in.
+            // The kernel names LZCNT by AMD's set that introduced it.
             let name = if feature == "lzcnt" { "abm" } else { feature };
             assert!(words.contains(&name), "{feature}");
         }

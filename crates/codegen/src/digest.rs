@@ -1,4 +1,4 @@
-//! Names of programs and of their code by content.
+//! Names programs and their code by content.
 
 use std::fmt;
 
@@ -14,16 +14,16 @@ use crate::engine::{Compiler, Machine, Program};
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// Of bytes.
+    /// Digests bytes.
     pub fn of_bytes(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Of all that an engine is told of a program: resolved instructions, and what is known of the maps
-    /// and of the surroundings.
+    /// Digests everything that an engine is told of a program: resolved instructions, and the facts
+    /// about the maps and the surroundings.
     ///
-    /// Two files that number the same maps differently have different programs, so number them by first use, as
-    /// [`beeline_verifier::verify`] lists them.
+    /// Two files that number the same maps differently have different programs, so number them by
+    /// first use, as [`beeline_verifier::verify`] lists them.
     pub fn of_program(program: &Program<'_>) -> Self {
         let mut all = Parts::new("program");
         let insns: Vec<u8> = program
@@ -38,7 +38,7 @@ impl Digest {
         all.end()
     }
 
-    /// Of [`beeline_isa::abi`]: its version, and the numbers of it that stand in compiled code.
+    /// Digests [`beeline_isa::abi`]: its version, and its numbers that stand in compiled code.
     pub fn of_abi() -> Self {
         let mut all = Parts::new("abi");
         for number in abi::LAYOUT {
@@ -47,7 +47,7 @@ impl Digest {
         all.end()
     }
 
-    /// Of the helpers that code may call, by number and name, and of the ABI.
+    /// Digests the helpers that code may call, by number and name, and the ABI.
     pub fn of_helpers<'a>(helpers: impl IntoIterator<Item = (u32, &'a str)>) -> Self {
         let mut sorted: Vec<_> = helpers.into_iter().collect();
         sorted.sort_unstable();
@@ -60,7 +60,7 @@ impl Digest {
         all.end()
     }
 
-    /// Of what a compiler makes of a program: the name of its code.
+    /// Digests the inputs of a compiler for a program: this is the name of its code.
     pub fn of_code(program: &Self, compiler: &(impl Compiler + ?Sized), machine: Machine) -> Self {
         let mut all = Parts::new("code");
         all.add(&Self::of_abi().0);
@@ -74,7 +74,7 @@ impl Digest {
         all.end()
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -92,7 +92,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Parts that go into one digest, each with its length, so that none can run into the next.
+/// The parts of one digest, each with its length, so that none can run into the next.
 struct Parts(Sha256);
 
 impl Parts {

@@ -1,4 +1,4 @@
-//! What an engine is given, and what it gives.
+//! The interface of engines: their input and their output.
 
 use beeline_isa::Insn;
 use beeline_isa::abi::Run;
@@ -12,15 +12,16 @@ use crate::executable::Executable;
 pub struct Program<'a> {
     /// Its instructions, with maps resolved to indexes ([`beeline_verifier::resolve`]).
     pub insns: &'a [Insn],
-    /// What is known of the maps, by their indexes. May be shorter than there are maps: nothing is known of the rest.
+    /// The facts about the maps, by their indexes. It may be shorter than the list of maps: nothing
+    /// is known of the rest.
     pub maps: &'a [MapShape],
-    /// Will its [`Run`] be the beginning of the agent's context, so that code may look there for what helpers would say?
-    /// [`beeline_isa::abi`] tells where.
+    /// True if its [`Run`] will be the start of the agent's context, so that code may look there
+    /// instead of calling helpers. [`beeline_isa::abi`] gives the offsets.
     pub in_agent: bool,
 }
 
 impl<'a> Program<'a> {
-    /// A program of whose maps and surroundings nothing is known.
+    /// Creates a program without facts about its maps and surroundings.
     pub fn new(insns: &'a [Insn]) -> Self {
         Self {
             insns,
@@ -30,44 +31,44 @@ impl<'a> Program<'a> {
     }
 }
 
-/// What an engine may rely on about a map, to do without a call.
+/// The facts about a map that an engine may rely on to avoid a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum MapShape {
-    /// Nothing.
+    /// Nothing is known.
     #[default]
     Opaque,
-    /// An array whose elements follow each other in memory, one value each.
+    /// An array with elements that follow each other in memory, one value each.
     Array {
-        /// Elements.
+        /// The number of elements.
         entries: u32,
-        /// Bytes from one value to the next; below 2 GiB.
+        /// The bytes from one value to the next; below 2 GiB.
         stride: u32,
     },
     /// Such an array for each CPU.
     PerCpuArray {
-        /// Elements.
+        /// The number of elements.
         entries: u32,
-        /// Bytes from one value to the next; below 2 GiB.
+        /// The bytes from one value to the next; below 2 GiB.
         stride: u32,
-        /// Bytes from a value to the next CPU's; below 2 GiB.
+        /// The bytes from a value to the next CPU's; below 2 GiB.
         cpu_stride: u32,
-        /// CPUs.
+        /// The number of CPUs.
         cpus: u32,
     },
     /// A hash.
     Hash {
-        /// Bytes of a key.
+        /// The bytes of a key.
         key_size: u32,
-        /// Has it a value for each CPU?
+        /// True if it has a value for each CPU.
         per_cpu: bool,
-        /// Does it drop what was not used lately?
+        /// True if it drops elements that were not used lately.
         lru: bool,
     },
 }
 
 /// A way to run programs.
 pub trait Engine {
-    /// `interpreter`, `baseline` or `llvm`.
+    /// Returns the name: `interpreter`, `baseline` or `llvm`.
     fn name(&self) -> &'static str;
 
     /// Makes a program ready to run in this process.
@@ -76,33 +77,34 @@ pub trait Engine {
 
 /// A program that is ready to run.
 pub trait Runnable {
-    /// Runs it and gives r0, or says what an engine that checks found wrong.
+    /// Runs it and returns r0, or the fault that a checking engine found.
     ///
     /// # Safety
-    /// `run` is whole: its tables are as long as [`Run`] says, and their entries are what they should be. Unless the engine
-    /// checks every access, the program accesses nothing but its stack and what `context` and `run` lead to.
+    /// `run` is whole: its tables are as long as [`Run`] says, and their entries are what they
+    /// should be. Unless the engine checks every access, the program accesses nothing but its stack
+    /// and what `context` and `run` lead to.
     unsafe fn run(&self, context: Context, run: &Run) -> Result<u64, Fault>;
 
-    /// The machine code that it runs, if there is any.
+    /// Returns the machine code that it runs, if there is any.
     fn code(&self) -> Option<&Code>;
 }
 
-/// What r1 points to.
+/// The memory that r1 points to.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
     /// Its first byte; may be null if there are no bytes.
     pub start: *mut u8,
-    /// Bytes that may be read and written there.
+    /// The bytes that may be read and written there.
     pub bytes: usize,
 }
 
-/// Why an engine that checks ended a program.
+/// The reason why a checking engine ended a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("insn {insn}: {what}")]
 pub struct Fault {
     /// The instruction's slot.
     pub insn: usize,
-    /// What it tried.
+    /// The operation that failed.
     pub what: String,
 }
 
@@ -115,7 +117,7 @@ pub enum Machine {
 }
 
 impl Machine {
-    /// The one that this process runs on, if there is code for it.
+    /// The machine that this process runs on, if there is code for it.
     pub const HERE: Option<Self> = if cfg!(target_arch = "x86_64") {
         Some(Self::X86_64)
     } else if cfg!(target_arch = "aarch64") {
@@ -124,7 +126,7 @@ impl Machine {
         None
     };
 
-    /// As command lines and messages have it.
+    /// Returns the name in command lines and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "x86-64",
@@ -135,21 +137,24 @@ impl Machine {
 
 /// An engine that makes machine code.
 pub trait Compiler {
-    /// The engine's name.
+    /// Returns the engine's name.
     fn name(&self) -> &'static str;
 
-    /// What tells its code from that of its other versions and builds: under this the code is kept on disk. Empty if it is
-    /// not worth keeping.
+    /// Returns the text that distinguishes its code from that of its other versions and builds.
+    ///
+    /// The code is kept on disk under it. Empty if it is not worth keeping.
     fn identity(&self) -> String {
         String::new()
     }
 
-    /// Position-independent code for a machine.
+    /// Compiles position-independent code for a machine.
     ///
     /// Unreachable instructions give no code, and reachable poison ends the program with r0 = 0.
     fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error>;
 
-    /// Nobody wants its code any more: what it is at ends soon, perhaps with an error, and so does what it has started.
+    /// Stops the work in progress, because its code is no longer wanted.
+    ///
+    /// The work ends soon, perhaps with an error, and so does anything that it has started.
     fn stop(&self) {}
 }
 

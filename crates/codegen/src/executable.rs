@@ -14,13 +14,16 @@ pub struct Executable {
     code: Code,
 }
 
-// SAFETY: the memory is read and executed only, from any thread.
+// SAFETY: the memory is only read and executed, from any thread.
 unsafe impl Send for Executable {}
-// SAFETY: as above.
+// SAFETY: the memory is only read and executed, from any thread.
 unsafe impl Sync for Executable {}
 
 impl Executable {
-    /// Maps code of this process's machine. Errors: [`Error::NoMemory`].
+    /// Maps code of this process's machine.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
     pub fn of(code: Code) -> Result<Self, Error> {
         let failed = || Error::NoMemory(io::Error::last_os_error().to_string());
         let bytes = code.bytes.len().max(1);
@@ -39,8 +42,9 @@ impl Executable {
             return Err(failed());
         }
         let executable = Self { memory, code };
-        // Where instructions are fetched past what was just written, the kernel sees to that as it makes pages executable.
-        // SAFETY: the mapping is writable, at least as long as the code, and nobody else knows it.
+        // SAFETY: the mapping is writable, at least as long as the code, and nothing else refers to
+        // it. The kernel takes care of instruction fetches past the bytes just written when it
+        // makes pages executable.
         let protected = unsafe {
             ptr::copy_nonoverlapping(
                 executable.code.bytes.as_ptr(),
@@ -55,12 +59,12 @@ impl Executable {
         Ok(executable)
     }
 
-    /// The address of the first instruction.
+    /// Returns the address of the first instruction.
     pub fn entry(&self) -> usize {
         self.memory.expose_provenance()
     }
 
-    /// The code.
+    /// Returns the code.
     pub fn code(&self) -> &Code {
         &self.code
     }
@@ -73,14 +77,16 @@ impl Executable {
     pub unsafe fn call(&self, context: *const u8, run: *const Run) -> u64 {
         // SAFETY: the memory holds a compiled program, which is entered at its first byte.
         let entry: Entry = unsafe { std::mem::transmute(self.memory) };
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller of `call` promises that the program accesses only its stack and what
+        // `context` and `run` lead to.
         unsafe { entry(context, run) }
     }
 }
 
 impl Runnable for Executable {
     unsafe fn run(&self, context: Context, run: &Run) -> Result<u64, Fault> {
-        // SAFETY: promised by the caller.
+        // SAFETY: the caller of `run` promises that `run` is whole, and that the program accesses
+        // only its stack and what `context` and `run` lead to.
         Ok(unsafe { self.call(context.start, run) })
     }
 

@@ -1,4 +1,4 @@
-//! Helpers that are a few instructions long: what stands in place of their calls, for every compiler.
+//! Helpers that are a few instructions long: the code in place of their calls, for every compiler.
 
 use std::collections::HashMap;
 
@@ -18,46 +18,47 @@ const GET_FUNC_IP: u32 = 173;
 const GET_ATTACH_COOKIE: u32 = 174;
 const MAP_LOOKUP_PERCPU_ELEM: u32 = 195;
 
-/// What r0 gets in place of a call. As behind every call, r1 to r5 are lost then.
+/// The value of r0 in place of a call. As behind every call, r1 to r5 are lost then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inline {
     /// 0.
     Null,
-    /// The address of a value whose index is known: `values[map] + offset`, and so many `cpu_stride`s more as the CPU's
-    /// number says.
+    /// The address of a value with a known index: `values[map] + offset`, plus the CPU's number
+    /// times `cpu_stride`.
     Value {
         /// The map's index.
         map: u32,
-        /// Bytes; below 2 GiB.
+        /// The offset in bytes; below 2 GiB.
         offset: u32,
-        /// Bytes, below 2 GiB; 0 if the CPUs share the value.
+        /// The bytes between two CPUs' values, below 2 GiB; 0 if the CPUs share the value.
         cpu_stride: u32,
     },
-    /// The same for the index in the four bytes at r2; 0 if it is not below `entries`.
+    /// The address for the index in the four bytes at r2; 0 if it is not below `entries`.
     Element {
         /// The map's index.
         map: u32,
-        /// Elements.
+        /// The number of elements.
         entries: u32,
-        /// Bytes from one value to the next; below 2 GiB.
+        /// The bytes from one value to the next; below 2 GiB.
         stride: u32,
-        /// As above.
+        /// The bytes between two CPUs' values, below 2 GiB; 0 if the CPUs share the value.
         cpu_stride: u32,
     },
-    /// The same for the CPU whose number is in the low half of r3; 0 if that is not below `cpus`.
+    /// The address for the CPU with the number in the low half of r3; 0 if that is not below
+    /// `cpus`.
     ElementOfCpu {
         /// The map's index.
         map: u32,
-        /// Elements.
+        /// The number of elements.
         entries: u32,
-        /// As above.
+        /// The bytes from one value to the next; below 2 GiB.
         stride: u32,
-        /// As above.
+        /// The bytes between two CPUs' values; below 2 GiB.
         cpu_stride: u32,
-        /// CPUs.
+        /// The number of CPUs.
         cpus: u32,
     },
-    /// What another place of the helper table gives, called in the same way.
+    /// The result of another place of the helper table, called in the same way.
     Helper(u32),
     /// [`beeline_isa::abi::CONTEXT_CPU`].
     Cpu,
@@ -65,12 +66,13 @@ pub enum Inline {
     Cookie,
     /// [`beeline_isa::abi::SITE_ADDRESS`] of [`beeline_isa::abi::CONTEXT_SITE`], 0 if that is null.
     FuncIp,
-    /// What is at [`beeline_isa::abi::TARGET_CONTROL`] above the thread's id, by [`beeline_isa::abi::TARGET_TID_OFFSET`] of
-    /// [`beeline_isa::abi::CONTEXT_TARGET`]. The helper has to be called if that is not known.
+    /// The word at [`beeline_isa::abi::TARGET_CONTROL`] above the thread's id, by
+    /// [`beeline_isa::abi::TARGET_TID_OFFSET`] of [`beeline_isa::abi::CONTEXT_TARGET`]. The helper
+    /// must be called if that is not known.
     PidTgid,
 }
 
-/// The calls of a program's helpers that need not be made, by slot.
+/// Returns the calls of a program's helpers that need not be made, by slot.
 pub fn inlines(program: &Program<'_>, flow: &Flow) -> HashMap<usize, Inline> {
     let mut found = HashMap::new();
     constant_arguments::at_calls(flow, |index, helper, arguments| {

@@ -1,17 +1,19 @@
 //! The interpreter: it trusts no program.
 //!
-//! Every access is checked against what the program may reach by then: its stack, its context, values of its maps, and what
-//! helpers have given it. Arguments of helpers are checked by their [signatures](beeline_isa::helper::signature), so helpers
-//! are as safe as they are for verified programs. A program that does what it must not, or runs for too long, ends with a
-//! [`Fault`]; what it held then, a lock or a record of a ring buffer, is given back.
+//! Every access is checked against the memory that the program may reach by then: its stack, its
+//! context, values of its maps, and memory that helpers have given it. Arguments of helpers are
+//! checked by their [signatures](beeline_isa::helper::signature), so helpers are as safe as they
+//! are for verified programs. A program that breaks a rule, or runs for too long, ends with a
+//! [`Fault`]; a lock or a record of a ring buffer that it held then is given back.
 //!
-//! Memory is told apart by its address, not by the way that led there: an access that leaves one value and lands in
-//! another that the program may reach is let through, where the kernel's verifier would refuse the program.
+//! Memory is told apart by its address, not by the way that led there: an access that leaves one
+//! value and lands in another that the program may reach is let through, where the kernel's
+//! verifier would refuse the program.
 //!
 //! A program that it tail calls is whatever the program array holds, compiled code.
 //!
-//! Where engines may do as they like this one does: r2 holds the context's size at the start, and the stack that a function
-//! uses is zero when it begins.
+//! Where engines are free to choose, this one does as follows: r2 holds the context's size at the
+//! start, and the stack that a function uses is zero when it begins.
 
 mod arguments;
 mod frames;
@@ -37,7 +39,7 @@ use memory::Memory;
 use steps::Step;
 use written::Use;
 
-/// Instructions that a run may have, about a second's.
+/// The number of instructions of a run, about a second's.
 const BUDGET: u64 = 1 << 30;
 
 /// The interpreter.
@@ -53,7 +55,8 @@ impl Default for Interpreter {
 }
 
 impl Interpreter {
-    /// One whose programs may run for about so many instructions; then they end with a fault.
+    /// Creates one with a budget: programs that run for more than about so many instructions end
+    /// with a fault.
     pub fn with_budget(instructions: u64) -> Self {
         Self {
             budget: instructions,
@@ -85,12 +88,12 @@ struct Interpreted {
 struct Decoded {
     steps: Vec<Step>,
     uses: Vec<Use>,
-    /// It has been shown that no register is read that was not written.
+    /// True if it has been shown that only written registers are read.
     is_all_written: bool,
     callees: Vec<Callee>,
-    /// Where functions begin, ascending.
+    /// The starts of functions, ascending.
     starts: Vec<usize>,
-    /// By first slots of functions.
+    /// The stack bytes by functions' first slots.
     stack_bytes: Vec<u16>,
 }
 
@@ -119,19 +122,20 @@ impl Decoded {
         })
     }
 
-    /// What stands for a function where the program takes its address: nothing can be read or called there.
+    /// Returns the number that stands for a function where the program takes its address: nothing
+    /// can be read or called there.
     fn function_address(&self, start: u32) -> u64 {
         self.steps.as_ptr().addr() as u64 + u64::from(start) * size_of::<Step>() as u64
     }
 
-    /// The first slot of the function with this address.
+    /// Returns the first slot of the function with this address.
     fn function_of(&self, address: u64) -> Option<usize> {
         let start = |start: &usize| self.function_address(*start as u32) == address;
         self.starts.iter().copied().find(start)
     }
 }
 
-/// The helpers that a program calls, each once.
+/// Returns the helpers that a program calls, each once.
 fn helpers(flow: &Flow) -> Result<Vec<u32>, Error> {
     let mut helpers = Vec::new();
     for slot in (0..flow.len()).filter(|&slot| flow.is_reachable(slot)) {
@@ -148,25 +152,28 @@ fn helpers(flow: &Flow) -> Result<Vec<u32>, Error> {
     Ok(helpers)
 }
 
-/// A run before one of its instructions.
+/// The state of a run before one of its instructions.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment<'m> {
     /// The instruction's slot.
     pub insn: usize,
-    /// r0 to r10. What was never written may be anything.
+    /// r0 to r10. A register that was never written may hold anything.
     pub registers: &'m [u64; 11],
-    /// Functions that are active, the program's entry not counted.
+    /// The number of active functions, not counting the program's entry.
     pub depth: usize,
     /// The part of the innermost function's stack that it uses; it ends where r10 points to.
     pub stack: &'m [u8],
 }
 
-/// Is shown every instruction before it is run. Errors: the run ends, with a fault that says this.
+/// A function that is shown every instruction before it runs. On an error the run ends, with a
+/// fault that has its text.
 pub type Watch<'w> = &'w mut dyn FnMut(&Moment<'_>) -> Result<(), String>;
 
 impl Interpreter {
-    /// Runs a program once, as [`Engine::load`] and [`Runnable::run`] do together, and shows it to somebody while it runs. That is slow.
-    /// Programs that are tail called are not shown.
+    /// Runs a program once, as [`Engine::load`] and [`Runnable::run`] do together, and shows each
+    /// instruction to `watch`.
+    ///
+    /// That is slow. Programs that are tail called are not shown.
     ///
     /// # Safety
     /// As for [`Runnable::run`].
@@ -182,14 +189,14 @@ impl Interpreter {
             what: error.to_string(),
         })?;
         let budget = self.budget;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `run_watched` promises what [`Runnable::run`] requires.
         unsafe { Interpreted { decoded, budget }.run_with(context, run, Some(&mut *watch)) }
     }
 }
 
 impl Runnable for Interpreted {
     unsafe fn run(&self, context: Context, run: &Run) -> Result<u64, Fault> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller of `run` promises that `run` is whole.
         unsafe { self.run_with(context, run, None) }
     }
 

@@ -1,16 +1,18 @@
 //! Engines: ways to run eBPF.
 //!
-//! An [`Engine`] takes a [`Program`] and makes it ready to run in this process; a [`Compiler`] is an engine that makes
-//! position-independent machine code, which can as well be mapped into another process. The code is entered by
-//! [`beeline_isa::abi::Entry`], holds no address, and touches neither vector nor x87 registers.
+//! An [`Engine`] takes a [`Program`] and makes it ready to run in this process. A [`Compiler`] is
+//! an engine that makes position-independent machine code, which can as well be mapped into another
+//! process. The code is entered by [`beeline_isa::abi::Entry`], holds no address, and touches
+//! neither vector nor x87 registers.
 //!
-//! Code can be kept: by content in a [`CodeStore`], so that a program is compiled once, and in a file ([`aot`]), so that it
-//! runs where there is no compiler.
+//! Code can be kept: by content in a [`CodeStore`], so that a program is compiled once, and in a
+//! file ([`aot`]), so that it runs where there is no compiler.
 //!
 //! A compiler may run in a process of its own, behind a [`Worker`].
 //!
-//! Compilers rely on a program's structure only ([`beeline_verifier::Flow`]); that memory accesses are good is
-//! for the verifier to know. The [`Interpreter`] relies on nothing: what no verifier has seen runs there and nowhere else.
+//! Compilers rely on a program's structure only ([`beeline_verifier::Flow`]); the verifier makes
+//! sure that memory accesses are good. The [`Interpreter`] relies on nothing: unverified programs
+//! run there and nowhere else.
 
 pub mod aot;
 mod baseline;

@@ -4,8 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A set of general registers: bit n stands for the one that the processor gives the number n (on x86-64 rax, rcx, rdx,
-/// rbx, rsp, rbp, rsi, rdi, r8, ..., r15; on aarch64 x0, ..., x30).
+/// A set of general registers.
+///
+/// Bit n stands for the register to which the processor gives the number n (on x86-64 rax, rcx,
+/// rdx, rbx, rsp, rbp, rsi, rdi, r8, ..., r15; on aarch64 x0, ..., x30).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RegisterSet(u32);
 
@@ -13,27 +15,27 @@ impl RegisterSet {
     /// No register.
     pub const EMPTY: Self = Self(0);
 
-    /// The set with these bits.
+    /// Creates the set with these bits.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Bit n for the register of machine number n.
+    /// Returns the bits: bit n for the register of machine number n.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Is the register of this machine number in the set?
+    /// Returns whether the register of this machine number is in the set.
     pub const fn contains(self, number: u8) -> bool {
         number < 32 && self.0 >> number & 1 != 0
     }
 
-    /// Registers that are in both sets.
+    /// Returns the registers that are in both sets.
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The machine numbers of the registers, ascending.
+    /// Returns the machine numbers of the registers, ascending.
     pub fn numbers(self) -> impl Iterator<Item = u8> {
         (0..32).filter(move |&number| self.contains(number))
     }

@@ -1,8 +1,8 @@
 //! Code kept on disk, so that a program is compiled once and not at each start.
 //!
-//! A directory of files, one for each [`Digest`]. What is read there will run in other processes, so only files count that
-//! belong to this user or to root, in such a directory, and that nobody else may write. A damaged file is none, and is
-//! written anew.
+//! The store is a directory of files, one for each [`Digest`]. Code read from there runs in other
+//! processes, so only files count that belong to this user or to root, in such a directory, and
+//! that nobody else may write. A damaged file counts as missing, and is written anew.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
@@ -20,13 +20,13 @@ use crate::code::Code;
 use crate::container::{self, Kind};
 use crate::digest::Digest;
 
-/// Bytes that all files of a store may have together.
+/// The most bytes of all files of a store together.
 const LIMIT: u64 = 64 << 20;
-/// Of these, how many are left when old files go.
+/// The bytes that are left when old files are removed.
 const AFTERWARDS: u64 = LIMIT / 2;
-/// Bytes of the greatest file: more than any program gives.
+/// The most bytes of a file: more than any program gives.
 const MAX_FILE: u64 = 16 << 20;
-/// A file whose writer has died is in nobody's way after so many seconds.
+/// The seconds after which a file with a dead writer is no longer in the way.
 const ABANDONED: u64 = 60;
 const KIND: Kind = *b"bee code";
 const SUFFIX: &str = ".code";
@@ -39,17 +39,20 @@ pub struct CodeStore {
     limit: u64,
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Serialize, Deserialize)]
 struct Entry {
-    /// Its name, so that a renamed file is none.
+    /// Its name, so that a renamed file counts as missing.
     name: Digest,
     code: Code,
 }
 
 impl CodeStore {
-    /// The directory for this user: `$BEELINE_CACHE`; else for root `/var/cache/beeline`, for others
-    /// `$XDG_CACHE_HOME/beeline` or `~/.cache/beeline`. `None` if that is empty or there is no home.
+    /// Returns the directory for this user.
+    ///
+    /// It is `$BEELINE_CACHE`; else for root `/var/cache/beeline`, for others
+    /// `$XDG_CACHE_HOME/beeline` or `~/.cache/beeline`. `None` if that is empty or there is no
+    /// home.
     pub fn standard_directory() -> Option<PathBuf> {
         let absolute = |name: &str| {
             let value = PathBuf::from(std::env::var_os(name)?);
@@ -65,8 +68,11 @@ impl CodeStore {
         Some(caches?.join("beeline"))
     }
 
-    /// Opens a directory, which is made if it is not there. Errors: the system's own; `PermissionDenied` for a directory
-    /// that is somebody else's, or that others may write.
+    /// Opens a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// The system's own; `PermissionDenied` for a directory that belongs to another user, or that
+    /// others may write.
     pub fn open(directory: &Path) -> io::Result<Self> {
         DirBuilder::new()
             .recursive(true)
@@ -81,12 +87,12 @@ impl CodeStore {
         })
     }
 
-    /// With another limit for the bytes of all files together.
+    /// Sets another limit for the bytes of all files together.
     pub fn limited_to(self, limit: u64) -> Self {
         Self { limit, ..self }
     }
 
-    /// The code of that name, if it is here whole.
+    /// Returns the code of that name, if it is here whole.
     pub fn get(&self, name: &Digest) -> Option<Code> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.directory, file_name(name), flags, Mode::empty());
@@ -101,7 +107,9 @@ impl CodeStore {
         (entry.name == *name).then_some(entry.code)
     }
 
-    /// Keeps code under a name. It is there whole or not at all, also if this process is killed.
+    /// Keeps code under a name.
+    ///
+    /// It is stored whole or not at all, even if this process is killed.
     pub fn put(&self, name: &Digest, code: &Code) -> io::Result<()> {
         let entry = Entry {
             name: *name,
@@ -141,7 +149,7 @@ impl CodeStore {
         Ok(())
     }
 
-    /// The files of the store, but for those that are being written.
+    /// Returns the files of the store, except for those that are being written.
     fn files(&self) -> io::Result<Vec<Listed>> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_secs());
@@ -170,7 +178,7 @@ impl CodeStore {
         Ok(found)
     }
 
-    /// Somebody else may have been quicker.
+    /// Removes a file. Another process may have been quicker.
     fn remove(&self, name: &OsStr) {
         let _ = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
     }
@@ -179,7 +187,7 @@ impl CodeStore {
 struct Listed {
     name: std::ffi::OsString,
     bytes: u64,
-    /// Seconds and nanoseconds.
+    /// The time of the change in seconds and nanoseconds.
     changed: (u64, u64),
 }
 
@@ -187,7 +195,7 @@ fn file_name(name: &Digest) -> String {
     format!("{name}{SUFFIX}")
 }
 
-/// Belongs it to us or to root, and may nobody else write it?
+/// Checks that a file belongs to us or to root, and that nobody else may write it.
 fn check_ours(file: &File) -> io::Result<()> {
     let facts = file.metadata()?;
     let is_trusted = facts.uid() == 0 || facts.uid() == rustix::process::geteuid().as_raw();
@@ -201,7 +209,7 @@ fn check_ours(file: &File) -> io::Result<()> {
     }
 }
 
-/// Differs for each call in this process.
+/// Returns a number that differs for each call in this process.
 fn unique() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     static NEXT: AtomicU64 = AtomicU64::new(0);

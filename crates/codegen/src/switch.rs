@@ -1,24 +1,24 @@
 //! Choices among many constants.
 //!
-//! Compilers for eBPF make a search of comparisons of a `switch`, as the instruction set has no jump tables. This module
-//! sees the switch in such a tree again.
+//! Compilers for eBPF turn a `switch` into a search of comparisons, as the instruction set has no
+//! jump tables. This module recovers the switch from such a tree.
 
 use std::collections::{BTreeMap, HashSet};
 
 use beeline_isa::{Cond, Op, Operand};
 use beeline_verifier::Flow;
 
-/// Comparisons that one tree may have.
+/// The most comparisons of one tree.
 const MAX_NODES: usize = 1024;
-/// Cases that a switch may have.
+/// The most cases of a switch.
 const MAX_CASES: u64 = 1024;
 /// Fewer comparisons are better left alone.
 const MIN_NODES: usize = 4;
 
-/// Where a way through the comparisons ends.
+/// The end of a way through the comparisons.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Leaf {
-    /// What is done on the way.
+    /// The moves on the way.
     pub moves: Moves,
     /// The slot that comes next; a jump or a branch leads there.
     pub slot: usize,
@@ -27,23 +27,23 @@ pub struct Leaf {
 /// A tree of comparisons of one register with constants.
 #[derive(Debug)]
 pub struct Decision {
-    /// Does it look at all of the register, or at its low half?
+    /// True if it looks at all of the register; false for its low half.
     pub wide: bool,
     /// The register.
     pub register: u8,
-    /// Where values go.
+    /// The leaves for values.
     pub cases: Vec<(u64, Leaf)>,
-    /// Where all others go.
+    /// The leaf for all other values.
     pub default: Leaf,
 }
 
-/// Moves of constants: by register, how wide the move is, and what is moved.
+/// Moves of constants by register: whether the move is wide, and the constant.
 pub type Moves = BTreeMap<u8, (bool, i32)>;
 
 /// Values from the first to the last, as unsigned numbers.
 type Range = (u64, u64);
 
-/// The decisions of a function, asked for in the order of its slots.
+/// The decisions of a function, requested in the order of its slots.
 #[derive(Debug, Default)]
 pub struct Decisions {
     /// Slots that are part of an earlier tree.
@@ -51,7 +51,8 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// The decision that begins with the branch in a slot, if it is one.
+    /// Returns the decision that begins with the branch in a slot, if it is one.
+    ///
     /// Leaves are at slots that `is_start` allows.
     pub fn at(
         &mut self,
@@ -128,12 +129,12 @@ impl Walk<'_> {
         }
     }
 
-    /// The next comparison of the register behind a place, with nothing before it but moves of constants elsewhere and
-    /// jumps; and what these moves are, with those before.
+    /// Finds the next comparison of the register behind a place, with only moves of constants to
+    /// other registers and jumps before it. Returns these moves, too, with earlier ones.
     fn next_test(&self, place: &Leaf) -> Option<(Moves, usize, Test)> {
         let mut moves = place.moves.clone();
         let mut slot = place.slot;
-        // A few moves and jumps at most: this is not to follow a loop.
+        // A few moves and jumps at most: this must not follow a loop.
         for _ in 0..4 {
             match self.flow.op(slot)? {
                 Op::Move {
@@ -163,8 +164,8 @@ impl Walk<'_> {
         None
     }
 
-    /// The place behind the moves of constants and the jumps that follow a place, so that ways that come to the same are
-    /// seen to be the same.
+    /// Returns the place behind the moves of constants and the jumps that follow a place, so that
+    /// equal ways are recognised as equal.
     fn end_of(&self, place: Leaf) -> Leaf {
         let mut end = place.clone();
         let Leaf {
@@ -197,7 +198,7 @@ impl Walk<'_> {
         end
     }
 
-    /// A switch, if there is enough to choose from.
+    /// Returns a switch, if there is enough to choose from.
     fn decision(mut self, nodes: usize) -> Option<Decision> {
         let count = |ranges: &Vec<Range>| {
             let lengths = ranges.iter().map(|(first, last)| last - first);
@@ -242,7 +243,7 @@ struct Test {
 }
 
 impl Test {
-    /// Those of the values for which the comparison holds, or does not.
+    /// Returns those of the values for which the comparison holds, or does not.
     fn among(&self, values: &[Range], holds: bool) -> Vec<Range> {
         let wanted = self.ranges(holds);
         let mut both = Vec::new();
@@ -257,14 +258,14 @@ impl Test {
         both
     }
 
-    /// All values for which it holds, or does not.
+    /// Returns all values for which it holds, or does not.
     fn ranges(&self, holds: bool) -> Vec<Range> {
         let (max, number) = if self.wide {
             (u64::MAX, i64::from(self.imm).cast_unsigned())
         } else {
             (u32::MAX.into(), self.imm.cast_unsigned().into())
         };
-        // A signed order is the unsigned one, begun at the smallest negative number.
+        // A signed order is the unsigned one, started at the smallest negative number.
         let smallest = match self.cond {
             Cond::SignedGreater
             | Cond::SignedGreaterEqual
@@ -284,7 +285,7 @@ impl Test {
             Cond::GreaterEqual | Cond::SignedGreaterEqual => ([equal, above], [below, None]),
             Cond::Less | Cond::SignedLess => ([below, None], [equal, above]),
             Cond::LessEqual | Cond::SignedLessEqual => ([below, equal], [above, None]),
-            // Not asked for.
+            // Not requested.
             Cond::AnySet => ([Some((0, max)), None], [Some((0, max)), None]),
         };
         let chosen = if holds { yes } else { no };
@@ -296,7 +297,7 @@ impl Test {
     }
 }
 
-/// A range of a turned order, as one or two of the unsigned one.
+/// Turns a range of a turned order into one or two of the unsigned one.
 fn unturn(first: u64, last: u64, smallest: u64, max: u64) -> Vec<Range> {
     let back = |value: u64| value.wrapping_add(smallest) & max;
     let (first, last) = (back(first), back(last));

@@ -1,7 +1,7 @@
-//! A compiler in a process of its own: one that is large, or may crash, hurts nobody there.
+//! A compiler in a process of its own, where a large one, or one that may crash, does no harm.
 //!
-//! [`Worker`] starts the process when it is first needed and keeps it; [`serve`] is what that process does. They speak over
-//! the process's standard input and output, one request at a time.
+//! [`Worker`] starts the process on first use and keeps it; [`serve`] is the process's side. They
+//! speak over the process's standard input and output, one request at a time.
 
 mod process;
 mod wire;
@@ -23,13 +23,15 @@ pub use wire::serve;
 
 /// The file name of the optimising compiler's program.
 pub const LLVM: &str = "beeline-llvm";
-/// No program takes a compiler that long.
+/// The time that no program takes a compiler.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The front of a compiler in another process.
 ///
-/// One that dies is started again once for the same program; one that gives what is no answer to the request is killed. So is
-/// one that hangs, and then no other is started: who waits for code would wait as long for each program. Where another file is installed at the path, that one is asked from then on.
+/// A process that dies is started again once for the same program; one that returns something that
+/// is not an answer to the request is killed. So is one that hangs, and then no other is started:
+/// callers that wait for code would wait as long for each program. If another file is installed at
+/// the path, that one is used from then on.
 #[derive(Debug)]
 pub struct Worker {
     path: PathBuf,
@@ -38,18 +40,18 @@ pub struct Worker {
     now: Mutex<Now>,
 }
 
-/// What [`Worker::stop`] has to know while somebody waits for an answer.
+/// The state that [`Worker::stop`] needs while another thread waits for an answer.
 #[derive(Debug, Default)]
 struct Now {
     is_stopped: bool,
-    /// A process gave no answer.
+    /// True if a process gave no answer.
     hangs: bool,
     /// The process that was started last, which may have ended.
     started: Option<OwnedFd>,
 }
 
 impl Worker {
-    /// A compiler by its program's path. Nothing is started yet.
+    /// Creates a compiler by its program's path. Nothing is started yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -59,18 +61,19 @@ impl Worker {
         }
     }
 
-    /// The optimising compiler, whose program lies beside the running one; `None` if it is not there.
+    /// Returns the optimising compiler, with its program beside the running one; `None` if it is
+    /// not there.
     pub fn beside_this() -> Option<Self> {
         let path = std::env::current_exe().ok()?.with_file_name(LLVM);
         path.is_file().then(|| Self::new(path))
     }
 
-    /// As it is, but an answer has to come within this time.
+    /// Sets the time within which an answer must come.
     pub fn with_patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// The program's path.
+    /// Returns the program's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -87,7 +90,7 @@ impl Worker {
             };
             match running.exchange(request, self.patience) {
                 Ok(answer) => {
-                    // One that is out of step is not asked again.
+                    // A process that is out of step is not asked again.
                     let outcome = wire::answer(&answer, request).ok_or(Failure::Nonsense)?;
                     *process = Some(running);
                     return Ok(outcome);
@@ -125,7 +128,8 @@ impl Compiler for Worker {
         "llvm"
     }
 
-    /// What tells the program's file from others: also one of the same size and date that was installed over it.
+    /// Returns the text that distinguishes the program's file from others, even from one of the
+    /// same size and date that was installed over it.
     fn identity(&self) -> String {
         let Ok(file) = std::fs::metadata(&self.path) else {
             return String::new();
@@ -148,16 +152,16 @@ impl Compiler for Worker {
             .map_err(Error::Refused)
     }
 
-    /// Ends the process, and does not leave it to others to clear away.
+    /// Ends the process, and reaps it at once.
     fn stop(&self) {
         let mut now = lock(&self.now);
         now.is_stopped = true;
         if let Some(started) = now.started.take() {
-            // It fails if the process has ended.
+            // This fails if the process has ended.
             let _ = pidfd_send_signal(&started, Signal::KILL);
         }
         drop(now);
-        // Whoever waits for an answer gets none, and starts no other.
+        // A thread that waits for an answer gets none, and starts no other process.
         drop(lock(&self.process).take());
     }
 }

@@ -228,8 +228,8 @@ impl<P: Clone> BpfFs<P> {
         pins.into_values().map(|pin| pin.object).collect()
     }
 
-    /// Drops objects whose last name is gone: removed by `unlink` here, or relative to a directory
-    /// that the tool has opened.
+    /// Drops objects that no longer have a name: the last one was removed by `unlink` here, or
+    /// relative to a directory that the tool has opened.
     fn forget_unnamed(&self) {
         let mut gone = Vec::new();
         self.pins().retain(|_, pin| {

@@ -6,7 +6,11 @@
 //! fork, and needs no privilege. No `bpf(2)` and no `perf_event_open(2)` of the tool or of its
 //! children reaches the kernel.
 //!
-//! [`Tool::spawn`] starts the tool under the filter of `filter`. `server` receives its notifications on a few threads and hands each, as a [`Call`], to an implementation of [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for a guest. These read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real descriptors into the tool ([`Reply`]).
+//! [`Tool::spawn`] starts the tool under the filter of `filter`. `server` receives its
+//! notifications on a few threads and hands each, as a [`Call`], to an implementation of
+//! [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for a guest. These
+//! read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real descriptors into
+//! the tool ([`Reply`]).
 //!
 //! [`bpffs`] is a BPF file system of the session's own, which the tool finds at `/sys/fs/bpf`. It
 //! needs no mount and no privilege, shows nothing of the machine's, and ends with the session.

@@ -356,7 +356,7 @@ impl Listener {
         }
     }
 
-    /// Replaces a descriptor of the tool, whose call keeps waiting, with a file.
+    /// Replaces a descriptor of the tool with a file. The tool's call keeps waiting.
     pub fn replace(
         &self,
         id: u64,

@@ -82,7 +82,7 @@ impl Tools {
             if parent == std::process::id() as i32 {
                 return true;
             }
-            // A process whose parents have ended may be anyone's, as may one that came from
+            // A process without living parents may be anyone's, as may one that came from
             // elsewhere.
             let Some(next) = Stat::of(parent) else {
                 return false;

@@ -110,7 +110,7 @@ fn foreign_entry() -> Vec<sock_filter> {
     code
 }
 
-/// Decides x32 calls, whose number for the two calls is the native one plus a bit. The number is
+/// Decides x32 calls; they have the native number of the two calls plus a bit. The number is
 /// loaded.
 fn x32_entry() -> Vec<sock_filter> {
     let block = [

@@ -27,7 +27,7 @@ use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
 use crate::root::Tools;
 
-/// Is handed the calls of the processes that live on.
+/// Takes over the calls of the processes that live on.
 pub(crate) type Fallback = dyn Fn() + Send + Sync;
 
 /// The time between two looks at whether the session is used, once the tool has ended.

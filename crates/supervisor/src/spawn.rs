@@ -202,7 +202,7 @@ pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Resul
 /// Other threads of Beeline may trace the tool for a moment. A plain `wait` would receive the stops
 /// that are meant for them, and take the first for the end; `__WNOTHREAD` restricts it to this
 /// thread's children. A blocking wait would also sleep on if the tool ends while it is traced: the
-/// kernel wakes nobody when a tracer in the parent's own process lets go.
+/// kernel wakes no waiter when a tracer in the parent's own process lets go.
 fn wait(child: &Child) -> io::Result<ExitStatus> {
     /// The time for the tracer to let go of a tool that has ended.
     const MOMENT: Duration = Duration::from_millis(1);

@@ -26,7 +26,8 @@ use registers::CALLER_SAVED;
 pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
     let flow = Flow::of(program.insns)?;
     let outline = Outline::of(program, &flow);
-    // Conditional branches reach 1 MiB, which nearly all programs are content with; jumps reach 128 MiB.
+    // Conditional branches reach 1 MiB, which is enough for nearly all programs; jumps reach 128
+    // MiB.
     let code = match compile_with(&outline, Assembler::new(false))? {
         Err(TooFar) => compile_with(&outline, Assembler::new(true))?,
         near => near,

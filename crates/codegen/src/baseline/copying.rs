@@ -1,15 +1,17 @@
-//! Loops that copy elements of less than a word, one in each turn: what has to hold for whole words to be copied instead.
+//! Loops that copy elements of less than a word, one in each turn, and the conditions under which
+//! whole words can be copied instead.
 //!
-//! Compilers for eBPF leave such a loop as it is written, at best a store in each cycle. A word may stand for its elements
-//! if the loop does nothing else, if it still goes on for as many turns, and if nothing that it stores is loaded again within
-//! the word. The last turns are always the loop's own, so that they leave every register as it has to be.
+//! Compilers for eBPF leave such a loop as it is written, at best a store in each cycle. A word may
+//! stand for its elements if the loop does nothing else, if it goes on for as many turns, and if
+//! nothing that it stores is loaded again within the word. The loop always does the last turns
+//! itself, so they leave every register as it must be.
 
 use std::collections::HashMap;
 
 use beeline_isa::{Alu, Cond, Op, Operand, Size};
 use beeline_verifier::Flow;
 
-/// Slots that a loop may have.
+/// The most slots of a loop.
 const MAX_SLOTS: usize = 16;
 const REGISTERS: usize = 11;
 
@@ -18,52 +20,54 @@ const REGISTERS: usize = 11;
 pub(crate) struct Copying {
     /// The slot of the jump or branch back.
     pub(crate) last: usize,
-    /// Elements in a word.
+    /// The number of elements in a word.
     pub(crate) turns: i32,
     pub(crate) from: Sum,
     pub(crate) to: Sum,
-    /// The registers that change by the same number in each turn, and by what in the turns of a word.
+    /// The registers that change by the same number in each turn, with their change over the turns
+    /// of a word.
     pub(crate) steps: Vec<(u8, i32)>,
     pub(crate) count: Count,
 }
 
-/// How often the loop goes on: as long as a number, which changes by one in each turn, is not the bound.
+/// The condition on which the loop goes on: a number, which changes by one in each turn, is not the
+/// bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Count {
     /// The number that the first turn compares.
     pub(crate) number: (u8, i32),
     pub(crate) bound: Operand,
-    /// Does the number grow?
+    /// True if the number grows.
     pub(crate) up: bool,
     pub(crate) order: Order,
 }
 
-/// If the number is already past its bound, the loop
+/// The behaviour of the loop if the number is already past its bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// goes on, all around.
+    /// The loop goes on, all around.
     None,
-    /// ends.
+    /// The loop ends, in unsigned order.
     Unsigned,
-    /// ends.
+    /// The loop ends, in signed order.
     Signed,
 }
 
-/// Up to two registers, as they are when a turn begins, and a distance.
+/// Up to two registers, as they are at the start of a turn, and a distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) registers: [Option<u8>; 2],
     pub(crate) plus: i32,
 }
 
-/// What a register holds within a turn.
+/// The content of a register within a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     Sum(Sum),
     Element,
 }
 
-/// The copying loops of a program, by their first slots.
+/// Returns the copying loops of a program, by their first slots.
 pub(crate) fn copying_loops(
     flow: &Flow,
     is_target: &dyn Fn(usize) -> bool,
@@ -90,7 +94,7 @@ struct Turn {
     held: [Held; REGISTERS],
     load: Option<(Size, Sum)>,
     store: Option<Sum>,
-    /// The comparison: does the loop go on if the condition holds; what is compared with what.
+    /// The comparison: whether the loop goes on if the condition holds, and the operands.
     test: Option<(bool, Cond, Held, Operand)>,
 }
 
@@ -104,7 +108,7 @@ impl Turn {
         };
         for slot in first..=last {
             let op = flow.op(slot)?;
-            // Nothing comes behind the comparison but the jump back.
+            // Only the jump back may follow the comparison.
             if turn.test.is_some() && !matches!((op, slot == last), (Op::Jump { .. }, true)) {
                 return None;
             }
@@ -113,7 +117,8 @@ impl Turn {
         turn.copying(last)
     }
 
-    /// What an instruction changes; `None` for those that copying does not need.
+    /// Applies an instruction's changes; returns `None` for instructions that copying does not
+    /// need.
     fn pass(&mut self, op: Op, is_last: bool) -> Option<()> {
         match op {
             Op::Move { wide, dst, src } => {
@@ -200,11 +205,11 @@ impl Turn {
         }
     }
 
-    /// The loop, if all that its turns do is to copy one element after the other.
+    /// Returns the loop, if its turns only copy one element after the other.
     fn copying(&self, last: usize) -> Option<Copying> {
         let (size, from) = self.load?;
         let to = self.store?;
-        // A register that is given something else in each turn has to get it of those that are known.
+        // A register that is set anew in each turn must get its value from the known ones.
         let are_known = self.held.iter().all(|held| match held {
             Held::Sum(sum) => sum.step(&|register| self.step(register)).is_some(),
             Held::Element => true,
@@ -229,7 +234,7 @@ impl Turn {
         })
     }
 
-    /// By what a turn changes a register, if that is always the same.
+    /// Returns the change of a register in a turn, if that is always the same.
     fn step(&self, register: u8) -> Option<i32> {
         let Sum { registers, plus } = self.sum(register)?;
         (registers == Sum::of(register).registers).then_some(plus)
@@ -295,13 +300,13 @@ impl Sum {
         both.next().is_none().then_some(Self { registers, plus })
     }
 
-    /// By what a turn changes it, if that is known of its registers.
+    /// Returns its change in a turn, if that of its registers is known.
     fn step(&self, of: &impl Fn(u8) -> Option<i32>) -> Option<i32> {
         let mut registers = self.registers.iter().flatten();
         registers.try_fold(0_i32, |sum, &register| sum.checked_add(of(register)?))
     }
 
-    /// How far another sum of the same registers is behind it.
+    /// Returns the distance of another sum of the same registers behind this one.
     pub(crate) fn distance(&self, other: &Self) -> Option<i64> {
         let [one, two] = self.registers;
         let same = other.registers == [one, two] || other.registers == [two, one];
@@ -309,7 +314,7 @@ impl Sum {
     }
 }
 
-/// Is it known that elements would be loaded again that the same word stores?
+/// Returns whether elements are known to be loaded again that the same word stores.
 fn overlap(from: Sum, to: Sum) -> bool {
     let distance = from.distance(&to);
     distance.is_some_and(|bytes| (0..8).contains(&bytes))

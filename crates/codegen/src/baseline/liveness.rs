@@ -1,12 +1,12 @@
-//! Which registers are still wanted where, and what is in a loop.
+//! The registers that are still needed at each slot, and the slots that are in a loop.
 
 use beeline_isa::Op;
 use beeline_verifier::Flow;
 
-/// r1 to r5: what a call may look at, and does not keep.
+/// r1 to r5: a call may look at them, and does not keep them.
 const ARGUMENTS: u16 = 0b11_1110;
 
-/// By slot: bit n for each rn whose value may be read from there on before it is written.
+/// By slot: bit n for each rn with a value that may be read from there on before it is written.
 pub(crate) struct Liveness(Vec<u16>);
 
 impl Liveness {
@@ -18,7 +18,7 @@ impl Liveness {
             .flat_map(|&function| flow.reachable_ops(function))
             .map(|(index, op)| (index, Effect::of(&op)))
             .collect();
-        // Backwards, so that a second time around is for loops only.
+        // Runs backwards, so that only loops need a second pass.
         let mut has_changed = true;
         while has_changed {
             has_changed = false;
@@ -37,7 +37,7 @@ impl Liveness {
         live
     }
 
-    /// May a register's value still be read, from a slot on?
+    /// Returns whether a register's value may still be read, from a slot on.
     pub(crate) fn is_wanted(&self, index: usize, register: u8) -> bool {
         self.at(index) & 1 << register != 0
     }
@@ -47,10 +47,10 @@ impl Liveness {
     }
 }
 
-/// By slot: the last slot of the smallest loop that it is in, if that is a short one.
+/// By slot: the last slot of the smallest loop around it, if that is a short one.
 pub(crate) struct Loops(Vec<Option<usize>>);
 
-/// Slots of a short loop.
+/// The most slots of a short loop.
 const SHORT: usize = 64;
 
 impl Loops {
@@ -71,14 +71,14 @@ impl Loops {
         Self(ends)
     }
 
-    /// Does a jump to another slot lead out of the loop?
+    /// Returns whether a jump to another slot leads out of the loop.
     pub(crate) fn is_left(&self, from: usize, to: usize) -> bool {
         let end = self.0.get(from).copied().flatten();
         end.is_some_and(|end| to > end)
     }
 }
 
-/// The registers that an operation reads, and those that have other values behind it.
+/// The registers that an operation reads, and those that it changes.
 #[derive(Clone, Copy)]
 struct Effect {
     read: u16,

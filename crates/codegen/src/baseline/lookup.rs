@@ -1,30 +1,33 @@
-//! Choices among constants that are a look-up in a table: each value leads to the same place, with another constant.
+//! Choices among constants that amount to a look-up in a table: each value leads to the same place,
+//! with another constant.
 
 use std::collections::BTreeMap;
 
 use crate::switch::{Decision, Leaf};
 
-/// Fewer values are found as fast by comparing.
+/// The fewest cases: fewer are found as fast by comparing.
 const MIN_CASES: usize = 8;
 
-/// Constants to be looked up by a register. Values that are not in the table go through the comparisons.
+/// Constants to be looked up by a register. Values that are not in the table go through the
+/// comparisons.
 pub(crate) struct Lookup {
-    /// Is it all of the register that is compared, or its low half?
+    /// True if all of the register is compared; false for its low half.
     pub(crate) wide: bool,
     pub(crate) register: u8,
-    /// The register's value that the first constant is for.
+    /// The register's value for the first constant.
     pub(crate) first: i32,
     pub(crate) constants: Vec<i32>,
     /// The register that gets the constant.
     pub(crate) dst: u8,
-    /// Is the constant sign-extended into all of it?
+    /// True if the constant is sign-extended to the full register.
     pub(crate) extends: bool,
     /// The slot that comes next.
     pub(crate) slot: usize,
 }
 
 impl Lookup {
-    /// The table that does what a decision does, if that is all it does, and at least half of the table are its cases.
+    /// Returns the table that replaces a decision, if the decision does nothing else, and at least
+    /// half of the table are its cases.
     pub(crate) fn of(decision: &Decision) -> Option<Self> {
         let cases: BTreeMap<u64, &Leaf> = decision
             .cases
@@ -54,7 +57,8 @@ impl Lookup {
     }
 }
 
-/// Where a leaf leads, the only register that it changes, if all of that, and to what.
+/// Returns the slot that a leaf leads to, and its constant with the register, if it changes only
+/// that one.
 fn constant(leaf: &Leaf) -> Option<(usize, u8, bool, i32)> {
     let mut moves = leaf.moves.iter();
     let (&dst, &(wide, imm)) = moves.next()?;

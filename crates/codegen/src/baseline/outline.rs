@@ -1,5 +1,5 @@
-//! What the code of a program depends on whatever the machine: which functions it has and what they use, where jumps lead,
-//! and what its operands stand for.
+//! The facts about a program that are the same for every machine: its functions and their needs,
+//! the targets of jumps, and the meaning of its operands.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,47 +15,48 @@ use crate::inline::{Inline, inlines};
 pub(crate) struct Outline<'a> {
     insns: &'a [Insn],
     pub(crate) flow: &'a Flow,
-    /// Does reachable code call a helper or name a map?
+    /// True if reachable code calls a helper or names a map.
     pub(crate) uses_run: bool,
-    /// Poison in a called function has to end the program: functions tell their callers if it did.
+    /// True if poison in a called function must end the program. Functions then tell their callers
+    /// whether it did.
     pub(crate) unwinds: bool,
-    /// By slot: what is done in place of a helper's call.
+    /// By slot: the code in place of a helper's call.
     inlines: HashMap<usize, Inline>,
 }
 
-/// The places of a program, by a machine's labels.
+/// The places of a program, as labels of a machine.
 pub(crate) struct Labels<L> {
     /// By function number: the first instruction of its prologue.
     pub(crate) entries: Vec<L>,
-    /// By function number, of those whose address is taken: what helpers call.
+    /// By function number, for functions with their address taken: the thunks that helpers call.
     pub(crate) callbacks: BTreeMap<usize, L>,
-    /// By slot, where a jump leads there: behind the prologue, if the slot is a function's first.
+    /// By slot, if a jump leads there: behind the prologue, if the slot is a function's first.
     targets: HashMap<usize, L>,
 }
 
-/// What a function needs of its frame.
+/// The needs of a function for its frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
     /// Bit n for each rn that it writes.
     written: u16,
     pub(crate) reads_frame_pointer: bool,
-    /// It calls a function or a helper.
+    /// True if it calls a function or a helper.
     pub(crate) calls: bool,
     pub(crate) tail_calls: bool,
-    /// It has `may_goto` instructions, which go by one count.
+    /// True if it has `may_goto` instructions, which share one count.
     pub(crate) counts: bool,
-    /// Of eBPF stack.
+    /// The bytes of eBPF stack.
     pub(crate) stack_bytes: u32,
 }
 
-/// What a 64-bit immediate stands for.
+/// The meaning of a 64-bit immediate.
 pub(crate) enum Value<L> {
     Number(u64),
     /// The handle of the map of this index.
     Map(i32),
     /// The first value of the map of this index, and so many bytes.
     Memory(i32, i32),
-    /// What helpers call to call a function.
+    /// The thunk that helpers call to call a function.
     Callback(L),
 }
 
@@ -72,24 +73,24 @@ impl<'a> Outline<'a> {
         }
     }
 
-    /// What is done in place of the call of a helper at a slot, if something is.
+    /// Returns the code in place of the call of a helper at a slot, if there is any.
     pub(crate) fn inline(&self, index: usize) -> Option<Inline> {
         self.inlines.get(&index).copied()
     }
 
-    /// The number of the function that an instruction calls or takes the address of.
+    /// Returns the number of the function that an instruction calls or takes the address of.
     pub(crate) fn callee(&self, index: usize) -> Option<usize> {
         self.flow.function_at(self.flow.callee(index)?)
     }
 
-    /// What each function needs, by its number.
+    /// Returns each function's needs, by its number.
     pub(crate) fn needs(&self) -> impl Iterator<Item = Needs> {
         let functions = self.flow.functions().iter();
         functions.map(|&function| Needs::of(self.flow, function))
     }
 
-    /// The most native stack that a chain of calls uses, `frame` bytes for a function of this number and `callback` more
-    /// where helpers call it.
+    /// Returns the most native stack that a chain of calls uses, with `frame` bytes for a function
+    /// of this number and `callback` more if helpers call it.
     pub(crate) fn stack_bytes<L>(
         &self,
         labels: &Labels<L>,
@@ -104,7 +105,8 @@ impl<'a> Outline<'a> {
         Ok(u32::try_from(deepest).unwrap_or(u32::MAX))
     }
 
-    /// What the 64-bit immediate at a slot stands for; `None` for the address of a function that is none.
+    /// Returns the meaning of the 64-bit immediate at a slot; `None` for an address that is not a
+    /// function's.
     pub(crate) fn value<L: Copy>(
         &self,
         labels: &Labels<L>,
@@ -145,7 +147,7 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// A helper's place in the table.
+/// Returns a helper's place in the table.
 pub(crate) fn helper_index(insn: usize, id: u32) -> Result<u32, Error> {
     if (id as usize) < HELPER_SLOTS {
         Ok(id)
@@ -163,7 +165,7 @@ fn map_index(insn: usize, index: i32) -> Result<i32, Error> {
 }
 
 impl<L: Copy> Labels<L> {
-    /// A new label for each place.
+    /// Creates a new label for each place.
     pub(crate) fn of(outline: &Outline<'_>, mut create: impl FnMut() -> L) -> Self {
         let entries = outline.flow.functions().iter().map(|_| create()).collect();
         let callbacks: BTreeSet<usize> = reachable(outline.flow)
@@ -189,12 +191,12 @@ impl<L: Copy> Labels<L> {
         labels
     }
 
-    /// The place of a slot, where a jump leads there.
+    /// Returns the place of a slot, if a jump leads there.
     pub(crate) fn at(&self, index: usize) -> Option<L> {
         self.targets.get(&index).copied()
     }
 
-    /// Where the jump at a slot leads.
+    /// Returns the target of the jump at a slot.
     pub(crate) fn target(&self, index: usize, off: i32) -> Option<L> {
         self.at((index + 1).checked_add_signed(off as isize)?)
     }
@@ -220,7 +222,7 @@ impl Needs {
         needs
     }
 
-    /// The registers that it writes and has to keep for its caller: of r6 to r9.
+    /// Returns the registers that it writes and must keep for its caller: of r6 to r9.
     pub(crate) fn preserved(&self) -> impl Iterator<Item = u8> + use<> {
         let written = self.written;
         (6..FRAME_POINTER).filter(move |register| written & 1 << register != 0)

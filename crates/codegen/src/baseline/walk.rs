@@ -1,4 +1,5 @@
-//! The walk over a program: functions, their ways out and calls. What an instruction becomes is for the machine to say.
+//! The walk over a program: functions, their exits and calls. The machine chooses the code for an
+//! instruction.
 
 use beeline_isa::Op;
 use beeline_isa::abi::TAIL_CALL;
@@ -7,53 +8,54 @@ use beeline_verifier::Function;
 use super::outline::{Labels, Outline};
 use crate::code::Error;
 
-/// Who makes the code.
+/// Makes the code for one machine.
 pub(crate) trait Target {
     /// A place in the code, known or not yet.
     type Label: Copy;
-    /// How a function's stack frame is laid out.
+    /// The layout of a function's stack frame.
     type Frame;
 
     fn create_label(&mut self) -> Self::Label;
 
-    /// How much code there is; in what unit is for the machine to know.
+    /// Returns how much code there is, in a unit of the machine's.
     fn position(&self) -> usize;
 
     /// Puts a label here. Several may stand at one place.
     fn bind(&mut self, label: Self::Label) -> Result<(), Error>;
 
-    /// The beginning of a function.
+    /// Begins a function.
     fn enter(&mut self, frame: &Self::Frame) -> Result<(), Error>;
 
-    /// Leaves a function, with what is in r0. If `aborted`, poison has ended the program.
+    /// Leaves a function, with r0 as its result. If `aborted`, poison has ended the program.
     fn exit(&mut self, function: usize, frame: &Self::Frame, aborted: bool) -> Result<(), Error>;
 
     /// Puts 0 into r0.
     fn clear_result(&mut self) -> Result<(), Error>;
 
-    /// Calls a function of the program. Goes to `aborted` if poison has ended it there; that is asked for only if
-    /// the program unwinds.
+    /// Calls a function of the program. Goes to `aborted` if poison has ended the program there;
+    /// this is requested only if the program unwinds.
     fn call_local(&mut self, entry: Self::Label, aborted: Option<Self::Label>)
     -> Result<(), Error>;
 
-    /// A tail call by the program, whose place the next one takes.
+    /// Emits a tail call by the program; the next program takes its place.
     fn tail_call(&mut self, index: usize, frame: &Self::Frame) -> Result<(), Error>;
 
-    /// A tail call in a called function: the next program takes the function's place, and returns into this program.
+    /// Emits a tail call in a called function: the next program takes the function's place, and
+    /// returns into this program.
     fn tail_call_in_function(&mut self, index: usize, frame: &Self::Frame) -> Result<(), Error>;
 
     /// Counts, and from a number of times on goes to `target`.
     fn may_goto(&mut self, target: Self::Label, frame: &Self::Frame) -> Result<(), Error>;
 
-    /// What helpers call to call a function.
+    /// Emits the thunk that helpers call to call a function.
     fn callback(&mut self, entry: Self::Label) -> Result<(), Error>;
 
-    /// Any other instruction, and maybe some that follow it; gives the slot to go on at.
+    /// Emits any other instruction, and maybe some that follow it; returns the slot to continue at.
     fn ops(&mut self, index: usize, op: Op) -> Result<usize, Error>;
 }
 
-/// Makes a program's code; `frames` are those of its functions, by their numbers. Gives the position where the code of each
-/// instruction begins, and its slot.
+/// Makes a program's code; `frames` are those of its functions, by their numbers. Returns the
+/// position of each instruction's code, and its slot.
 pub(crate) fn walk<M: Target>(
     machine: &mut M,
     outline: &Outline<'_>,
@@ -86,10 +88,10 @@ fn walk_function<M: Target>(
     frame: &M::Frame,
     starts: &mut Vec<(usize, usize)>,
 ) -> Result<(), Error> {
-    // The prologue is counted to the first instruction.
+    // The prologue counts as part of the first instruction.
     let mut start = Some(machine.position());
     machine.enter(frame)?;
-    // Where a called function's poison takes this one.
+    // The destination of this function after poison in a called one.
     let mut aborted = None;
     let mut done = function.start;
     for (index, op) in outline.flow.reachable_ops(function) {

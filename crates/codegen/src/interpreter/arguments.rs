@@ -1,4 +1,4 @@
-//! Arguments of helpers: whether they are good, and what they and the result are after the call.
+//! Checks the arguments of helpers, and keeps track of them and of the result after the call.
 
 use std::ptr;
 
@@ -13,11 +13,12 @@ use super::memory::{Span, What};
 
 /// The kernel's `BPF_MAX_VAR_SIZ`: sizes are below it.
 const MAX_SIZE: u64 = 1 << 29;
-/// Of a `struct bpf_spin_lock`.
+/// The bytes of a `struct bpf_spin_lock`.
 const LOCK_BYTES: u64 = 4;
 
 impl Machine<'_> {
-    /// Is a value good for an argument? Says what is wrong with it. Notes the map for the arguments behind it.
+    /// Checks that a value is good for an argument; the error says what is wrong with it. Notes the
+    /// map for the arguments behind it.
     pub fn check(
         &mut self,
         callee: &Callee,
@@ -99,12 +100,12 @@ impl Machine<'_> {
         Err(format!("invalid {verb} memory, {bytes} bytes at {at:#x}"))
     }
 
-    /// Takes a copy of the text, which nobody changes while the helper reads it.
+    /// Copies the text, so that nothing changes it while the helper reads it.
     fn check_text(&mut self, at: u64) -> Result<(), String> {
         let most = self.memory.readable_from(at);
         self.held.text.clear();
         for i in 0..most {
-            // SAFETY: so many bytes may be read.
+            // SAFETY: `readable_from` has said that so many bytes may be read.
             let byte = unsafe { ptr::with_exposed_provenance::<u8>((at + i) as usize).read() };
             self.held.text.push(byte);
             if byte == 0 {
@@ -139,7 +140,8 @@ impl Machine<'_> {
         let Some(known) = self.held.dynptrs.iter().find(|known| known.at == at) else {
             return Err("is not a dynptr".to_owned());
         };
-        // SAFETY: on the program's stack, or where a helper has put it that still runs.
+        // SAFETY: the dynptr is on the program's stack, or where a helper has put it that still
+        // runs.
         if unsafe { bytes_at(at) } != known.bytes {
             return Err("is a dynptr that was written over".to_owned());
         }
@@ -162,7 +164,7 @@ impl Machine<'_> {
         }
     }
 
-    /// After a call: what an argument is from now on.
+    /// Updates the state of an argument after a call.
     pub fn settle(&mut self, argument: Argument, value: u64) {
         use Argument::*;
         match argument {
@@ -183,7 +185,8 @@ impl Machine<'_> {
     }
 
     pub fn know_dynptr(&mut self, at: u64, is_record: bool) {
-        // SAFETY: on the program's stack, or where a helper has put it that still runs.
+        // SAFETY: the dynptr is on the program's stack, or where a helper has put it that still
+        // runs.
         let bytes = unsafe { bytes_at(at) };
         self.held.dynptrs.push(Dynptr {
             at,
@@ -197,7 +200,7 @@ impl Machine<'_> {
         self.memory.forget(|span| span.what == What::Part(at));
     }
 
-    /// What a helper has returned is the program's.
+    /// Lets the program reach the memory that a helper has returned.
     pub fn take(&mut self, signature: &Signature, r: &Registers, map: u64, result: u64) {
         if result == 0 {
             return;
@@ -242,21 +245,22 @@ impl Machine<'_> {
         });
     }
 
-    /// The handle of a map by its index.
+    /// Returns the handle of a map by its index.
     pub fn map(&self, slot: usize, index: u32) -> Result<u64, Stop> {
-        // SAFETY: the run is whole.
+        // SAFETY: the run is whole, as the caller of `Runnable::run` promises.
         let (maps, count) = unsafe { ((*self.run).maps, (*self.run).map_count) };
         if index as usize >= count {
             return Err(fault(slot, format!("there is no map {index}")));
         }
-        // SAFETY: the table has so many entries.
+        // SAFETY: the index is below `count`, and the table has so many entries.
         Ok(unsafe { *maps.add(index as usize) } as u64)
     }
 
-    /// An address in the first value of a map.
+    /// Returns an address in the first value of a map.
     pub fn map_value(&mut self, slot: usize, index: u32, offset: u64) -> Result<u64, Stop> {
         let handle = self.map(slot, index)?;
-        // SAFETY: the run is whole, and as long as the table of handles is this one.
+        // SAFETY: the run is whole, and this table is as long as the table of handles, in which the
+        // index was found.
         let start = unsafe { *(*self.run).values.add(index as usize) } as u64;
         if start == 0 {
             return Err(fault(slot, format!("map {index} has no values by address")));
@@ -272,7 +276,7 @@ impl Machine<'_> {
     }
 
     pub fn is_map(&self, handle: u64) -> bool {
-        // SAFETY: the run is whole.
+        // SAFETY: the run is whole, as the caller of `Runnable::run` promises.
         let maps = unsafe {
             match (*self.run).map_count {
                 0 => &[],
@@ -283,15 +287,16 @@ impl Machine<'_> {
     }
 }
 
-/// The map behind a handle that [`Machine::is_map`] knows.
+/// Returns the map behind a handle that [`Machine::is_map`] knows.
 pub(super) fn map_at<'m>(handle: u64) -> &'m Map {
-    // SAFETY: a map handle's address, and a handle begins with its map; it outlives the run.
+    // SAFETY: this is a map handle's address, and a handle begins with its map; it outlives the
+    // run.
     unsafe { &*ptr::with_exposed_provenance(handle as usize) }
 }
 
 /// # Safety
 /// The bytes can be read.
 unsafe fn bytes_at(at: u64) -> [u8; DYNPTR_BYTES] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the bytes can be read.
     unsafe { ptr::with_exposed_provenance::<[u8; DYNPTR_BYTES]>(at as usize).read_unaligned() }
 }

@@ -1,4 +1,4 @@
-//! What a function begins and ends with, and what is counted and checked on the way.
+//! The start and end of functions, and the counting and checking in between.
 
 use std::ptr::with_exposed_provenance_mut as place;
 
@@ -39,7 +39,8 @@ impl Machine<'_> {
         self.memory.pop_frame();
     }
 
-    /// Sets the frame pointer, and clears the stack that the function uses: it may not tell what was there before.
+    /// Sets the frame pointer, and clears the stack that the function uses: it may not reveal
+    /// earlier content.
     #[inline(always)]
     pub fn enter(&mut self, start: usize, r: &mut Registers) {
         let top = self.memory.frame() + FRAME_BYTES;
@@ -61,7 +62,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Shows the run to who looks on, before an instruction of the function that begins at `start`.
+    /// Shows the run to the watcher, before an instruction of the function that begins at `start`.
     #[inline(always)]
     pub fn show(&mut self, slot: usize, start: usize, r: &Registers) -> Result<(), Stop> {
         match self.watch {
@@ -77,7 +78,8 @@ impl Machine<'_> {
         };
         let used = self.program.stack_bytes.get(start).copied().unwrap_or(0);
         let bottom = self.memory.frame() + FRAME_BYTES - u64::from(used);
-        // SAFETY: a part of this run's stack that was cleared when the function began; nobody writes there meanwhile.
+        // SAFETY: this is a part of this run's stack that was cleared when the function began;
+        // nothing writes there meanwhile.
         let stack =
             unsafe { std::slice::from_raw_parts(place::<u8>(bottom as usize), used.into()) };
         let moment = Moment {

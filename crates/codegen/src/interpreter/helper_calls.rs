@@ -1,4 +1,4 @@
-//! Calls of helpers: what goes in is checked before, and what comes out is the program's from then on.
+//! Calls of helpers: arguments are checked before, and results belong to the program from then on.
 
 use std::cell::Cell;
 use std::ptr;
@@ -14,16 +14,16 @@ use super::machine::{Machine, Registers, Stop, Tail, fault};
 use super::memory::{Span, What};
 use super::written::{ARGUMENTS, bit};
 
-/// Of a `struct bpf_dynptr`; it is 8-aligned.
+/// The bytes of a `struct bpf_dynptr`; it is 8-aligned.
 pub(super) const DYNPTR_BYTES: usize = 16;
 
 /// A helper that a program calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Callee {
     pub id: HelperId,
-    /// `None`: it cannot be called, as nothing is known of its arguments.
+    /// `None` if it cannot be called, as nothing is known of its arguments.
     signature: Option<Signature>,
-    /// Bit n: it takes maps of type n.
+    /// Bit n is set if it takes maps of type n.
     pub map_types: u64,
 }
 
@@ -38,8 +38,8 @@ impl Callee {
     }
 }
 
-/// May a map of this type be the helper's argument? The kernel iterates only over hashes and arrays, and refuses to load a
-/// program that has others iterated over.
+/// Returns whether a map of this type can be the helper's argument. The kernel iterates only over
+/// hashes and arrays, and refuses to load a program that iterates over others.
 fn takes(helper: HelperId, map_type: MapType) -> bool {
     let is_iterable = || {
         matches!(
@@ -55,10 +55,10 @@ fn takes(helper: HelperId, map_type: MapType) -> bool {
     suits(helper, map_type) && (helper != HelperId::FOR_EACH_MAP_ELEM || is_iterable())
 }
 
-/// What helpers have given to a program.
+/// The objects that helpers have given to a program.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// Handles of maps that were elements of maps.
+    /// The handles of maps that were elements of maps.
     pub inner_maps: Vec<u64>,
     pub dynptrs: Vec<Dynptr>,
     /// Records of ring buffers that are not handed back yet.
@@ -66,23 +66,24 @@ pub(super) struct Held {
     pub lock: Option<u64>,
     /// The text that the helper is called with.
     pub text: Vec<u8>,
-    /// The program has a task's address, and so may read what lies behind it.
+    /// True if the program has a task's address, and so may read the memory behind it.
     pub has_task: bool,
     callback: Option<Callback>,
-    /// Why a callback, and so the program, does not go on.
+    /// The reason why a callback, and so the program, does not continue.
     stopped: Option<Stop>,
 }
 
-/// A dynptr on the program's stack. Helpers believe its bytes, so they have to be those that a helper left there.
+/// A dynptr on the program's stack. Helpers believe its bytes, so they must be those that a helper
+/// left there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Dynptr {
     pub at: u64,
     pub bytes: [u8; DYNPTR_BYTES],
-    /// It is a record's, and has to be handed back.
+    /// True if it is a record's, and must be handed back.
     pub is_record: bool,
 }
 
-/// The function that the helper which runs now may call, and which helper that is.
+/// The function that the running helper may call, and the helper.
 #[derive(Debug, Clone, Copy)]
 struct Callback {
     start: usize,
@@ -91,15 +92,16 @@ struct Callback {
 }
 
 thread_local! {
-    /// The machine whose program has called the helper that runs now.
+    /// The machine of the program that has called the running helper.
     static CALLER: Cell<*mut ()> = const { Cell::new(ptr::null_mut()) };
 }
 
-// What helpers call in place of a function of the program.
+// The function that helpers call in place of a function of the program.
 beeline_isa::platform_fn! {
     unsafe fn call_back(a: u64, b: u64, c: u64, d: u64, e: u64, _run: *const Run) -> u64 {
         let machine = CALLER.get().cast::<Machine<'_>>();
-        // SAFETY: a helper that has got this address runs, and until it is done the machine that called it only waits.
+        // SAFETY: a helper that has got this address runs, and until it is done the machine that
+        // called it only waits.
         match unsafe { machine.as_mut() } {
             Some(machine) => machine.called_back([a, b, c, d, e]),
             None => 1,
@@ -177,13 +179,14 @@ impl Machine<'_> {
             return Err(fault(slot, format!("there is no helper {id} here")));
         }
         let before = CALLER.replace(ptr::from_mut(self).cast());
-        // SAFETY: an entry of the table that is not 0 is a helper's address, and its arguments were checked.
+        // SAFETY: an entry of the table that is not 0 is a helper's address, and its arguments were
+        // checked.
         let result = unsafe { std::mem::transmute::<usize, Helper>(address)(a, b, c, d, e, run) };
         CALLER.set(before);
         Ok(result)
     }
 
-    /// The program's own tail call, in the frame of the function that does it.
+    /// Makes the program's own tail call, in the frame of the function that makes it.
     pub fn tail_call(&mut self, slot: usize, r: &Registers) -> Result<Tail, Stop> {
         if r[1] != self.context {
             return Err(fault(slot, "R1 is not the context"));
@@ -195,18 +198,19 @@ impl Machine<'_> {
             return Err(fault(slot, "tail_call would lead to reference leak"));
         }
         let run = self.run.cast_mut();
-        // SAFETY: the run is whole.
+        // SAFETY: the run is whole, as the caller of `Runnable::run` promises.
         let (tables, context) = unsafe { (run.read_volatile(), (*run).context) };
         let next = self.invoke(slot, HelperId::TAIL_CALL, [r[1], r[2], r[3], r[4], r[5]])?;
         if next == 0 {
             return Ok(Tail::GoesOn);
         }
-        // SAFETY: what the helper gives is the entry of a program, and the tables are that program's.
+        // SAFETY: the helper returns the entry of a program, and the tables are that program's.
         let result = unsafe {
             let entry = std::mem::transmute::<usize, Entry>(next as usize);
             entry(context, run)
         };
-        // SAFETY: the run is whole, and as before but for the tables, which are to be this program's again.
+        // SAFETY: the run is whole, and unchanged except for the tables, which become this
+        // program's again.
         unsafe {
             (&raw mut (*run).maps).write_volatile(tables.maps);
             (&raw mut (*run).values).write_volatile(tables.values);
@@ -215,7 +219,8 @@ impl Machine<'_> {
         Ok(Tail::Returned(result))
     }
 
-    /// A helper calls the function that it was given. What it gets stays its own until it returns; 1 tells the helper to stop.
+    /// Runs the function that a helper calls back. Objects that it gets stay its own until it
+    /// returns; 1 tells the helper to stop.
     fn called_back(&mut self, arguments: [u64; 5]) -> u64 {
         let Some(callback) = self.held.callback.filter(|_| self.held.stopped.is_none()) else {
             return 1;
@@ -245,7 +250,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Lets a callback reach what it is called with; gives the registers that are set.
+    /// Lets a callback reach its arguments; returns the registers that are set.
     fn give(&mut self, callback: &Callback, [first, key, value, ..]: [u64; 5]) -> u16 {
         let two = bit(1) | bit(2);
         match callback.helper {
@@ -268,7 +273,8 @@ impl Machine<'_> {
         }
     }
 
-    /// A program that has a task may read what it leads to, as in the kernel: 0 where nothing is.
+    /// Reads the kernel's memory for a program that has a task, as in the kernel: 0 where there is
+    /// none.
     #[cold]
     pub fn read_of_kernel(&mut self, address: u64, bytes: u64) -> Option<u64> {
         if !self.held.has_task {
@@ -280,7 +286,8 @@ impl Machine<'_> {
         matches!(read, Ok(0)).then_some(value).or(Some(0))
     }
 
-    /// Gives back what a program should have given back; says if there was anything.
+    /// Gives back the objects that a program should have given back; returns whether there were
+    /// any.
     pub fn release(&mut self) -> bool {
         let was_anything = self.held.is_anything();
         for record in std::mem::take(&mut self.held.records) {
@@ -301,7 +308,7 @@ impl Machine<'_> {
 }
 
 impl Held {
-    /// Is there anything that has to be given back?
+    /// Returns whether there is anything that must be given back.
     fn is_anything(&self) -> bool {
         !self.records.is_empty()
             || self.lock.is_some()
@@ -309,6 +316,6 @@ impl Held {
     }
 }
 
-/// As a helper wants a dynptr.
+/// A dynptr with the alignment that a helper expects.
 #[repr(C, align(8))]
 struct Aligned([u8; DYNPTR_BYTES]);

@@ -17,10 +17,10 @@ use super::written::{ARGUMENTS, bit};
 use super::{Decoded, Watch};
 use crate::engine::Fault;
 
-/// The values of r0 to r10, and of some that nobody names.
+/// The values of r0 to r10, and of some unused ones.
 pub(super) type Registers = [u64; 16];
 
-/// Bytes of stack of all functions that can be active.
+/// The bytes of stack of all functions that can be active.
 pub(super) const STACK_BYTES: usize = MAX_FRAMES * FRAME_BYTES as usize;
 
 /// A program while it runs.
@@ -29,36 +29,36 @@ pub(super) struct Machine<'a> {
     pub run: *const Run,
     pub context: u64,
     pub memory: Memory,
-    /// Slots that may still be run. Counted where control goes back and where a function ends, so it is late by as much as
-    /// the functions are long that are active.
+    /// The slots that may still be run. They are counted where control goes back and where a
+    /// function ends, so the count lags by the length of the active functions.
     pub budget: u64,
-    /// Functions that are active, the program's entry not counted.
+    /// The number of active functions, not counting the program's entry.
     pub depth: usize,
     pub held: Held,
-    /// Who looks on; then registers are checked as they are read, whatever was shown before.
+    /// The watcher. With it, registers are checked as they are read, regardless of earlier proof.
     pub watch: Option<Watch<'a>>,
 }
 
-/// Why a program does not go on.
+/// The reasons why a program does not continue.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// It has come to poison.
+    /// The program has reached poison.
     Poison,
     Fault(Fault),
 }
 
-/// What a function that calls another keeps.
+/// The state that a function keeps when it calls another.
 #[derive(Clone, Copy, Default)]
 struct Frame {
     back: usize,
-    /// Where it begins.
+    /// The slot at which it begins.
     start: usize,
     saved: [u64; 4],
     may_goto: u32,
     written: u16,
 }
 
-/// How a tail call ended.
+/// The outcome of a tail call.
 pub(super) enum Tail {
     /// There was no next program.
     GoesOn,
@@ -87,8 +87,10 @@ fn no_access(slot: usize, verb: &str, bytes: u64, register: u8, address: u64) ->
 }
 
 impl Machine<'_> {
-    /// Runs a function from its first slot; gives its r0. With `CHECK` reading a register that was never written is a
-    /// fault; without, it has been shown that there is no such reading.
+    /// Runs a function from its first slot; returns its r0.
+    ///
+    /// With `CHECK`, reading a register that was never written is a fault; without it, it has been
+    /// shown that there is no such read.
     ///
     /// One match over all codes is what makes this fast, so it is one function.
     pub fn execute<const CHECK: bool>(
@@ -136,7 +138,8 @@ impl Machine<'_> {
         }
         loop {
             let slot = pc;
-            // SAFETY: jumps lead to slots of the program, no function's last slot goes on, and behind the last there is a hole.
+            // SAFETY: jumps lead to slots of the program, no function's last slot goes on, and a
+            // hole follows the last slot.
             let step = unsafe { steps.get_unchecked(slot) };
             pc += 1;
             if CHECK {
@@ -173,7 +176,8 @@ impl Machine<'_> {
                     dst!() = Word::$op(dst!() as u32, step.imm as u32).into()
                 };
             }
-            // Goes on elsewhere if a comparison comes out as said; those that begin with r compare the other way round.
+            // Branches if a comparison has the given result; those that begin with r compare in
+            // reverse.
             macro_rules! branch {
                 (x $op:ident $truth:literal) => {
                     branch!(@ Word::$op(dst!(), src!()) == $truth)
@@ -225,7 +229,7 @@ impl Machine<'_> {
                     let address = src!().wrapping_add_signed(step.at.cast_signed().into());
                     let bytes = size_of::<$size>() as u64;
                     let loaded = if self.memory.allows::<false>(address, bytes) {
-                        // SAFETY: the program may read there.
+                        // SAFETY: the check before has shown that the program may read there.
                         unsafe { place::<$size>(address as usize).read_unaligned() }
                     } else {
                         match self.read_of_kernel(address, bytes) {
@@ -241,7 +245,7 @@ impl Machine<'_> {
             macro_rules! store {
                 ($size:ty, $value:expr) => {{
                     let to = reach!(true, dst, $size);
-                    // SAFETY: the program may write there.
+                    // SAFETY: the check before has shown that the program may write there.
                     unsafe { to.write_unaligned($value as $size) }
                 }};
             }
@@ -251,7 +255,8 @@ impl Machine<'_> {
                     if !at.is_aligned() {
                         return Err(fault(slot, "misaligned atomic access"));
                     }
-                    // SAFETY: aligned, and the program may access it; others do so atomically or answer for it themselves.
+                    // SAFETY: the address is aligned, and the program may access it; other accesses
+                    // are atomic, or their authors answer for them.
                     unsafe { <$atomic>::from_ptr(at) }
                 }};
             }

@@ -1,9 +1,9 @@
-//! What a program may reach: spans of memory, found by address.
+//! The memory that a program may reach: spans, found by address.
 
-/// Bytes of stack that a function has.
+/// The bytes of stack of a function.
 pub(super) const FRAME_BYTES: u64 = beeline_isa::STACK_BYTES.unsigned_abs() as u64;
 
-/// Memory that is there while the program runs, or until [`Memory::forget`].
+/// Memory that exists while the program runs, or until [`Memory::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub start: u64,
@@ -12,7 +12,7 @@ pub(super) struct Span {
     pub what: What,
 }
 
-/// What a span is of.
+/// The kind of memory in a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     Context,
@@ -22,7 +22,7 @@ pub(super) enum What {
     Record,
     /// Memory of the dynptr at this address.
     Part(u64),
-    /// What a callback was given, so many frames deep.
+    /// Memory that a callback was given, so many frames deep.
     Given(usize),
 }
 
@@ -48,19 +48,19 @@ impl Span {
 /// The spans of one run.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// From the bottom of the current function's frame to the top of the first one's.
+    /// The span from the bottom of the current function's frame to the top of the first one's.
     stack: Span,
     context: Span,
-    /// The last of the others that was used.
+    /// The last used of the other spans.
     recent: Span,
-    /// By their starts.
+    /// The other spans by their starts.
     others: Vec<Span>,
-    /// Bytes of the longest of them that ever was.
+    /// The bytes of the longest of them that ever existed.
     longest: u64,
 }
 
 impl Memory {
-    /// The memory of a program with a stack that ends at `stack_top`, before it runs.
+    /// Returns the memory of a program with a stack that ends at `stack_top`, before it runs.
     pub fn new(stack_top: u64, context: u64, context_bytes: u64) -> Self {
         Self {
             stack: Span {
@@ -81,24 +81,24 @@ impl Memory {
         }
     }
 
-    /// A function was entered: its frame is the next one down.
+    /// Enters a function: its frame is the next one down.
     pub fn push_frame(&mut self) {
         self.stack.start = self.stack.start.wrapping_sub(FRAME_BYTES);
         self.stack.bytes += FRAME_BYTES;
     }
 
-    /// It has returned.
+    /// Leaves a function.
     pub fn pop_frame(&mut self) {
         self.stack.start = self.stack.start.wrapping_add(FRAME_BYTES);
         self.stack.bytes -= FRAME_BYTES;
     }
 
-    /// The lowest address of the current frame.
+    /// Returns the lowest address of the current frame.
     pub fn frame(&self) -> u64 {
         self.stack.start
     }
 
-    /// May the program access all of these bytes?
+    /// Returns whether the program may access all of these bytes.
     #[inline(always)]
     pub fn allows<const WRITE: bool>(&mut self, address: u64, bytes: u64) -> bool {
         self.stack.holds(address, bytes)
@@ -118,7 +118,7 @@ impl Memory {
         }
     }
 
-    /// The span, other than stack and context, that these bytes lie in.
+    /// Returns the span, other than stack and context, that contains these bytes.
     pub fn span_of(&self, address: u64, bytes: u64) -> Option<Span> {
         let behind = self.others.partition_point(|span| span.start <= address);
         self.others[..behind]
@@ -129,12 +129,12 @@ impl Memory {
             .copied()
     }
 
-    /// Is all of this on the stack?
+    /// Returns whether all of this is on the stack.
     pub fn is_stack(&self, address: u64, bytes: u64) -> bool {
         self.stack.holds(address, bytes)
     }
 
-    /// Bytes that may be read from an address on.
+    /// Returns how many bytes may be read from an address on.
     pub fn readable_from(&mut self, address: u64) -> u64 {
         let span = [self.stack, self.context]
             .into_iter()
@@ -143,7 +143,7 @@ impl Memory {
         span.map_or(0, |span| span.end() - address)
     }
 
-    /// Lets the program reach more. What is there twice is there once.
+    /// Lets the program reach more memory. A span that is added twice exists once.
     pub fn add(&mut self, span: Span) {
         if span.bytes == 0 {
             return;
@@ -159,7 +159,7 @@ impl Memory {
         self.recent = span;
     }
 
-    /// Takes from the program what is of this kind.
+    /// Removes the spans of this kind from the program's reach.
     pub fn forget(&mut self, is_gone: impl Fn(&Span) -> bool) {
         self.others.retain(|span| !is_gone(span));
         self.recent = Span::NONE;

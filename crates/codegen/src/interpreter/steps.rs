@@ -1,4 +1,5 @@
-//! A program in the form that the interpreter runs: one step a slot, everything looked up that can be.
+//! A program in the form that the interpreter runs: one step a slot, with everything looked up in
+//! advance.
 
 use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Alu, Atomic, Cond, Imm64, Insn, Op, Operand, Size, Swap};
@@ -12,13 +13,14 @@ pub(super) struct Step {
     /// Below 16, as `src`.
     pub dst: u8,
     pub src: u8,
-    /// Of a jump or call: the slot that it leads to. Of an access: the offset, as signed bits.
+    /// For a jump or call: the target slot. For an access: the offset, as signed bits.
     pub at: u32,
-    /// The immediate, extended as the instruction does; of others what their codes say.
+    /// The immediate, extended as the instruction does; for other steps as their codes define.
     pub imm: u64,
 }
 
-/// What a step does. Where a name ends in `X` the second operand is a register, in `K` the immediate; 32: on the low halves.
+/// The operation of a step. In names that end in `X` the second operand is a register, in `K` the
+/// immediate; 32: on the low halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[rustfmt::skip]
@@ -57,7 +59,7 @@ pub(super) enum Code {
     StoreRelease8, StoreRelease16, StoreRelease32, StoreRelease64,
     /// `imm` is a [`fetching`] number.
     Atomic32, Atomic64,
-    /// `imm` is the whole number; the next slot is passed over.
+    /// `imm` is the whole number; the next slot is skipped.
     Number,
     /// `at` is the map's index, `imm` the offset in its value.
     Map, MapValue,
@@ -67,11 +69,11 @@ pub(super) enum Code {
     Jump, MayGoto,
     /// `imm` is its place among the program's [`Callee`](super::helper_calls::Callee)s.
     CallHelper, TailCall, CallLocal, CallKernel, Poison, Exit,
-    /// Not to be reached.
+    /// Never reached.
     Hole,
 }
 
-/// The steps of a program that calls these helpers, and one more, a hole.
+/// Returns the steps of a program that calls these helpers, and one more, a hole.
 pub(super) fn steps(insns: &[Insn], flow: &Flow, helpers: &[u32]) -> Vec<Step> {
     let slots = 0..=flow.len();
     slots.map(|slot| step(insns, flow, helpers, slot)).collect()
@@ -328,7 +330,8 @@ fn access(op: Op) -> Step {
     }
 }
 
-/// What an atomic step does, and whether it fetches; the inverse of how [`Step::imm`] is made.
+/// Returns the operation of an atomic step, and whether it fetches; the inverse of the encoding in
+/// [`Step::imm`].
 pub(super) fn fetching(imm: u64) -> (Atomic, bool) {
     const OPS: [Atomic; 6] = [
         Atomic::Add,

@@ -1,4 +1,5 @@
-//! Which registers an instruction reads and writes, and whether a program ever reads one that was never written.
+//! The registers that an instruction reads and writes, and the proof that a program never reads one
+//! that was never written.
 
 use beeline_isa::{FRAME_POINTER, Op, helper};
 use beeline_uapi::HelperId;
@@ -6,9 +7,9 @@ use beeline_verifier::Flow;
 
 /// r1 to r5.
 pub(super) const ARGUMENTS: u16 = 0b11_1110;
-/// What a program begins with: the context in r1, its size in r2.
+/// The registers that are set at a program's start: the context in r1, its size in r2.
 pub(super) const ENTRY: u16 = 0b110;
-/// What every callback gets at least.
+/// The registers that every callback gets at least.
 const CALLBACK: u16 = 0b110;
 const ALL: u16 = u16::MAX;
 
@@ -16,7 +17,7 @@ const ALL: u16 = u16::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Use {
     pub reads: u16,
-    /// Lose their values.
+    /// The registers that lose their values.
     pub clears: u16,
     pub writes: u16,
 }
@@ -25,7 +26,8 @@ pub(super) fn bit(register: u8) -> u16 {
     1 << (register & 15)
 }
 
-/// By slot. A call of a function, and a function's end, are not here: what they do depends on the other side.
+/// Returns the uses by slot. Calls of functions, and functions' ends, are left out: their effect
+/// depends on the other side.
 pub(super) fn uses(flow: &Flow) -> Vec<Use> {
     (0..=flow.len())
         .map(|slot| flow.op(slot).map_or_else(Use::default, |op| use_of(&op)))
@@ -52,11 +54,12 @@ fn use_of(op: &Op) -> Use {
     }
 }
 
-/// Has every register that is read been written, whichever way the program goes? If this cannot be told, no.
+/// Returns whether every register that is read has been written, on every way through the program.
+/// Returns false if that is not certain.
 pub(super) fn are_all_written(flow: &Flow, uses: &[Use]) -> bool {
     let mut states = vec![ALL; flow.len() + 1];
     let mut pending = vec![(0, ENTRY | bit(FRAME_POINTER))];
-    // A first visit has to be one even if all registers are written.
+    // A first visit must count as one even if all registers are written.
     let mut seen = vec![false; flow.len() + 1];
     while let Some((slot, arriving)) = pending.pop() {
         let (Some(state), Some(seen)) = (states.get_mut(slot), seen.get_mut(slot)) else {
@@ -73,7 +76,7 @@ pub(super) fn are_all_written(flow: &Flow, uses: &[Use]) -> bool {
             Some(Op::CallLocal { .. }) => {
                 let given = joined & ARGUMENTS | bit(FRAME_POINTER);
                 pending.extend(flow.callee(slot).map(|start| (start, given)));
-                // Every function is asked to write r0, below.
+                // Every function must write r0, see below.
                 leaving = joined & !ARGUMENTS | 1;
             }
             Some(Op::Imm64 { .. }) => {

@@ -12,17 +12,17 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::wire::{HEADER, MAX_FRAME, frame_length};
 
-/// A running compiler. Its standard input's end is its own.
+/// A running compiler. Only this process has the other end of its standard input.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
     input: ChildStdin,
     output: ChildStdout,
-    /// Of the file that it runs, see [`super::Worker`].
+    /// The identity of the file that it runs, see [`super::Worker`].
     pub(super) identity: String,
 }
 
-/// Why there is no answer.
+/// The reasons why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("it cannot be started: {0}")]
@@ -44,9 +44,9 @@ impl Process {
         let mut child = Command::new(path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // What LLVM says of its own crashes.
+            // Drops LLVM's messages about its own crashes.
             .stderr(Stdio::null())
-            // What a user types is not for it.
+            // Signals from the user's terminal are not for it.
             .process_group(0)
             .spawn()
             .map_err(Failure::NotStarted)?;
@@ -66,7 +66,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Names the process, also when its number is another's.
+    /// Returns a handle that names the process even when its number is another's.
     pub(super) fn handle(&self) -> Result<OwnedFd, Failure> {
         let pid = Pid::from_child(&self.child);
         pidfd_open(pid, PidfdFlags::empty()).map_err(|error| Failure::NotStarted(error.into()))
@@ -119,13 +119,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It keeps nothing, so nothing is lost; and one that hangs would not look whether its input has ended.
+        // It keeps nothing, so nothing is lost; and one that hangs would not notice that its input
+        // has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Of errors of pipes, those after which one tries again are none.
+/// Passes errors of pipes on, except those after which one tries again.
 fn passing(error: io::Error) -> Result<(), Failure> {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(()),

@@ -1,4 +1,5 @@
-//! What goes over the pipes: frames of four bytes of length, little-endian, and a value as postcard writes it.
+//! The format on the pipes: frames of four bytes of length, little-endian, and a value as postcard
+//! writes it.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -9,16 +10,16 @@ use crate::code::Code;
 use crate::digest::Digest;
 use crate::engine::{Compiler, Machine, MapShape, Program};
 
-/// Bytes of a frame's length.
+/// The bytes of a frame's length.
 pub(super) const HEADER: usize = 4;
-/// Bytes of the longest frame: more than the longest program and its code take.
+/// The bytes of the longest frame: more than the longest program and its code take.
 pub(super) const MAX_FRAME: usize = 64 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
-    /// [`Digest::of_abi`] of who asks.
+    /// The [`Digest::of_abi`] of the process that asks.
     abi: Digest,
-    /// [`beeline_isa::INSN_BYTES`] each.
+    /// The instructions, of [`beeline_isa::INSN_BYTES`] each.
     insns: Vec<u8>,
     maps: Vec<MapShape>,
     in_agent: bool,
@@ -27,21 +28,22 @@ struct Request {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
-    /// Of the contents of the request's frame. An answer that was meant for another request would be another program's code.
+    /// The digest of the contents of the request's frame. An answer that was meant for another
+    /// request would be another program's code.
     to: Digest,
     outcome: Outcome,
 }
 
-/// Code, or why there is none.
+/// Code, or the reason why there is none.
 pub(super) type Outcome = Result<Code, String>;
 
-/// A frame's length; `None` if it is too long.
+/// Returns a frame's length; `None` if it is too long.
 pub(super) fn frame_length(header: [u8; HEADER]) -> Option<usize> {
     let length = usize::try_from(u32::from_le_bytes(header)).ok()?;
     (length <= MAX_FRAME).then_some(length)
 }
 
-/// The contents of a request's frame.
+/// Returns the contents of a request's frame.
 pub(super) fn request(program: &Program<'_>, machine: Machine) -> Vec<u8> {
     encode(&Request {
         abi: Digest::of_abi(),
@@ -56,7 +58,7 @@ pub(super) fn request(program: &Program<'_>, machine: Machine) -> Vec<u8> {
     })
 }
 
-/// What the contents of an answer's frame say; `None` if they are no answer to this request.
+/// Reads the contents of an answer's frame; returns `None` if they are no answer to this request.
 pub(super) fn answer(bytes: &[u8], request: &[u8]) -> Option<Outcome> {
     match postcard::take_from_bytes::<Answer>(bytes) {
         Ok((answer, [])) => (answer.to == Digest::of_bytes(request)).then_some(answer.outcome),
@@ -65,12 +67,14 @@ pub(super) fn answer(bytes: &[u8], request: &[u8]) -> Option<Outcome> {
 }
 
 fn encode(value: &impl Serialize) -> Vec<u8> {
-    // A vector has room for everything, and what is written here has lengths: this cannot fail.
+    // A vector has room for everything, and values written here have lengths, so this cannot fail.
     postcard::to_stdvec(value).unwrap_or_default()
 }
 
-/// Answers requests with a compiler until there are no more. Errors: those of the pipes, and `InvalidData` for what is no
-/// frame.
+/// Answers requests with a compiler until there are no more.
+///
+/// # Errors
+/// Those of the pipes, and `InvalidData` for input that is not a frame.
 pub fn serve(
     compiler: &dyn Compiler,
     mut input: impl Read,
@@ -123,7 +127,7 @@ mod tests {
 
     const EXIT: u64 = 0x95;
 
-    /// The request for a program that gives a number, and its answer.
+    /// Returns the request for a program that returns a number, and its answer.
     fn exchange(number: i32) -> (Vec<u8>, Vec<u8>) {
         let mov = 0xb7 | (number as u64) << 32;
         let bytes = [mov, EXIT].map(u64::to_le_bytes).concat();
@@ -151,7 +155,7 @@ mod tests {
     #[test]
     fn who_has_another_abi_is_told_so() {
         let (mut request, _) = exchange(7);
-        request[0] ^= 1; // Of the digest, which comes first.
+        request[0] ^= 1; // A byte of the digest, which comes first.
         let Some(Err(why)) = answer(&served(&request), &request) else {
             panic!("compiled for another ABI");
         };

@@ -1,4 +1,4 @@
-//! The guest's files, in which tools look at the kernel whose programs they load.
+//! The guest's files that describe its kernel, for which tools load programs.
 //!
 //! A file is fetched when the tool opens it. A directory becomes one of the host's with the same
 //! names, so that the tool can list it. A path relative to such a directory is resolved by the

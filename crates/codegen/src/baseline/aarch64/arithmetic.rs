@@ -7,7 +7,8 @@ use super::emit::Emitter;
 use super::registers::home;
 
 impl Emitter<'_> {
-    /// `d = value`, in the shortest form: one constant of a bitwise instruction, or 16 bits at a time over zeros or ones.
+    /// `d = value`, in the shortest form: one constant of a bitwise instruction, or 16 bits at a
+    /// time over zeros or ones.
     pub(crate) fn constant(&mut self, d: Reg, value: u64) {
         let parts: [u16; 4] = std::array::from_fn(|part| (value >> (16 * part)) as u16);
         let others = |background| parts.iter().filter(|&&part| part != background).count();
@@ -28,7 +29,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// A constant as an operand: zero, or what is put into the first scratch register.
+    /// Returns a constant as an operand: zero, or the first scratch register, which is set to it.
     pub(crate) fn operand(&mut self, value: u64) -> Reg {
         if value == 0 {
             return ZR;
@@ -38,7 +39,7 @@ impl Emitter<'_> {
         register
     }
 
-    /// The register that holds the second operand of an operation.
+    /// Returns the register that holds the second operand of an operation.
     fn register_of(&mut self, wide: bool, src: Operand) -> Reg {
         match src {
             Operand::Reg(src) => home(src),
@@ -97,8 +98,8 @@ impl Emitter<'_> {
             Alu::Lsh => Three::Lsl,
             Alu::Rsh => Three::Lsr,
             Alu::Arsh => Three::Asr,
-            // By 0 the machine's quotient is 0, and the smallest number by -1 is itself, as in eBPF. So the remainder,
-            // computed from it, is right too: the dividend, and 0.
+            // The machine's quotient by 0 is 0, and the smallest number by -1 is itself, as in
+            // eBPF. So the remainder, computed from it, is right too: the dividend, and 0.
             Alu::Div => Three::Udiv,
             Alu::SignedDiv => Three::Sdiv,
             Alu::Mod => return self.remainder(Three::Udiv, wide, home(dst), operand),
@@ -113,7 +114,7 @@ impl Emitter<'_> {
         self.asm.msub(wide, home, quotient, divisor, home);
     }
 
-    /// `home = home op imm` in one instruction; says if there is one.
+    /// Emits `home = home op imm` as one instruction; returns whether there is one.
     fn alu_with_constant(&mut self, op: Alu, wide: bool, home: Reg, imm: i32) -> bool {
         let bits = if wide { 64 } else { 32 };
         let count = imm.cast_unsigned() & (bits - 1);
@@ -150,7 +151,7 @@ impl Emitter<'_> {
             .ubfm(wide, home, home, (bits - count) % bits, bits - 1 - count);
     }
 
-    /// `home += value`, if one instruction can do it.
+    /// Emits `home += value`, if one instruction can do it.
     fn add_constant(&mut self, wide: bool, home: Reg, value: i64) -> bool {
         let op = if value < 0 { Sum::Sub } else { Sum::Add };
         match value.unsigned_abs() {
@@ -184,7 +185,7 @@ impl Emitter<'_> {
     }
 }
 
-/// An immediate as an operation of the width sees it.
+/// Returns an immediate as an operation of the width sees it.
 pub(crate) fn extended(imm: i32, wide: bool) -> u64 {
     if wide {
         i64::from(imm).cast_unsigned()

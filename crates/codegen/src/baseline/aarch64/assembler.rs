@@ -1,7 +1,8 @@
-//! A small assembler: instructions with their fields filled in, and labels. It knows the few forms that are needed here.
+//! A small assembler: instructions with their fields filled in, and labels. It has only the few
+//! forms that are needed here.
 //!
-//! Names of methods and variants are the mnemonics. `wide` chooses between x and w registers. Register 31 is the stack
-//! pointer or zero, as the form has it.
+//! Names of methods and variants are the mnemonics. `wide` chooses between x and w registers.
+//! Register 31 is the stack pointer or zero, depending on the form.
 
 use super::immediate::bit_mask;
 
@@ -28,7 +29,7 @@ impl Reg {
         self.0
     }
 
-    /// In the field that begins at this bit.
+    /// Returns the number in the field that begins at this bit.
     const fn at(self, bit: u32) -> u32 {
         (self.0 as u32) << bit
     }
@@ -77,11 +78,11 @@ pub(crate) enum Logic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Part {
-    /// The others become ones, and these are inverted.
+    /// The other bits become ones, and these are inverted.
     Movn = 0x1280_0000,
-    /// The others become zeros.
+    /// The other bits become zeros.
     Movz = 0x5280_0000,
-    /// The others stay.
+    /// The other bits stay.
     Movk = 0x7280_0000,
 }
 
@@ -97,7 +98,7 @@ pub(crate) enum Reverse {
     Rev64 = 0xdac0_0c00,
 }
 
-/// What a load or store does with the register.
+/// The effect of a load or store on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Access {
@@ -116,7 +117,7 @@ pub(crate) enum Ordered {
     Stlr = 0x089f_fc00,
 }
 
-/// Pairs of x registers, and what becomes of the base register.
+/// Pairs of x registers, and the effect on the base register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Pair {
@@ -158,7 +159,7 @@ pub(crate) enum Indirect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
-/// How an instruction names a place: the field, counted in bits, and what it counts.
+/// The form in which an instruction names a place: the field's bits and unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     /// `b` and `bl`: words, 128 MiB either way.
@@ -177,11 +178,11 @@ pub(crate) struct TooFar;
 #[derive(Debug, Default)]
 pub(crate) struct Assembler {
     words: Vec<u32>,
-    /// By label: the word.
+    /// The word of each label.
     labels: Vec<Option<usize>>,
-    /// Words whose fields wait for a label.
+    /// Words with fields that wait for a label.
     uses: Vec<(usize, Label, Field)>,
-    /// The code may be longer than 1 MiB, so that conditional branches lead over a jump.
+    /// True if the code may be longer than 1 MiB, so that conditional branches lead over a jump.
     far: bool,
 }
 
@@ -198,7 +199,7 @@ impl Assembler {
         Label(self.labels.len() - 1)
     }
 
-    /// How long the code is.
+    /// Returns the length of the code.
     pub(crate) fn bytes(&self) -> usize {
         self.words.len() * 4
     }
@@ -210,7 +211,8 @@ impl Assembler {
         }
     }
 
-    /// The code's bytes, with the labels' places in all fields. A label that was never bound counts as too far.
+    /// Returns the code's bytes, with the labels' places in all fields. A label that was never
+    /// bound counts as too far.
     pub(crate) fn finish(mut self) -> Result<Vec<u8>, TooFar> {
         for &(at, Label(label), field) in &self.uses {
             let place = self.labels.get(label).copied().flatten().ok_or(TooFar)?;
@@ -250,13 +252,15 @@ impl Assembler {
         self.word(0x1b00_8000 | width(wide) | m.at(16) | a.at(10) | n.at(5) | d.at(0));
     }
 
-    /// `imm` is less than 4096; if `shifted`, it counts as so many times 4096.
+    /// Adds or subtracts `imm`, which is less than 4096; if `shifted`, it counts as so many times
+    /// 4096.
     pub(crate) fn sum(&mut self, op: Sum, wide: bool, d: Reg, n: Reg, imm: u32, shifted: bool) {
         let imm = (imm & 0xfff) << 10 | u32::from(shifted) << 22;
         self.word(op as u32 | width(wide) | imm | n.at(5) | d.at(0));
     }
 
-    /// Says if there is such an instruction; there is none for most constants.
+    /// Emits a bitwise operation with a constant; returns whether there is such an instruction. For
+    /// most constants there is none.
     #[must_use]
     pub(crate) fn logic(&mut self, op: Logic, wide: bool, d: Reg, n: Reg, imm: u64) -> bool {
         let Some(field) = bit_mask(imm, wide) else {
@@ -275,13 +279,13 @@ impl Assembler {
         self.three(Three::Orr, wide, d, ZR, m);
     }
 
-    /// `d = ` bits `from` to `last` of `n`, zero-extended; where `from` is above `last`, the lowest `last + 1` bits, shifted
-    /// left to the top of the register and then right by `from`, around.
+    /// `d = ` bits `from` to `last` of `n`, zero-extended; where `from` is above `last`, the lowest
+    /// `last + 1` bits, shifted left to the top of the register and then right by `from`, around.
     pub(crate) fn ubfm(&mut self, wide: bool, d: Reg, n: Reg, from: u32, last: u32) {
         self.bits(0x5300_0000, wide, d, n, from, last);
     }
 
-    /// The same, sign-extended.
+    /// Like [`Self::ubfm`], sign-extended.
     pub(crate) fn sbfm(&mut self, wide: bool, d: Reg, n: Reg, from: u32, last: u32) {
         self.bits(0x1300_0000, wide, d, n, from, last);
     }
@@ -300,8 +304,9 @@ impl Assembler {
         self.word(0x9a80_0000 | m.at(16) | (condition as u32) << 12 | n.at(5) | d.at(0));
     }
 
-    /// A load or store of `1 << size` bytes at `base + off`. Says if there is such an instruction: for `off` from -256 to 255,
-    /// and multiples of the size up to 4095 times it.
+    /// Emits a load or store of `1 << size` bytes at `base + off`. Returns whether there is such an
+    /// instruction: there is for `off` from -256 to 255, and for multiples of the size up to 4095
+    /// times it.
     #[must_use]
     pub(crate) fn access(&mut self, op: Access, size: u32, t: Reg, base: Reg, off: i32) -> bool {
         let scaled = off.cast_unsigned() >> size;
@@ -316,7 +321,7 @@ impl Assembler {
         true
     }
 
-    /// The same at `base + index`.
+    /// Like [`Self::access`], at `base + index`.
     pub(crate) fn access_indexed(&mut self, op: Access, size: u32, t: Reg, base: Reg, index: Reg) {
         self.word(op as u32 | size << 30 | 0x3820_6800 | index.at(16) | base.at(5) | t.at(0));
     }
@@ -387,7 +392,8 @@ impl Assembler {
         self.word(0xd65f_0000 | LR.at(5));
     }
 
-    /// `d` = the address of something that can be jumped to: what is at `to`, or a jump there.
+    /// Sets `d` to the address of something that can be jumped to: the code at `to`, or a jump
+    /// there.
     pub(crate) fn entry_address(&mut self, d: Reg, to: Label) {
         if self.far {
             let [jump, over] = [self.label(), self.label()];
@@ -403,7 +409,7 @@ impl Assembler {
 }
 
 impl Field {
-    /// The field's bits for a distance in words; `None` if it does not fit.
+    /// Returns the field's bits for a distance in words; `None` if it does not fit.
     fn bits(self, words: i64) -> Option<u32> {
         let width = match self {
             Self::Jump => 26,
@@ -416,7 +422,7 @@ impl Field {
         let field = words as u32 & ((1 << width) - 1);
         Some(match self {
             Self::Jump => field,
-            // Of an address in bytes, 21 bits, the lowest two stand elsewhere and are 0.
+            // An address in bytes has 21 bits; the lowest two stand elsewhere and are 0.
             Self::Branch | Self::Address => field << 5,
         })
     }

@@ -1,4 +1,5 @@
-//! Each form, with many registers and constants, is what GNU as makes of its text.
+//! Tests that each form, with many registers and constants, equals the output of GNU as for its
+//! text.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,7 +28,7 @@ impl Both {
         writeln!(self.text, "{text}").expect("memory");
     }
 
-    /// Compares; nothing to do where there is no assembler.
+    /// Compares; does nothing if there is no assembler.
     fn check(self) {
         let directory = tempfile::tempdir().expect("a directory");
         let [source, object, binary] = ["s", "o", "bin"].map(|name| directory.path().join(name));
@@ -175,7 +176,7 @@ fn constants() {
     both.check();
 }
 
-/// Every constant that a bitwise instruction can have, and only those, is found.
+/// Finds every constant that a bitwise instruction can have, and only those.
 #[test]
 fn bitwise_constants() {
     let mut both = Both::new();

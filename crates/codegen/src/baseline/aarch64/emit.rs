@@ -1,4 +1,4 @@
-//! What each instruction becomes: jumps here; other instructions are in the modules of their kind.
+//! The code for each instruction: jumps here; other instructions are in the modules of their kind.
 
 use beeline_isa::{Cond, MAY_GOTO_LIMIT, Op, Operand};
 
@@ -17,7 +17,8 @@ pub(crate) struct Emitter<'a> {
     pub(crate) outline: &'a Outline<'a>,
     pub(crate) labels: &'a Labels<Label>,
     pub(crate) clobbers: RegisterSet,
-    /// How far the stack pointer is below the frame pointer, in the function that is being made.
+    /// The distance of the stack pointer below the frame pointer, in the function that is being
+    /// made.
     pub(crate) below: i32,
 }
 
@@ -88,7 +89,7 @@ impl Target for Emitter<'_> {
     }
 
     fn may_goto(&mut self, target: Label, frame: &Frame) -> Result<(), Error> {
-        // Below 0: nothing counts often enough to come round to the other numbers.
+        // The count goes below 0: nothing counts often enough to come round to the other numbers.
         if let Some(at) = frame.count() {
             let count = self.scratch(0);
             self.asm.word_access(Access::Load, count, SP, at);
@@ -109,13 +110,14 @@ impl Target for Emitter<'_> {
 }
 
 impl Emitter<'_> {
-    /// Notes that compiled code changes a register.
+    /// Records that compiled code changes a register.
     pub(crate) fn clobber(&mut self, register: Reg) -> Reg {
         self.clobbers.insert(register.number());
         register
     }
 
-    /// One of the registers that are free within one instruction's code. The first holds constants, the second addresses.
+    /// Returns one of the registers that are free within one instruction's code. The first holds
+    /// constants, the second addresses.
     pub(crate) fn scratch(&mut self, number: usize) -> Reg {
         self.clobber(SCRATCH[number])
     }
@@ -225,7 +227,7 @@ impl Emitter<'_> {
                 let imm = imm.cast_unsigned();
                 return self.asm.sum(Sum::Subs, wide, ZR, home(dst), imm, false);
             }
-            // The same flags as by subtraction of the negative number.
+            // The flags are the same as for subtracting the negative number.
             Operand::Imm(imm @ -4095..0) => {
                 let imm = imm.unsigned_abs();
                 return self.asm.sum(Sum::Adds, wide, ZR, home(dst), imm, false);

@@ -1,8 +1,8 @@
-//! What a function saves and how its stack frame is laid out.
+//! The registers that a function saves, and the layout of its stack frame.
 //!
-//! From high to low addresses: the caller's frame pointer and the return address, which x29 then points to; the eBPF stack
-//! and the count that `may_goto` goes by; the saved registers. Functions that neither use r10 nor call nor count have no first
-//! part. All parts are multiples of 16 bytes.
+//! From high to low addresses: the caller's frame pointer and the return address, which x29 then
+//! points to; the eBPF stack and the count for `may_goto`; the saved registers. Functions that
+//! neither use r10 nor call nor count have no first part. All parts are multiples of 16 bytes.
 
 use super::assembler::{Access, Assembler, FP, LR, Pair, Reg, SP, Sum};
 use super::helper_calls::TABLES_BYTES;
@@ -10,7 +10,7 @@ use super::registers::{RUN, home};
 use crate::baseline::outline::Needs;
 
 const RECORD_BYTES: u32 = 16;
-/// Of the count of `may_goto`.
+/// The bytes of the count for `may_goto`.
 const COUNT_BYTES: u32 = 8;
 
 /// The frame of one function.
@@ -19,13 +19,14 @@ pub(crate) struct Frame {
     /// The caller's registers, from the lowest address upwards.
     saved: Vec<Reg>,
     has_record: bool,
-    /// From the record downwards: eBPF stack, count and saved registers.
+    /// The bytes from the record downwards: eBPF stack, count and saved registers.
     below: u32,
-    /// Where the count of `may_goto` is, from the stack pointer.
+    /// The offset of the count for `may_goto` from the stack pointer.
     count: Option<u32>,
-    /// Below the frame, while another function runs that this one calls.
+    /// The bytes below the frame while another function runs that this one calls.
     call_bytes: u32,
-    /// The entry function of a program that needs the run keeps it from its second argument.
+    /// True for the entry function of a program that needs the run: it keeps the run from its
+    /// second argument.
     takes_run: bool,
 }
 
@@ -49,18 +50,20 @@ impl Frame {
         }
     }
 
-    /// Native stack in bytes, with what the call of another function needs below the frame.
+    /// Returns the bytes of native stack, with those that the call of another function needs below
+    /// the frame.
     pub(crate) fn bytes_with_call(&self) -> u32 {
         let record = if self.has_record { RECORD_BYTES } else { 0 };
         record + self.below + self.call_bytes
     }
 
-    /// How far the stack pointer is below the frame pointer.
+    /// Returns the distance of the stack pointer below the frame pointer.
     pub(crate) fn below(&self) -> i32 {
         self.below.cast_signed()
     }
 
-    /// Where the count of the function's `may_goto` instructions is, if it has any: from the stack pointer.
+    /// Returns the offset from the stack pointer of the count for the function's `may_goto`
+    /// instructions, if it has any.
     pub(crate) fn count(&self) -> Option<u32> {
         self.count
     }
@@ -77,7 +80,7 @@ impl Frame {
         }
     }
 
-    /// The inverse of [`Frame::enter`], up to but without the return. Changes no other register.
+    /// Undoes [`Frame::enter`], up to but without the return. Changes no other register.
     pub(crate) fn leave(&self, asm: &mut Assembler) {
         self.each_saved(asm, Pair::Ldp, Access::Load);
         if !self.has_record {

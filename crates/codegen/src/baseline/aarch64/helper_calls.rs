@@ -9,11 +9,12 @@ use super::registers::{ABORTED, CALLER_SAVED, RESULT, RUN, home};
 use crate::baseline::outline::helper_index;
 use crate::code::Error;
 
-/// What a tail call may change in the run, and has to be as before when the program is returned to.
+/// The fields of the run that a tail call may change, and that must be restored when the program is
+/// returned to.
 const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
-/// Bytes of stack that a function needs to keep the [`TABLES`].
+/// The bytes of stack that a function needs to keep the [`TABLES`].
 pub(crate) const TABLES_BYTES: u32 = 32;
-/// Bytes of stack between a helper's call of a callback and the callback's frame.
+/// The bytes of stack between a helper's call of a callback and the callback's frame.
 pub(crate) const CALLBACK_BYTES: u32 = 32;
 
 impl Emitter<'_> {
@@ -29,7 +30,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// The program's own tail call: the next program takes its place.
+    /// Emits the program's own tail call: the next program takes its place.
     pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
         let next = self.asm.label();
         self.call_helper(index, TAIL_CALL)?;
@@ -40,8 +41,9 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// A tail call in a called function: the next program takes the function's place, and returns into this program. What
-    /// remains of the function's frame are the tables of this program, and the way back.
+    /// Emits a tail call in a called function: the next program takes the function's place, and
+    /// returns into this program. Only the tables of this program and the way back remain of the
+    /// function's frame.
     pub(crate) fn replace_function(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
         let next = self.asm.label();
         let kept = [0, 1, 2].map(|number| self.scratch(number));
@@ -73,7 +75,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Stores the tables at the stack pointer and so many bytes, or loads them from there.
+    /// Stores the tables at the stack pointer plus `off` bytes, or loads them from there.
     fn tables(&mut self, two: Pair, one: Access, [maps, values, count]: [Reg; 3], off: i32) {
         self.asm.pair(two, [maps, values], SP, off);
         self.asm
@@ -87,7 +89,8 @@ impl Emitter<'_> {
         frame.leave(&mut self.asm);
     }
 
-    /// Returns from a called function, whose frame is left; says if poison has ended the program.
+    /// Returns from a called function with a frame that is already left; tells the caller whether
+    /// poison has ended the program.
     pub(crate) fn return_to_caller(&mut self, aborted: bool) {
         if self.outline.unwinds {
             self.clobber(ABORTED);
@@ -96,8 +99,9 @@ impl Emitter<'_> {
         self.asm.ret();
     }
 
-    /// What helpers call to call a function. The arguments are where the function expects them; what it does not keep but
-    /// the ABI wants kept is the run's register.
+    /// Emits the thunk that helpers call to call a function. The arguments are where the function
+    /// expects them. The function keeps all registers that the ABI wants kept except the run's, so
+    /// the thunk keeps that one.
     pub(crate) fn callback_thunk(&mut self, entry: Label) {
         let bytes = CALLBACK_BYTES.cast_signed();
         self.asm.pair(Pair::StpBefore, [FP, LR], SP, -bytes);
@@ -107,7 +111,8 @@ impl Emitter<'_> {
         self.asm.bl(entry);
         self.asm.mov(true, RESULT, home(0));
         if self.outline.unwinds {
-            // The helper stands between this and the program, so poison ends what the helper does: 1 means stop.
+            // The helper stands between this and the program, so poison ends the helper's work: 1
+            // means stop.
             let returned = self.asm.label();
             self.asm.cbz(false, ABORTED, returned);
             self.constant(RESULT, 1);

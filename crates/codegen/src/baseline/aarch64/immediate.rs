@@ -1,6 +1,8 @@
-//! Constants of bitwise instructions: a run of ones, rotated, in an element of 2 to 64 bits, repeated over the register.
+//! Constants of bitwise instructions: a run of ones, rotated, in an element of 2 to 64 bits,
+//! repeated over the register.
 
-/// The 13 bits that name a constant (N, immr, imms); `None` where it has no such form, as 0 and all ones have none.
+/// Returns the 13 bits that name a constant (N, immr, imms); `None` if it has no such form. 0 and
+/// all ones have none.
 pub(crate) fn bit_mask(value: u64, wide: bool) -> Option<u32> {
     let value = if wide {
         value
@@ -15,7 +17,8 @@ pub(crate) fn bit_mask(value: u64, wide: bool) -> Option<u32> {
     if ones == 0 || ones == bits {
         return None;
     }
-    // Rotated right so that the run begins at bit 0: by its place, or, if it goes around, by the end of the zeros.
+    // Rotated right so that the run begins at bit 0: by its place, or, if it wraps around, by the
+    // end of the zeros.
     let start = if element & 1 == 0 {
         element.trailing_zeros()
     } else {
@@ -27,12 +30,12 @@ pub(crate) fn bit_mask(value: u64, wide: bool) -> Option<u32> {
         return None;
     }
     let rotation = (bits - start) % bits;
-    // The size of the element is told by the ones above the length of the run.
+    // The ones above the length of the run tell the size of the element.
     let length = (!(bits * 2 - 1) & 0x3f) | (ones - 1);
     Some(u32::from(bits == 64) << 12 | rotation << 6 | length)
 }
 
-/// The length of the shortest piece, a power of two, that the value is made of by repetition.
+/// Returns the length of the shortest piece, a power of two, that gives the value by repetition.
 fn element_bits(value: u64) -> u32 {
     let mut bits = 64;
     while bits > 2 && value.rotate_right(bits / 2) == value {

@@ -1,4 +1,4 @@
-//! Helpers that are a few instructions long, put in place of their calls.
+//! Helpers that are a few instructions long, emitted in place of their calls.
 
 use beeline_isa::abi::{CONTEXT_COOKIE, CONTEXT_CPU, CONTEXT_SITE, RUN_VALUES, SITE_ADDRESS};
 
@@ -9,7 +9,7 @@ use crate::code::Error;
 use crate::inline::Inline;
 
 impl Emitter<'_> {
-    /// What is done in place of the call of a helper.
+    /// Emits the code in place of the call of a helper.
     pub(crate) fn inline(&mut self, index: usize, id: u32, inline: Inline) -> Result<(), Error> {
         let r0 = self.clobber(home(0));
         match inline {
@@ -47,7 +47,7 @@ impl Emitter<'_> {
                 self.load_field(r0, r0, SITE_ADDRESS);
                 self.asm.bind(nowhere);
             }
-            // Where thread pointers lead is another thing on each machine; the agent knows.
+            // Thread pointers lead to different things on each machine; the agent knows them.
             Inline::PidTgid => self.call_helper(index, id)?,
         }
         Ok(())

@@ -39,7 +39,7 @@ impl Emitter<'_> {
         if self.asm.access(op, size, value, home(base), off) {
             return;
         }
-        // What is far below the frame pointer is near above the stack pointer.
+        // An address far below the frame pointer is near above the stack pointer.
         if base == FRAME_POINTER && self.asm.access(op, size, value, SP, off + self.below) {
             return;
         }
@@ -48,7 +48,7 @@ impl Emitter<'_> {
         self.asm.access_indexed(op, size, value, home(base), offset);
     }
 
-    /// The register that holds `base + off`.
+    /// Returns the register that holds `base + off`.
     fn address(&mut self, base: u8, off: i16) -> Reg {
         if off == 0 {
             return home(base);
@@ -70,8 +70,9 @@ impl Emitter<'_> {
             .ordered(Ordered::Stlr, log2(size), home(src), address);
     }
 
-    /// A loop of exclusive load and store, which every processor of the architecture has. Those that fetch order all
-    /// accesses before them with all behind them, as in the kernel; the others order nothing.
+    /// Emits a loop of exclusive load and store, which every processor of the architecture has.
+    /// Fetching atomics order all accesses before them with all behind them, as in the kernel; the
+    /// others order nothing.
     pub(crate) fn atomic(
         &mut self,
         op: Atomic,
@@ -151,7 +152,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// `d = *(base + off)`, `off` being the offset of a field of the [`beeline_isa::abi::Run`], or in the table of helpers.
+    /// Emits `d = *(base + off)`, where `off` is the offset of a field of the
+    /// [`beeline_isa::abi::Run`], or in the table of helpers.
     pub(crate) fn load_field(&mut self, d: Reg, base: Reg, off: usize) {
         self.asm.word_access(Access::Load, d, base, off as u32);
     }

@@ -1,8 +1,8 @@
-//! Short loops that do not lie across two lines of 64 bytes.
+//! Keeps short loops within one line of 64 bytes.
 //!
-//! The processor takes decoded instructions from one such line in a cycle, so a loop of some instructions takes half as
-//! long again, or twice as long, if it lies in two. Where code begins at a line, as it does in pools, no-ops before a loop
-//! put it into one.
+//! The processor takes decoded instructions from one such line in a cycle. A loop of some
+//! instructions takes half as long again, or twice as long, if it lies in two. Code begins at a
+//! line in pools; there, no-ops before a loop move it into one line.
 
 use std::collections::HashMap;
 
@@ -15,11 +15,11 @@ const OPTIONS: u32 = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
 /// Machine code.
 pub(crate) struct Assembled {
     pub(crate) bytes: Vec<u8>,
-    /// By the number of the instruction.
+    /// The offsets by the number of the instruction.
     offsets: Vec<u32>,
 }
 
-/// No-ops: before which instruction, and how many bytes.
+/// No-ops: the instruction that they precede, and their bytes.
 type Padding = (usize, u32);
 
 impl Assembled {
@@ -35,7 +35,7 @@ impl Assembled {
         }
     }
 
-    /// Where the code of an instruction begins.
+    /// Returns the start of an instruction's code.
     pub(crate) fn offset(&self, insn: usize) -> Option<u32> {
         self.offsets.get(insn).copied()
     }
@@ -62,7 +62,8 @@ impl Assembled {
         })
     }
 
-    /// What puts each loop that a line has room for into one. Of loops within loops it is the outermost such.
+    /// Returns the no-ops that move each loop into one line, if a line has room for it. Of nested
+    /// loops, it takes the outermost such one.
     fn paddings(&self, insns: &[Instruction]) -> Vec<Padding> {
         let mut loops: Vec<(u32, u32, usize)> = self.loops(insns);
         loops.sort_unstable_by_key(|&(start, end, _)| (start, std::cmp::Reverse(end)));
@@ -82,10 +83,10 @@ impl Assembled {
         paddings
     }
 
-    /// Loops of up to a line: where they begin and end, and their first instruction.
+    /// Returns loops of up to a line: start, end, and first instruction.
     fn loops(&self, insns: &[Instruction]) -> Vec<(u32, u32, usize)> {
         let mut loops = Vec::new();
-        // Instructions so far, by their labels.
+        // The instructions so far, by their labels.
         let mut labelled: HashMap<u64, usize> = HashMap::new();
         for (number, insn) in insns.iter().enumerate() {
             if insn.ip() != 0 {

@@ -8,7 +8,7 @@ use super::emit::Emitter;
 use super::registers::{by_width, home8, home16, home32, home64};
 
 impl Emitter<'_> {
-    /// `dst = value`, in the shortest form. May change the flags.
+    /// Emits `dst = value`, in the shortest form. May change the flags.
     pub(crate) fn constant(&mut self, dst: u8, value: u64) -> Result<(), IcedError> {
         match (u32::try_from(value), i32::try_from(value.cast_signed())) {
             (Ok(0), _) => self.asm.xor(home32(dst), home32(dst)),
@@ -111,7 +111,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The machine takes a variable count in cl only, and masks it as eBPF does.
+    /// Emits a shift. The machine takes a variable count in cl only, and masks it as eBPF does.
     fn shift(&mut self, op: Alu, wide: bool, dst: u8, src: u8) -> Result<(), IcedError> {
         if home64(src) == rcx && home64(dst) != rcx {
             return self.shift_by_cl(op, wide, home64(dst), home32(dst));
@@ -150,7 +150,8 @@ impl Emitter<'_> {
         let Division {
             signed, wide, dst, ..
         } = division;
-        // As a 64-bit divisor a negative constant has its high bits set, so it is a power of two in 32 bits only.
+        // As a 64-bit divisor, a negative constant has its high bits set, so it is a power of two
+        // in 32 bits only.
         let magnitude = divisor.cast_unsigned();
         let is_power_of_two = magnitude.is_power_of_two() && (!wide || divisor > 0);
         match divisor {
@@ -237,8 +238,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Divides `dst` by r11, which is neither 0 nor, where signed, -1. The machine divides rdx:rax and leaves the quotient
-    /// in rax and the remainder in rdx; both are eBPF registers too.
+    /// Divides `dst` by r11, which is neither 0 nor, where signed, -1. The machine divides rdx:rax
+    /// and leaves the quotient in rax and the remainder in rdx; both are eBPF registers too.
     fn divide_by_r11(&mut self, division: Division) -> Result<(), IcedError> {
         let Division {
             signed,
@@ -281,7 +282,7 @@ impl Emitter<'_> {
     }
 }
 
-/// Which of the eight divisions, and of what.
+/// One of the eight divisions, and its operand.
 #[derive(Clone, Copy)]
 struct Division {
     signed: bool,

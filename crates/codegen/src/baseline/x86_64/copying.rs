@@ -9,7 +9,8 @@ use super::registers::home64;
 use crate::baseline::copying::{Copying, Count, Order, Sum};
 
 impl Emitter<'_> {
-    /// If a slot begins a loop that copies, copies words for as many turns as are certain to come, before the loop.
+    /// Copies words before the loop for as many turns as are certain to come, if a slot begins a
+    /// loop that copies.
     pub(crate) fn copy_words(&mut self, index: usize) -> Result<(), IcedError> {
         let Some(copying) = self.copying.get(&index).cloned() else {
             return Ok(());
@@ -33,12 +34,13 @@ impl Emitter<'_> {
         self.asm.sub(r11, copying.turns)?;
         self.asm.jae(words)?;
         self.set(elements)?;
-        // Few turns are left, so the loop's own way back leads here.
+        // Few turns are left, so the loop's own jump back leads here.
         self.ways_back.insert(copying.last, elements);
         Ok(())
     }
 
-    /// `r11 =` the turns after which the loop is certain to go on. If there are none, may go to `elements`.
+    /// Sets r11 to the number of turns after which the loop is certain to go on. If there are none,
+    /// the code may go to `elements`.
     fn certain_turns(&mut self, count: Count, elements: CodeLabel) -> Result<(), IcedError> {
         let (register, plus) = count.number;
         let (number, bound) = if count.up { (r10, r11) } else { (r11, r10) };

@@ -1,4 +1,4 @@
-//! What each instruction becomes: jumps here; other instructions are in the modules of their kind.
+//! The code for each instruction: jumps here; other instructions are in the modules of their kind.
 
 use std::collections::HashMap;
 
@@ -26,13 +26,13 @@ pub(crate) struct Emitter<'a> {
     pub(crate) clobbers: RegisterSet,
     pub(crate) decisions: Decisions,
     pub(crate) tables: Vec<Table>,
-    /// By their first slots.
+    /// The copying loops by their first slots.
     pub(crate) copying: HashMap<usize, Copying>,
-    /// By the slots of jumps that lead elsewhere than to their targets: where.
+    /// The actual destinations of jumps that lead elsewhere than to their targets, by their slots.
     pub(crate) ways_back: HashMap<usize, CodeLabel>,
     pub(crate) liveness: Liveness,
     pub(crate) loops: Loops,
-    /// Up to the next branch.
+    /// The moves that are postponed, up to the next branch.
     pub(crate) postponed: Vec<Postponed>,
     pub(crate) detours: Vec<Detour>,
 }
@@ -92,7 +92,7 @@ impl Target for Emitter<'_> {
     }
 
     fn may_goto(&mut self, target: CodeLabel, frame: &Frame) -> Result<(), Error> {
-        // Below 0: nothing counts often enough to come round to the other numbers.
+        // The count goes below 0: nothing counts often enough to come round to the other numbers.
         if let Some(count) = frame.count() {
             self.asm.sub(qword_ptr(rbp + count), 1)?;
             self.asm.js(target)?;
@@ -111,7 +111,8 @@ impl Target for Emitter<'_> {
 }
 
 impl Emitter<'_> {
-    /// An instruction, with those behind it that become one with it; gives the slot to go on at.
+    /// Emits an instruction, with those behind it that become one with it; returns the slot to
+    /// continue at.
     pub(crate) fn fused(&mut self, index: usize, op: Op) -> Result<usize, Error> {
         if self.postpone(index, op) {
             return Ok(index + 1);
@@ -122,13 +123,13 @@ impl Emitter<'_> {
         }
     }
 
-    /// Where the jump at a slot leads.
+    /// Returns the destination of the jump at a slot.
     pub(crate) fn target(&self, index: usize, off: i32) -> Option<CodeLabel> {
         let way_back = self.ways_back.get(&index).copied();
         way_back.or_else(|| self.labels.target(index, off))
     }
 
-    /// Notes that compiled code changes a register.
+    /// Records that compiled code changes a register.
     pub(crate) fn clobber(&mut self, register: AsmRegister64) -> AsmRegister64 {
         self.clobbers.insert(number(register));
         register
@@ -140,7 +141,8 @@ impl Emitter<'_> {
         self.asm.zero_bytes()
     }
 
-    /// Returns from a called function, whose frame is left; says if poison has ended the program.
+    /// Returns from a called function with a frame that is already left; tells the caller whether
+    /// poison has ended the program.
     pub(crate) fn return_to_caller(&mut self, aborted: bool) -> Result<(), IcedError> {
         match (self.outline.unwinds, aborted) {
             (true, true) => self.asm.stc()?,

@@ -1,8 +1,8 @@
-//! What a function saves and how its stack frame is laid out.
+//! The registers that a function saves, and the layout of its stack frame.
 //!
-//! From high to low addresses: the return address; the caller's rbp, which rbp then points to; the eBPF stack; the
-//! count that `may_goto` goes by; the saved registers. Functions that do not use r10 have neither the second nor the third,
-//! unless they count.
+//! From high to low addresses: the return address; the caller's rbp, which rbp then points to; the
+//! eBPF stack; the count for `may_goto`; the saved registers. Functions that do not use r10 have
+//! neither the second nor the third, unless they count.
 
 use beeline_isa::MAY_GOTO_LIMIT;
 use iced_x86::IcedError;
@@ -13,7 +13,7 @@ use super::registers::{RUN, home64};
 use crate::baseline::outline::Needs;
 
 const RETURN_ADDRESS: u32 = 8;
-/// Of the count of `may_goto`.
+/// The bytes of the count for `may_goto`.
 const COUNT_BYTES: u32 = 8;
 
 /// The frame of one function.
@@ -22,13 +22,14 @@ pub(crate) struct Frame {
     /// The caller's registers, in the order of their pushes.
     saved: Vec<AsmRegister64>,
     has_frame_pointer: bool,
-    /// Of eBPF stack and the count, and what alignment adds.
+    /// The bytes of eBPF stack and the count, and the bytes that alignment adds.
     stack_bytes: u32,
-    /// Where the count of `may_goto` is, from rbp.
+    /// The offset of the count for `may_goto` from rbp.
     count: Option<i32>,
-    /// Below the frame, while another function runs that this one calls.
+    /// The bytes below the frame while another function runs that this one calls.
     call_bytes: u32,
-    /// The entry function of a program that needs the run keeps it from its second argument.
+    /// True for the entry function of a program that needs the run: it keeps the run from its
+    /// second argument.
     takes_run: bool,
 }
 
@@ -58,20 +59,21 @@ impl Frame {
         frame
     }
 
-    /// Native stack in bytes, from the function's return address downwards, with the return address of the function that
-    /// it calls not counted.
+    /// Returns the bytes of native stack, from the function's return address downwards. The return
+    /// address of the function that it calls does not count.
     fn bytes(&self) -> u32 {
         let words = 1 + u32::from(self.has_frame_pointer) + self.saved.len() as u32;
         words * 8 + self.stack_bytes
     }
 
-    /// The same with what the call of another function needs below the frame: its return address and what is kept for the
-    /// time.
+    /// Returns the bytes of native stack, with those that the call of another function needs below
+    /// the frame: its return address, and the data kept during the call.
     pub(crate) fn bytes_with_call(&self) -> u32 {
         self.bytes() + self.call_bytes
     }
 
-    /// Where the count of the function's `may_goto` instructions is, if it has any: from rbp.
+    /// Returns the offset from rbp of the count for the function's `may_goto` instructions, if it
+    /// has any.
     pub(crate) fn count(&self) -> Option<i32> {
         self.count
     }
@@ -96,7 +98,7 @@ impl Frame {
         Ok(())
     }
 
-    /// The inverse of [`Frame::enter`], up to but without the return. Keeps rax.
+    /// Undoes [`Frame::enter`], up to but without the return. Keeps rax.
     pub(crate) fn leave(&self, asm: &mut CodeAssembler) -> Result<(), IcedError> {
         for &register in self.saved.iter().rev() {
             asm.pop(register)?;

@@ -1,4 +1,4 @@
-//! Instructions that follow each other and become one of the machine's.
+//! Combines consecutive instructions that become one of the machine's.
 
 use beeline_isa::{Alu, Cond, Op, Operand};
 use iced_x86::IcedError;
@@ -7,7 +7,7 @@ use iced_x86::code_asm::*;
 use super::emit::Emitter;
 use super::registers::home64;
 
-/// Instructions that are looked at to see what becomes of a register.
+/// The number of instructions that are searched for a register's later use.
 const NEAR: usize = 8;
 
 /// An address: a register and an index or a distance.
@@ -18,7 +18,8 @@ struct Sum {
 }
 
 impl Emitter<'_> {
-    /// Makes one of what begins at a slot, if that can be: says how many slots were done, 0 if none.
+    /// Combines the instructions that begin at a slot, if possible; returns the number of slots
+    /// done, 0 if none.
     pub(crate) fn fuse(&mut self, index: usize, op: Op) -> Result<usize, IcedError> {
         let Some(second) = self.follower(index) else {
             return Ok(0);
@@ -50,14 +51,15 @@ impl Emitter<'_> {
         }
     }
 
-    /// What the slot behind this one does, if control gets there from this one only.
+    /// Returns the operation of the slot behind this one, if control gets there from this one only.
     fn follower(&self, index: usize) -> Option<Op> {
         let next = index + 1;
         let op = self.outline.flow.op(next);
         op.filter(|_| self.labels.at(next).is_none())
     }
 
-    /// A branch over a jump: a branch to where the jump leads, for the opposite condition. False if the jump leads nowhere.
+    /// Combines a branch over a jump into a branch to the jump's target, for the opposite
+    /// condition. Returns false if the jump has no target.
     fn branch_unless(&mut self, index: usize, branch: Op, off: i32) -> Result<bool, IcedError> {
         let (
             Op::Branch {
@@ -91,7 +93,8 @@ impl Emitter<'_> {
         Ok(true)
     }
 
-    /// `dst = base + plus`, and the load from there, if one follows after which the sum is not wanted any more.
+    /// Emits `dst = base + plus`, and the load from there, if one follows after which the sum is no
+    /// longer needed.
     fn sum(&mut self, index: usize, dst: u8, sum: Sum) -> Result<usize, IcedError> {
         let load = match self.follower(index + 1) {
             Some(Op::Load {
@@ -122,7 +125,8 @@ impl Emitter<'_> {
         Ok(2)
     }
 
-    /// Is a register written from this slot on, before anything may look at it? Within some instructions without a jump.
+    /// Returns whether a register is written from this slot on before anything may look at it.
+    /// Searches a few instructions, up to a jump.
     fn is_lost(&self, from: usize, register: u8) -> bool {
         for index in from..from + NEAR {
             match self.outline.flow.op(index) {

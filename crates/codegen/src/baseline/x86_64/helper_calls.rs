@@ -1,4 +1,5 @@
-//! Calls: of functions of the program, of helpers, from helpers back into the program, and into the next program.
+//! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
+//! next program.
 
 use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES, TAIL_CALL};
 use iced_x86::IcedError;
@@ -10,11 +11,12 @@ use super::registers::{CALLER_SAVED, RUN};
 use crate::baseline::outline::helper_index;
 use crate::code::Error;
 
-/// What a tail call may change in the run, and has to be as before when the program is returned to.
+/// The fields of the run that a tail call may change, and that must be restored when the program is
+/// returned to.
 const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
-/// Bytes of stack that a function needs to keep the [`TABLES`], a multiple of 16.
+/// The bytes of stack that a function needs to keep the [`TABLES`], a multiple of 16.
 pub(crate) const TABLES_BYTES: u32 = 32;
-/// Bytes of stack between a helper's call of a callback and the callback's return address.
+/// The bytes of stack between a helper's call of a callback and the callback's return address.
 pub(crate) const CALLBACK_BYTES: u32 = 16;
 
 impl Emitter<'_> {
@@ -27,7 +29,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// The program's own tail call: the next program takes its place.
+    /// Emits the program's own tail call: the next program takes its place.
     pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
         let next = self.asm.create_label();
         self.call_helper(index, TAIL_CALL)?;
@@ -38,9 +40,10 @@ impl Emitter<'_> {
         Ok(self.set(next)?)
     }
 
-    /// A tail call in a called function: the next program takes the function's place, and returns into this program. What
-    /// remains of the function's frame are the tables of this program, and that no carry flag of another's is taken for
-    /// an abort of this one.
+    /// Emits a tail call in a called function: the next program takes the function's place, and
+    /// returns into this program. Two things remain of the function's frame: the tables of this
+    /// program, and the code that keeps the other's carry flag from being taken for an abort of
+    /// this one.
     pub(crate) fn replace_function(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
         let next = self.asm.create_label();
         let kept = [r11, r10, r9];
@@ -59,7 +62,7 @@ impl Emitter<'_> {
         for register in kept {
             self.asm.push(register)?;
         }
-        // Behind the return address and three words the stack is aligned.
+        // Behind the return address and three words, the stack is aligned.
         self.asm.call(rax)?;
         for table in TABLES.into_iter().rev() {
             self.asm.pop(qword_ptr(RUN + table as i32))?;
@@ -68,22 +71,25 @@ impl Emitter<'_> {
         Ok(self.set(next)?)
     }
 
-    /// Leaves the frame, with the next program's address in rax and its arguments where it expects them.
+    /// Leaves the frame, with the next program's address in rax and its arguments where it expects
+    /// them.
     fn leave_for_next_program(&mut self, frame: &Frame) -> Result<(), IcedError> {
         self.asm.mov(rdi, qword_ptr(RUN + RUN_CONTEXT as i32))?;
         self.asm.mov(rsi, RUN)?;
         frame.leave(&mut self.asm)
     }
 
-    /// What helpers call to call a function. The arguments are where the function expects them; what it does not keep but
-    /// System V wants kept is the run's register.
+    /// Emits the thunk that helpers call to call a function. The arguments are where the function
+    /// expects them. The function keeps all registers that System V wants kept except the run's, so
+    /// the thunk keeps that one.
     pub(crate) fn callback_thunk(&mut self, entry: CodeLabel) -> Result<(), IcedError> {
         self.asm.push(RUN)?;
         self.asm.mov(RUN, r9)?;
         self.asm.call(entry)?;
         self.asm.pop(RUN)?;
         if self.outline.unwinds {
-            // The helper stands between this and the program, so poison ends what the helper does: 1 means stop.
+            // The helper stands between this and the program, so poison ends the helper's work: 1
+            // means stop.
             let returned = self.asm.create_label();
             self.asm.jae(returned)?;
             self.asm.mov(eax, 1)?;

@@ -1,4 +1,4 @@
-//! Helpers that are a few instructions long, put in place of their calls.
+//! Helpers that are a few instructions long, emitted in place of their calls.
 
 use beeline_isa::abi::{
     CONTEXT_COOKIE, CONTEXT_CPU, CONTEXT_SITE, CONTEXT_TARGET, RUN_VALUES, SITE_ADDRESS,
@@ -13,7 +13,8 @@ use crate::code::Error;
 use crate::inline::Inline;
 
 impl Emitter<'_> {
-    /// What is done in place of the call of a helper. Registers of arguments are free, as a call destroys them.
+    /// Emits the code in place of the call of a helper. Registers of arguments are free, as a call
+    /// destroys them.
     pub(crate) fn inline(&mut self, index: usize, id: u32, inline: Inline) -> Result<(), Error> {
         self.clobber(rax);
         match inline {
@@ -84,7 +85,7 @@ impl Emitter<'_> {
         self.asm.mov(ecx, edx)?;
         self.clobber(rdi);
         self.asm.xor(edi, edi)?;
-        // Of no element there is none of any CPU either.
+        // Without an element there is none for any CPU either.
         self.asm.cmp(edx, cpus.cast_signed())?;
         self.asm.cmovae(rax, rdi)?;
         self.asm.mov(rdi, rax)?;
@@ -140,7 +141,8 @@ impl Emitter<'_> {
         self.set(nowhere)
     }
 
-    /// `rax = pid << 32 | tid`, from the target's words; by the helper where the thread's id has to be asked for.
+    /// Emits `rax = pid << 32 | tid`, from the target's words; by the helper if the thread's id has
+    /// to be asked for.
     fn pid_tgid(&mut self, index: usize, id: u32) -> Result<(), Error> {
         let [ask, done] = [(); 2].map(|()| self.asm.create_label());
         let asm = &mut self.asm;

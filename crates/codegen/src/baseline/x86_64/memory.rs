@@ -95,7 +95,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// The machine cannot fetch what it ors, ands or xors, so: compare and exchange until nobody came between.
+    /// Emits a fetching or, and, or xor. The machine cannot fetch the old value there, so this is a
+    /// loop of compare and exchange until nothing comes between.
     fn atomic_fetch(
         &mut self,
         op: Atomic,
@@ -103,7 +104,8 @@ impl Emitter<'_> {
         [dst, src]: [u8; 2],
         off: i16,
     ) -> Result<(), IcedError> {
-        // rax takes the old value, r10 the new one; r11 keeps r0, and stands for it where it is an operand.
+        // rax takes the old value, r10 the new one; r11 keeps r0, and stands for it where it is an
+        // operand.
         let (old, new, r0) = (rax, self.clobber(r10), self.clobber(r11));
         let base = if home64(dst) == old { r0 } else { home64(dst) };
         let operand = if home64(src) == old { r0 } else { home64(src) };

@@ -1,4 +1,4 @@
-//! Moves that only one of a branch's ways wants are made on that way.
+//! Postpones moves that only one way of a branch needs: they are made on that way.
 
 use beeline_isa::{Op, Operand};
 use iced_x86::IcedError;
@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 
-/// Instructions from a move to its branch.
+/// The most instructions from a move to its branch.
 const NEAR: usize = 8;
 
 /// A move that is still to be made.
@@ -20,11 +20,12 @@ pub(crate) struct Postponed {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Behind the branch, if it is not taken.
+    /// On the way behind the branch, if it is not taken.
     On,
-    /// Where the branch leads. Made in a place of its own, from which a jump leads on.
+    /// On the way that the branch leads to. The move is made in a place of its own, from which a
+    /// jump leads on.
     Taken,
-    /// On none: the branch compares what was to be moved.
+    /// On neither: the branch compares the move's source.
     None,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct Detour {
 }
 
 impl Emitter<'_> {
-    /// Is a move not made now, as it is not wanted, or later and not always?
+    /// Returns whether a move is not made now, because it is not needed, or later and not always.
     pub(crate) fn postpone(&mut self, index: usize, op: Op) -> bool {
         let Op::Move { dst, .. } = op else {
             return false;
@@ -53,7 +54,7 @@ impl Emitter<'_> {
             (true, false, false) if self.can_stand_for(op, branch) => Way::None,
             (false, false, false) => Way::None,
             (false, true, false) => Way::On,
-            // Way::Taken is longer, so it has to be the rare one: out of a loop.
+            // Way::Taken is longer, so it must be the rare one: out of a loop.
             (false, false, true) if self.loops.is_left(branch, taken) => Way::Taken,
             _ => return false,
         };
@@ -62,7 +63,8 @@ impl Emitter<'_> {
         true
     }
 
-    /// The next branch, if nothing before it reads or writes what a move writes, or writes what it reads.
+    /// Returns the next branch, if nothing before it reads or writes the move's destination, or
+    /// writes its source.
     fn branch_behind(&self, index: usize, op: Op) -> Option<usize> {
         let written = op.written()?;
         for slot in index + 1..index + 1 + NEAR {
@@ -90,13 +92,14 @@ impl Emitter<'_> {
         None
     }
 
-    /// Does a branch compare a register?
+    /// Returns whether a branch compares a register.
     fn compares(&self, branch: usize, register: u8) -> Option<bool> {
         let op = self.outline.flow.op(branch)?;
         Some(op.read().any(|read| read == register))
     }
 
-    /// Where the code of a branch goes on, not taken and taken. A branch over a jump is one for the opposite condition.
+    /// Returns the slots that a branch leads to, not taken and taken. A branch over a jump counts
+    /// as one for the opposite condition.
     fn ways(&self, branch: usize) -> Option<[usize; 2]> {
         let flow = self.outline.flow;
         let mut ways = flow.successors(branch);
@@ -109,7 +112,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// May a branch compare what a move reads, in place of what it writes?
+    /// Returns whether a branch may compare the move's source in place of its destination.
     fn can_stand_for(&self, op: Op, branch: usize) -> bool {
         match (op, self.outline.flow.op(branch)) {
             (
@@ -124,7 +127,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// The operands that a branch compares.
+    /// Returns the operands that a branch compares.
     pub(crate) fn compared(&self, branch: usize, dst: u8, src: Operand) -> (u8, Operand) {
         let stands_for = |register| {
             let mut moves = self.postponed.iter();
@@ -145,7 +148,8 @@ impl Emitter<'_> {
         (stands_for(dst), src)
     }
 
-    /// Where the branch at a slot jumps to, that leads to a label: there, or to the moves on that way.
+    /// Returns the destination of the branch at a slot that leads to a label: the label, or the
+    /// moves on that way.
     pub(crate) fn detour(&mut self, branch: usize, target: CodeLabel) -> CodeLabel {
         let moves = self.moves_on(branch, Way::Taken);
         if moves.is_empty() {
@@ -167,7 +171,7 @@ impl Emitter<'_> {
         self.moves(&moves)
     }
 
-    /// Makes all moves at once, where a branch is more than a branch.
+    /// Makes all moves at once, because the instruction is more than a branch.
     pub(crate) fn make_postponed(&mut self) -> Result<(), IcedError> {
         let all = std::mem::take(&mut self.postponed);
         self.moves(&all.iter().map(|one| one.what).collect::<Vec<_>>())

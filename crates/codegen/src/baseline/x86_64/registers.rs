@@ -1,14 +1,16 @@
-//! Where eBPF registers live.
+//! The homes of eBPF registers.
 
 use iced_x86::code_asm::*;
 
 use crate::registers::RegisterSet;
 
-/// The context register of compiled code, [`beeline_isa::abi::Run`]; loaded by the entry function if needed.
+/// The context register of compiled code, [`beeline_isa::abi::Run`]; the entry function loads it if
+/// needed.
 pub(crate) const RUN: AsmRegister64 = r12;
 
-/// The home of an eBPF register in all widths. r0 to r5 are where System V wants a helper's result and arguments, r6
-/// to r9 in registers that System V preserves, as eBPF does, and the frame pointer in the frame pointer.
+/// Returns the home of an eBPF register in all widths. r0 to r5 are where System V expects a
+/// helper's result and arguments. r6 to r9 are in registers that System V preserves, as eBPF does,
+/// and the frame pointer is the frame pointer.
 const fn home(register: u8) -> (AsmRegister64, AsmRegister32, AsmRegister16, AsmRegister8) {
     match register {
         0 => (rax, eax, ax, al),
@@ -41,7 +43,8 @@ pub(crate) const fn home8(register: u8) -> AsmRegister8 {
     home(register).3
 }
 
-/// Calls an assembler method with two eBPF registers, or one and an immediate, in the wanted width.
+/// Calls an assembler method with two eBPF registers, or one and an immediate, in the requested
+/// width.
 macro_rules! by_width {
     ($asm:expr, $wide:expr, $op:ident, $dst:expr, reg $src:expr) => {
         if $wide {
@@ -67,10 +70,10 @@ macro_rules! by_width {
 }
 pub(crate) use by_width;
 
-/// All that System V lets a function change: rax, rcx, rdx, rsi, rdi, r8 to r11.
+/// The registers that System V lets a function change: rax, rcx, rdx, rsi, rdi, r8 to r11.
 pub(crate) const CALLER_SAVED: RegisterSet = RegisterSet::from_bits(0b0000_1111_1100_0111);
 
-/// The number that the processor gives a register.
+/// Returns the processor's number for a register.
 pub(crate) fn number(register: AsmRegister64) -> u8 {
     let register: iced_x86::Register = register.into();
     (register.number() & 15) as u8

@@ -1,4 +1,4 @@
-//! Tables behind the code, in place of searches by comparing.
+//! Tables behind the code, which replace searches by comparing.
 
 use beeline_isa::{Alu, Op, Operand, Size};
 use iced_x86::IcedError;
@@ -9,18 +9,18 @@ use super::registers::{home32, home64};
 use crate::baseline::lookup::Lookup;
 use crate::code::Error;
 
-/// Instructions that may be copied, the branch at their end included.
+/// The most instructions that are copied, the branch at their end included.
 const COPIED: usize = 8;
 
-/// Constants, and where they stand.
+/// Constants, and the label of their place.
 pub(crate) struct Table {
     label: CodeLabel,
     constants: Vec<i32>,
 }
 
 impl Emitter<'_> {
-    /// Looks a constant up, if a slot begins a search that is a look-up. Values that the table does not have go on behind
-    /// this, where the search is.
+    /// Looks a constant up, if a slot begins a search that amounts to a look-up. Values that the
+    /// table does not have continue behind this, in the search.
     pub(crate) fn look_up(&mut self, index: usize) -> Result<(), Error> {
         let is_start = |slot| self.labels.at(slot).is_some();
         let decision = self.decisions.at(self.outline.flow, index, &is_start);
@@ -57,7 +57,8 @@ impl Emitter<'_> {
         Ok(self.asm.set_label(&mut search)?)
     }
 
-    /// Which constant is wanted, if it is one of the table's: a register that may be compared and added whole.
+    /// Returns the index of the constant, if the value is one of the table's, as a register that
+    /// may be compared and added whole.
     fn place_in_table(&mut self, slot: usize, lookup: &Lookup) -> Result<AsmRegister64, IcedError> {
         let register = home64(lookup.register);
         if lookup.first == 0 && (lookup.wide || self.is_low(slot, lookup.register)) {
@@ -71,7 +72,8 @@ impl Emitter<'_> {
         Ok(self.clobber(r10))
     }
 
-    /// Does the only instruction that leads to a slot leave nothing in the high half of a register?
+    /// Returns whether the only instruction that leads to a slot clears the high half of a
+    /// register.
     fn is_low(&self, slot: usize, register: u8) -> bool {
         let before = slot
             .checked_sub(1)
@@ -85,8 +87,9 @@ impl Emitter<'_> {
         clears && self.labels.at(slot).is_none()
     }
 
-    /// The operation that combines a constant with what its register held before the search, if one does: then a copy of that,
-    /// as compilers make it, need not be waited for. `dst = constant; dst op= copy` is `dst op= constant`.
+    /// Returns the operation that combines a constant with its register's content before the
+    /// search, if there is one. Then a copy of that content, as compilers make it, need not be
+    /// waited for: `dst = constant; dst op= copy` is `dst op= constant`.
     fn combination(&self, search: usize, lookup: &Lookup) -> Option<Alu> {
         self.short_way_to_branch(lookup.slot)?;
         let Some(Op::Alu {
@@ -101,7 +104,7 @@ impl Emitter<'_> {
         (dst == lookup.dst && self.is_copy(search, copy, dst)).then_some(op)
     }
 
-    /// Does a register hold the low half of another one where a search begins?
+    /// Returns whether a register holds the low half of another one where a search begins.
     fn is_copy(&self, search: usize, copy: u8, of: u8) -> bool {
         let mut slot = search;
         for _ in 0..COPIED {
@@ -143,8 +146,9 @@ impl Emitter<'_> {
         }
     }
 
-    /// Goes on at a slot that has a label, or behind the first instruction of a short way: by a copy of what stands there up to a branch, if that is little, so that a loop
-    /// around a search jumps once in each turn; else by a jump.
+    /// Continues at a slot that has a label, or behind the first instruction of a short way. If the
+    /// instructions there up to a branch are few, they are copied, so that a loop around a search
+    /// jumps once in each turn; otherwise this is a jump.
     fn go_on_at(&mut self, slot: usize) -> Result<(), Error> {
         let mut next = slot;
         if let Some(branch) = self.short_way_to_branch(slot) {
@@ -163,8 +167,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// The slot of the branch that control gets to from this one in a few instructions, if both ways from there on have
-    /// labels.
+    /// Returns the slot of the branch that control reaches from this one in a few instructions, if
+    /// both ways from there on have labels.
     fn short_way_to_branch(&self, slot: usize) -> Option<usize> {
         let mut slots = slot..slot + COPIED;
         let branch = slots.find(|&slot| !self.outline.flow.op(slot).is_some_and(is_simple))?;
@@ -189,7 +193,7 @@ impl Emitter<'_> {
     }
 }
 
-/// Does it become an instruction or two, with no label within?
+/// Returns whether an operation becomes an instruction or two, with no label within.
 fn is_simple(op: Op) -> bool {
     match op {
         Op::Alu { op, .. } => matches!(
