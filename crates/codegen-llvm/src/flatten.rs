@@ -1,5 +1,5 @@
-//! An object file to one piece of code that may lie anywhere: the instructions, then the constants that they read, with all
-//! that points from one to the other filled in.
+//! Flattens an object file to one piece of code that may lie anywhere: the instructions, then the
+//! constants that they read, with all references between them filled in.
 
 use std::collections::HashMap;
 
@@ -14,27 +14,28 @@ use crate::trouble::Trouble;
 
 type File<'d> = ElfFile64<'d, Endianness>;
 
-/// What is left of an object file.
+/// The flattened object file.
 pub(crate) struct Flat {
     /// Instructions and constants.
     pub(crate) bytes: Vec<u8>,
-    /// Bytes of instructions, at the start.
+    /// The bytes of instructions, at the start.
     text: usize,
-    /// By the offset of their first instruction: the names of functions.
+    /// The names of functions by the offset of their first instruction.
     pub(crate) functions: HashMap<u64, String>,
-    /// The table of frames, as if it lay at [`Flat::frame_table_at`]; no part of the code.
+    /// The table of frames, as if it lay at [`Flat::frame_table_at`]; not part of the code.
     pub(crate) frame_table: Vec<u8>,
     pub(crate) frame_table_at: u64,
 }
 
 impl Flat {
-    /// The instructions.
+    /// Returns the instructions.
     pub(crate) fn text(&self) -> &[u8] {
         self.bytes.get(..self.text).unwrap_or_default()
     }
 }
 
-/// Flattens an object file; refuses one whose code would have to be linked with anything, or that has data to write.
+/// Flattens an object file; refuses one with code that would have to be linked with anything, or
+/// with data to write.
 pub(crate) fn flatten(object: &[u8]) -> Result<Flat, Trouble> {
     let file = File::parse(object)?;
     let text = file
@@ -81,7 +82,7 @@ pub(crate) fn flatten(object: &[u8]) -> Result<Flat, Trouble> {
     })
 }
 
-/// Sections behind each other.
+/// The sections, one behind the other.
 #[derive(Default)]
 struct Layout {
     bytes: Vec<u8>,
@@ -98,7 +99,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Fills in what a section that starts at `at` in `bytes` says of others.
+    /// Fills in the references to other sections in a section that starts at `at` in `bytes`.
     fn relocate(
         &self,
         file: &File<'_>,
@@ -135,7 +136,8 @@ impl Layout {
     }
 }
 
-/// Writes the distance to a target in the form that a relocation wants. There is none that would not be relative.
+/// Writes the distance to a target in the form that a relocation requires. All relocations are
+/// relative.
 fn fill_in(
     machine: object::Architecture,
     r_type: elf::RelocationType,
@@ -143,7 +145,7 @@ fn fill_in(
     distance: i64,
 ) -> Result<(), Trouble> {
     use object::Architecture::{Aarch64, X86_64};
-    // The bits of an instruction's immediate: which, how far up, and in which unit.
+    // The bits of an instruction's immediate: how many, how far up, and in which unit.
     let (bits, shift, unit) = match (machine, r_type) {
         (X86_64, elf::R_X86_64_PC32 | elf::R_X86_64_PLT32) | (Aarch64, elf::R_AARCH64_PREL32) => {
             let number = i32::try_from(distance).map_err(|_| too_far())?;

@@ -1,4 +1,5 @@
-//! How much stack the functions need, by what LLVM tells debuggers about their frames.
+//! Computes the stack that functions need, from the information on frames that LLVM writes for
+//! debuggers.
 
 use std::collections::HashMap;
 
@@ -14,10 +15,10 @@ use crate::flatten::Flat;
 use crate::translate::{ENTRY, TAIL, callback_name, function_name};
 use crate::trouble::Trouble;
 
-/// Bytes of stack by the functions' names; of a function that has several copies, the largest.
+/// The bytes of stack by the functions' names; for a function with several copies, the largest.
 pub(crate) struct Frames {
     bytes: HashMap<String, usize>,
-    /// Of a helper, where calls push it.
+    /// The return address of a helper, on machines where calls push it.
     return_address: usize,
 }
 
@@ -56,8 +57,9 @@ impl Frames {
         })
     }
 
-    /// Stack that a function of the program adds to its caller's: its frame, what stands between it and a helper or a
-    /// program that goes on in its place, and a helper's return address. One that was made part of its caller adds less.
+    /// Returns the stack that a function of the program adds to its caller's: its frame, the data
+    /// between it and a helper or a program that goes on in its place, and a helper's return
+    /// address. A function that was made part of its caller adds less.
     pub(crate) fn bytes(&self, flow: &Flow, number: usize) -> usize {
         let of = |name: &str| self.bytes.get(name).copied().unwrap_or(0);
         let own = if number == 0 {
@@ -88,7 +90,7 @@ impl Frames {
 type Table<'d> = EhFrame<gimli::EndianSlice<'d, LittleEndian>>;
 type Entry<'d> = gimli::FrameDescriptionEntry<gimli::EndianSlice<'d, LittleEndian>>;
 
-/// How far the caller's frame is from the stack pointer, at most.
+/// Returns the distance of the caller's frame from the stack pointer, at most.
 fn deepest(
     table: &Table<'_>,
     bases: &BaseAddresses,

@@ -1,16 +1,18 @@
 //! The optimising engine: eBPF through LLVM 19.
 //!
-//! [`Llvm`] makes code of the same form as the baseline compiler's ([`beeline_isa::abi`]), only faster: registers become values
-//! of LLVM's IR ([`translate`]), its pipeline works on them ([`machine`]), and the object file that it writes is
-//! flattened to one piece of position-independent code ([`flatten`]) that is looked over before it is given out:
-//! what registers it uses ([`registers`]) and how much stack ([`frames`]).
+//! [`Llvm`] makes code of the same form as the baseline compiler's ([`beeline_isa::abi`]), only
+//! faster: registers become values of LLVM's IR ([`translate`]), its pipeline works on them
+//! ([`machine`]), and the object file that it writes is flattened to one piece of
+//! position-independent code ([`flatten`]). The code is inspected before it is returned: for the
+//! registers it uses ([`registers`]), and the stack ([`frames`]).
 //!
-//! What bytecode does not promise is not told to LLVM: numbers wrap, addresses may be unaligned and may alias anything,
-//! null is an address, and others may use what is neither stack nor context at the same time, so that each access of it is
-//! done as it stands. A load through a pointer of unknown origin may fault and then gives 0 ([`origin`]).
+//! LLVM is told nothing that bytecode does not promise. Numbers wrap, addresses may be unaligned
+//! and may alias anything, and null is an address. Others may use memory that is neither stack nor
+//! context at the same time, so each access to it is done as it stands. A load through a pointer of
+//! unknown origin may fault, and then returns 0 ([`origin`]).
 //!
-//! LLVM is large and can crash, so no process of a user's links this crate but `beeline-llvm`, the worker that
-//! `beeline_codegen::Worker` talks to.
+//! LLVM is large and can crash, so no process of a user's links this crate but `beeline-llvm`, the
+//! worker that `beeline_codegen::Worker` talks to.
 
 mod flatten;
 mod frames;
@@ -62,7 +64,7 @@ fn compile(program: &Program<'_>, flow: &Flow, machine: Machine) -> Result<Code,
         clobbers,
         uses_run: any(flow, needs_run),
         stack_bytes: u32::try_from(stack).unwrap_or(u32::MAX),
-        // What it makes is not the work of one instruction after the other.
+        // LLVM's code is not the work of one instruction after the other.
         insns: Vec::new(),
     })
 }

@@ -13,7 +13,7 @@ use inkwell::targets::{FileType, InitializationConfig, TargetMachine, TargetTrip
 
 use crate::trouble::Trouble;
 
-/// What clang's -O2 does, less what needs vector registers.
+/// The pipeline of clang's -O2, without the parts that need vector registers.
 const PIPELINE: &str = "default<O2>";
 
 /// A machine as LLVM describes it.
@@ -23,7 +23,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// General registers of the architecture's first generation only.
+    /// Creates a target with the general registers of the architecture's first generation only.
     pub(crate) fn new(machine: Machine) -> Result<Self, Trouble> {
         initialise();
         let (triple, cpu, features, model) = match machine {
@@ -33,7 +33,8 @@ impl Target {
                 c"-x87,-mmx,-sse,+soft-float",
                 LLVMCodeModel::LLVMCodeModelSmall,
             ),
-            // The small model's addresses are counted in pages, which code that may lie anywhere does not know.
+            // The small model counts addresses in pages, which code that may lie anywhere does not
+            // know.
             Machine::Aarch64 => (
                 "aarch64-unknown-linux-gnu",
                 c"generic",
@@ -43,7 +44,8 @@ impl Target {
         };
         let triple = TargetTriple::create(triple);
         let target = inkwell::targets::Target::from_triple(&triple)?;
-        // SAFETY: the target and the strings are valid; LLVM copies the strings. (inkwell does not know the tiny code model.)
+        // SAFETY: the target and the strings are valid; LLVM copies the strings. (inkwell does not
+        // support the tiny code model.)
         let machine = unsafe {
             LLVMCreateTargetMachine(
                 target.as_mut_ptr(),
@@ -58,18 +60,18 @@ impl Target {
         if machine.is_null() {
             return Err(Trouble::new("no such target"));
         }
-        // SAFETY: it is a target machine that nobody else owns.
+        // SAFETY: the call above has just created the target machine, and nothing else owns it.
         let machine = unsafe { TargetMachine::new(machine) };
         Ok(Self { triple, machine })
     }
 
-    /// Tells a module which machine it is for.
+    /// Sets a module's machine.
     pub(crate) fn prepare(&self, module: &Module<'_>) {
         module.set_triple(&self.triple);
         module.set_data_layout(&self.machine.get_target_data().get_data_layout());
     }
 
-    /// The optimised module as an object file.
+    /// Optimises the module and returns it as an object file.
     pub(crate) fn object(&self, module: &Module<'_>) -> Result<MemoryBuffer<'static>, Trouble> {
         if cfg!(debug_assertions) {
             module.verify()?;

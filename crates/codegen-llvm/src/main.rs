@@ -1,4 +1,5 @@
-//! `beeline-llvm`: compiles what comes in on its standard input, for `beeline_codegen::Worker`. People do not run it.
+//! `beeline-llvm`: compiles the programs that arrive on its standard input, for
+//! `beeline_codegen::Worker`. Users do not run it.
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::process::{ExitCode, exit};
@@ -23,16 +24,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the parent had open at the moment must not stay open as long as this process runs.
+/// Closes inherited descriptors: files that the parent had open at the moment must not stay open as
+/// long as this process runs.
 fn close_inherited() {
-    // SAFETY: nothing here uses a descriptor but the standard ones.
+    // SAFETY: nothing here uses any descriptor but the standard ones.
     unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
 }
 
-/// Nobody waits for the program that is just compiled once the other end of the input is closed.
+/// Ends the process once the other end of the input is closed: then nothing waits for the program
+/// in progress.
 fn end_with_parent() {
     let input = stdin();
-    // Asks for nothing, and so is told of the end only.
+    // Asks for no events, so it only returns at the end.
     while poll(&mut [PollFd::new(&input, PollFlags::empty())], None).is_err() {}
     exit(0);
 }

@@ -1,50 +1,51 @@
-//! Where addresses come from: which loads may fault, which may see a stack that nobody wrote, and which accesses others may
-//! see or come between.
+//! The origin of addresses: it decides which loads may fault, which may see unwritten stack, and
+//! which accesses others may observe or interrupt.
 //!
-//! A tracing program may follow pointers that it has read without a look whether they are null; such a load gives 0
-//! where there is nothing to read, by the help of a signal handler that knows the form of the instruction. Of
-//! addresses that were not read the verifier knows that they are good.
+//! A tracing program may follow pointers that it has read without checking them for null. Such a
+//! load returns 0 where there is nothing to read, with the help of a signal handler that knows the
+//! form of the instruction. The verifier makes sure that addresses which were not read are good.
 
 use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op, Operand};
 use beeline_verifier::Flow;
 
-/// What an address is known to lead to, from the best known to the least.
+/// The memory that an address is known to lead to, from the best known to the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// The context.
     Context,
-    /// A map's value, or what a helper gave.
+    /// A map's value, or memory that a helper returned.
     Memory,
     /// A stack of this program's.
     Stack,
-    /// What a callback was given: a stack, or a map's value.
+    /// An argument of a callback: a stack, or a map's value.
     Given,
-    /// Anything, null included; also what is no address.
+    /// Anything, null included; also a number that is no address.
     Anything,
 }
 
 impl Origin {
-    /// May other programs and the tool use the memory at the same time? Then each access is one, as the kernel's compiler
-    /// makes it: bytecode does not tell which of them its author wanted done once more, or not moved.
+    /// Returns whether other programs and the tool may use the memory at the same time. Then each
+    /// access is a single one, as the kernel's compiler makes it: bytecode does not say which of
+    /// them its author wanted repeated, or not moved.
     pub(crate) fn is_shared(self) -> bool {
         matches!(self, Self::Memory | Self::Given | Self::Anything)
     }
 
-    /// Has all of the memory been written? A stack's may not have been.
+    /// Returns whether all of the memory has been written. A stack's may not have been.
     pub(crate) fn is_written(self) -> bool {
         matches!(self, Self::Context | Self::Memory)
     }
 }
 
-/// Helpers that give memory, or null, which the verifier wants to be looked for: `map_lookup_elem`, `ringbuf_reserve`,
-/// `map_lookup_percpu_elem`, `dynptr_data`.
+/// Helpers that return memory, or null, for which the verifier requires a check: `map_lookup_elem`,
+/// `ringbuf_reserve`, `map_lookup_percpu_elem`, `dynptr_data`.
 const GIVE_MEMORY: [u32; 4] = [1, 131, 195, 203];
 
 type Registers = [Origin; FRAME_POINTER as usize];
 
-/// What the registers hold before each instruction of a program.
+/// The contents of the registers before each instruction of a program.
 pub(crate) struct Origins {
-    /// By slot; `None` where control does not get.
+    /// By slot; `None` for slots that control does not reach.
     before: Vec<Option<Registers>>,
 }
 
@@ -75,7 +76,7 @@ impl Origins {
         origins
     }
 
-    /// What a register holds before an instruction.
+    /// Returns the content of a register before an instruction.
     pub(crate) fn register(&self, index: usize, register: u8) -> Origin {
         match self.before.get(index) {
             Some(Some(registers)) => get(registers, register),
@@ -103,15 +104,15 @@ impl Origins {
 }
 
 fn get(registers: &Registers, register: u8) -> Origin {
-    // What is no other register is the frame pointer.
+    // Any register without an entry is the frame pointer.
     registers
         .get(usize::from(register))
         .copied()
         .unwrap_or(Origin::Stack)
 }
 
-/// What a called function's registers hold. The arguments of a callback are what helpers make, and the verifier knows
-/// them.
+/// Returns the contents of a called function's registers. Helpers make the arguments of a callback,
+/// and the verifier knows them.
 fn arguments(op: Op, mut registers: Registers) -> Registers {
     for (number, register) in registers.iter_mut().enumerate() {
         *register = match op {
@@ -123,7 +124,7 @@ fn arguments(op: Op, mut registers: Registers) -> Registers {
     registers
 }
 
-/// An address and a number, whichever is which.
+/// Returns the origin of an address plus a number, in either order.
 fn sum(one: Origin, other: Origin) -> Origin {
     match (one, other) {
         (Origin::Anything, known) | (known, Origin::Anything) => known,
@@ -154,7 +155,7 @@ fn after(op: Op, mut registers: Registers) -> Registers {
             dst,
             src,
         } => match src {
-            // The distance of two addresses is none.
+            // The distance of two addresses is no address.
             Operand::Reg(src) if get(&registers, src) != Origin::Anything => Origin::Anything,
             _ => get(&registers, dst),
         },

@@ -1,16 +1,17 @@
-//! Which registers the code touches.
+//! Finds the registers that the code touches.
 
 use beeline_codegen::{Machine, RegisterSet};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, InstructionInfoFactory, OpAccess};
 
 use crate::trouble::Trouble;
 
-/// rax, rcx, rdx, rsi, rdi, r8 to r11: what System V lets a function change.
+/// The registers that System V lets a function change: rax, rcx, rdx, rsi, rdi, r8 to r11.
 const X86_64: RegisterSet = RegisterSet::from_bits(0b0000_1111_1100_0111);
 /// x0 to x17, and the link register.
 const AARCH64: RegisterSet = RegisterSet::from_bits(0x4003_ffff);
 
-/// The registers that code changes and does not restore. Errors: it touches others than general ones.
+/// Returns the registers that code changes and does not restore. Fails if it touches others than
+/// general ones.
 pub(crate) fn clobbered(
     machine: Machine,
     text: &[u8],
@@ -34,7 +35,7 @@ pub(crate) fn clobbered(
     }
 }
 
-/// All that is written, saved or not, also by helpers.
+/// Returns all registers that are written, saved or not, also by helpers.
 fn x86_64(text: &[u8], calls_helpers: bool) -> Result<RegisterSet, Trouble> {
     let mut info = InstructionInfoFactory::new();
     let mut written = 0_u32;
@@ -69,7 +70,7 @@ fn x86_64(text: &[u8], calls_helpers: bool) -> Result<RegisterSet, Trouble> {
     Ok(RegisterSet::from_bits(written))
 }
 
-/// Does an instruction belong to the groups of A64 that work on vector registers?
+/// Returns whether an instruction belongs to the groups of A64 that work on vector registers.
 fn is_vector(insn: u32) -> bool {
     let group = insn >> 25 & 0b1111;
     let is_access = group & 0b0101 == 0b0100;

@@ -1,8 +1,8 @@
-//! Bytecode to LLVM's IR.
+//! Translates bytecode to LLVM's IR.
 //!
-//! Each function of the program becomes one of the module's: the entry, `(context, run)`, and the others, which take r1
-//! to r5 and the run, as helpers do, so that helpers can call them. Registers are variables on the stack, which LLVM's
-//! first pass turns into values.
+//! Each function of the program becomes one of the module's. The entry takes `(context, run)`. The
+//! others take r1 to r5 and the run, as helpers do, so that helpers can call them. Registers are
+//! variables on the stack, which LLVM's first pass turns into values.
 
 mod arithmetic;
 mod calls;
@@ -28,15 +28,18 @@ use function::Body;
 
 /// The name of the program's entry in the object file.
 pub(crate) const ENTRY: &str = "entry";
-/// The name of what runs the next program in place of a function that made a tail call.
+/// The name of the function that runs the next program in place of a function that made a tail
+/// call.
 pub(crate) const TAIL: &str = "tail";
 
-/// The name of a function of the program that is not its entry, or of its copies up to a dot.
+/// Returns the name of a function of the program that is not its entry, or of its copies up to a
+/// dot.
 pub(crate) fn function_name(number: usize) -> String {
     format!("f{number}")
 }
 
-/// The name of what helpers call to call a function, where that is not the function itself.
+/// Returns the name of the thunk that helpers call to call a function, if it is not the function
+/// itself.
 pub(crate) fn callback_name(number: usize) -> String {
     format!("callback{number}")
 }
@@ -58,7 +61,7 @@ pub(crate) fn program(
     translation.thunks()
 }
 
-/// What all functions share.
+/// The state that all functions share.
 struct Translation<'a, 'c> {
     context: ContextRef<'c>,
     module: &'a Module<'c>,
@@ -66,19 +69,20 @@ struct Translation<'a, 'c> {
     insns: &'a [Insn],
     flow: &'a Flow,
     origins: Origins,
-    /// By slot: what is done in place of a helper's call.
+    /// By slot: the code in place of a helper's call.
     inlines: HashMap<usize, Inline>,
     machine: Machine,
     types: Types<'c>,
-    /// By number, those that can be reached.
+    /// The reachable functions by number.
     functions: BTreeMap<usize, FunctionValue<'c>>,
-    /// Poison in a called function has to end the program: functions also return whether it did.
+    /// True if poison in a called function must end the program. Functions then also return whether
+    /// it did.
     unwinds: bool,
 }
 
 struct Types<'c> {
     pointer: PointerType<'c>,
-    /// Of 1, 8, 16, 32 and 64 bits.
+    /// The types of 1, 8, 16, 32 and 64 bits.
     bool: IntType<'c>,
     byte: IntType<'c>,
     short: IntType<'c>,
@@ -138,7 +142,7 @@ impl<'a, 'c> Translation<'a, 'c> {
         }
     }
 
-    /// All functions, the entry first, as it has to stand first in the code.
+    /// Declares all functions. The entry comes first, because it must be first in the code.
     fn declare(&mut self) {
         for (number, function) in self.flow.functions().iter().enumerate() {
             if !self.flow.is_reachable(function.start) {
@@ -153,7 +157,7 @@ impl<'a, 'c> Translation<'a, 'c> {
         }
     }
 
-    /// The type of functions that the program calls.
+    /// Returns the type of functions that the program calls.
     fn called(&self) -> FunctionType<'c> {
         if self.unwinds {
             let arguments = self.types.helper.get_param_types();
@@ -172,7 +176,7 @@ impl<'a, 'c> Translation<'a, 'c> {
             ("noimplicitfloat", 0),
             // Stack below the stack pointer would not be counted.
             ("noredzone", 0),
-            // A table of how deep the stack is at each instruction.
+            // Makes a table of the stack's depth at each instruction.
             ("uwtable", 2),
         ] {
             let kind = Attribute::get_named_enum_kind_id(attribute);

@@ -1,21 +1,21 @@
-//! Why there is no code, while it is made.
+//! The errors during compilation.
 
 use beeline_codegen::Error;
 use inkwell::builder::BuilderError;
 use inkwell::support::LLVMString;
 use inkwell::values::InstructionValueError;
 
-/// What ends a compilation.
+/// The reason that ends a compilation.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// The program is at fault.
     Program(Error),
-    /// LLVM is, or this crate.
+    /// LLVM is at fault, or this crate.
     Llvm(String),
 }
 
 impl Trouble {
-    /// A defect, in words.
+    /// Creates a defect from its text.
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self::Llvm(what.into())
     }

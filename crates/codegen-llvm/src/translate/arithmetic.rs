@@ -1,4 +1,4 @@
-//! Arithmetic, with eBPF's answers where LLVM has none.
+//! Arithmetic, with eBPF's results where LLVM defines none.
 
 use beeline_isa::{Alu, Operand, Size, Swap};
 use inkwell::IntPredicate;
@@ -33,7 +33,7 @@ impl<'c> Body<'_, 'c> {
         self.write(dst, result)
     }
 
-    /// A shift count, modulo the width.
+    /// Returns a shift count, modulo the width.
     fn count(&self, count: IntValue<'c>) -> Result<IntValue<'c>, Trouble> {
         let ty = count.get_type();
         let mask = ty.const_int(u64::from(ty.get_bit_width()) - 1, false);
@@ -58,7 +58,8 @@ impl<'c> Body<'_, 'c> {
         }
     }
 
-    /// Also -1 is no divisor for LLVM, for the sake of the smallest number.
+    /// Divides signed numbers. LLVM does not allow -1 as a divisor either, because of the smallest
+    /// number.
     fn divide_signed(
         &self,
         left: IntValue<'c>,

@@ -1,4 +1,5 @@
-//! Calls: of functions of the program, of helpers, from helpers back into the program, and into the next program.
+//! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
+//! next program.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,8 @@ use super::function::Body;
 use super::{TAIL, Translation, callback_name};
 use crate::trouble::Trouble;
 
-/// What a tail call may change in the run, and has to be as before when the program is returned to.
+/// The fields of the run that a tail call may change, and that must be restored when the program is
+/// returned to.
 const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 
 /// r1 to r5 and the run.
@@ -36,7 +38,7 @@ impl<'c> Body<'_, 'c> {
         ])
     }
 
-    /// `r0 = value`, and what a call destroys is no longer of interest.
+    /// Sets `r0 = value`; the registers that a call destroys are no longer of interest.
     pub(super) fn after_call(&self, value: IntValue<'c>) -> Result<(), Trouble> {
         for register in 1..=5 {
             self.write(register, self.program.types.long.const_zero())?;
@@ -77,7 +79,7 @@ impl<'c> Body<'_, 'c> {
         self.after_call(value)
     }
 
-    /// `dst` = the address of what helpers call to call the function.
+    /// Sets `dst` to the address of the thunk that helpers call to call the function.
     pub(super) fn callback_address(&self, index: usize, dst: u8) -> Result<(), Trouble> {
         let program = self.program;
         let mut callee = self.callee(index)?;
@@ -104,7 +106,7 @@ impl<'c> Body<'_, 'c> {
         flow.function_at(flow.callee(index)?)
     }
 
-    /// The next program takes the place of this one, or of the called function.
+    /// Emits a tail call: the next program takes the place of this one, or of the called function.
     pub(super) fn tail_call(&self, index: usize) -> Result<(), Trouble> {
         let long = self.program.types.long;
         let mut kept = Vec::new();
@@ -139,7 +141,8 @@ impl<'c> Body<'_, 'c> {
         self.return_from(call)
     }
 
-    /// Leaves the frame for [`TAIL`]'s, which keeps the tables of this program while the next one runs.
+    /// Leaves the frame for that of [`TAIL`], which keeps the tables of this program while the next
+    /// one runs.
     fn hand_over(&self, next: IntValue<'c>, kept: &[IntValue<'c>]) -> Result<(), Trouble> {
         let zero = self.program.types.long.const_zero();
         let mut arguments: Vec<BasicMetadataValueEnum> = vec![next.into()];
@@ -154,7 +157,7 @@ impl<'c> Body<'_, 'c> {
         self.return_from(call)
     }
 
-    /// Makes a call a jump, and returns what it gives.
+    /// Turns a call into a jump, and returns its result.
     fn return_from(&self, call: CallSiteValue<'c>) -> Result<(), Trouble> {
         call.set_tail_call_kind(LLVMTailCallKind::LLVMTailCallKindMustTail);
         self.builder().build_return(Some(&returned(call)?))?;
@@ -163,7 +166,7 @@ impl<'c> Body<'_, 'c> {
 }
 
 impl<'c> Translation<'_, 'c> {
-    /// r0, and whether poison was met if functions say that.
+    /// Returns r0, and whether poison was met if functions report that.
     fn outcome(
         &self,
         call: CallSiteValue<'c>,
@@ -178,12 +181,14 @@ impl<'c> Translation<'_, 'c> {
         Ok((value.into_int_value(), Some(aborted.into_int_value())))
     }
 
-    /// What helpers call in place of a function that returns more than they know.
+    /// Returns the thunk that helpers call in place of a function that returns more than they
+    /// expect.
     fn callback(&self, number: usize) -> FunctionValue<'c> {
         self.named(&callback_name(number), self.types.helper)
     }
 
-    /// Not to be made part of its callers, whose frames are to be left.
+    /// Returns [`TAIL`]. It must not be inlined into its callers, because their frames are to be
+    /// left.
     fn tail(&self) -> FunctionValue<'c> {
         let tail = self.named(TAIL, self.called());
         let kind = Attribute::get_named_enum_kind_id("noinline");
@@ -198,7 +203,7 @@ impl<'c> Translation<'_, 'c> {
             .unwrap_or_else(|| self.function(name, ty, Linkage::Internal))
     }
 
-    /// The bodies of what functions stand on.
+    /// Emits the bodies of the thunks.
     pub(super) fn thunks(&self) -> Result<(), Trouble> {
         if let Some(tail) = self.module.get_function(TAIL) {
             self.fill_tail(tail)?;
@@ -211,7 +216,7 @@ impl<'c> Translation<'_, 'c> {
         Ok(())
     }
 
-    /// The functions whose addresses reachable code takes.
+    /// Returns the functions with an address that reachable code takes.
     fn callbacks(&self) -> BTreeSet<usize> {
         let takes_address = |index| {
             let op = self.flow.op(index);
@@ -229,7 +234,8 @@ impl<'c> Translation<'_, 'c> {
             .collect()
     }
 
-    /// The helper stands between this and the program, so poison ends what the helper does: 1 means stop.
+    /// Emits a callback's thunk. The helper stands between this and the program, so poison ends the
+    /// helper's work: 1 means stop.
     fn fill_callback(&self, number: usize) -> Result<(), Trouble> {
         let Some(&function) = self.functions.get(&number) else {
             return Ok(());
@@ -249,7 +255,8 @@ impl<'c> Translation<'_, 'c> {
         Ok(())
     }
 
-    /// `(next, the tables, _, run)`: runs the next program, and gives the run its tables back.
+    /// Emits `(next, the tables, _, run)`: runs the next program, and gives the run its tables
+    /// back.
     fn fill_tail(&self, tail: FunctionValue<'c>) -> Result<(), Trouble> {
         let missing = || Trouble::new("too few parameters");
         let block = self.context.append_basic_block(tail, "");
@@ -266,7 +273,8 @@ impl<'c> Translation<'_, 'c> {
             .build_int_to_ptr(next, self.types.pointer, "")?;
         let field = |offset: usize| {
             let offset = self.types.long.const_int(offset as u64, false);
-            // SAFETY: not a GEP that promises to stay inside of an object, so it is defined for any number.
+            // SAFETY: this GEP does not promise to stay inside an object, so it is defined for any
+            // number.
             unsafe { self.builder.build_gep(self.types.byte, run, &[offset], "") }
         };
         let context = self
@@ -291,7 +299,7 @@ impl<'c> Translation<'_, 'c> {
     }
 }
 
-/// What a call gives.
+/// Returns the result of a call.
 pub(super) fn returned(call: CallSiteValue<'_>) -> Result<BasicValueEnum<'_>, Trouble> {
     call.try_as_basic_value()
         .basic()

@@ -19,15 +19,15 @@ use crate::trouble::Trouble;
 /// A function on its way into the module.
 pub(super) struct Body<'a, 'c> {
     pub(super) program: &'a Translation<'a, 'c>,
-    /// 0 is the program's entry.
+    /// The function's number; 0 is the program's entry.
     pub(super) number: usize,
     pub(super) value: FunctionValue<'c>,
     function: Function,
-    /// By slot, where jumps lead and behind branches.
+    /// The blocks by slot: at targets of jumps, and behind branches.
     blocks: BTreeMap<usize, BasicBlock<'c>>,
-    /// r0 to r9.
+    /// The registers r0 to r9.
     registers: Vec<PointerValue<'c>>,
-    /// How often `may_goto` instructions may still go on.
+    /// The number of times that `may_goto` instructions may still go on.
     may_goto: PointerValue<'c>,
     /// The end of the eBPF stack, r10.
     pub(super) frame: PointerValue<'c>,
@@ -98,14 +98,16 @@ impl<'a, 'c> Body<'a, 'c> {
         }
         let types = &self.program.types;
         let bytes = types.long.const_int(bytes.cast_unsigned(), true);
-        // SAFETY: not a GEP that promises to stay inside of an object, so it is defined for any number.
+        // SAFETY: this GEP does not promise to stay inside an object, so it is defined for any
+        // number.
         Ok(unsafe {
             self.builder()
                 .build_gep(types.byte, pointer, &[bytes], "")?
         })
     }
 
-    /// The arguments; for the entry the context, and in r2 the second argument, whatever it is. The rest is 0.
+    /// Sets the registers to the arguments; for the entry to the context, with the second argument
+    /// in r2, whatever it is. The rest is 0.
     fn initialise_registers(&self) -> Result<(), Trouble> {
         let long = self.program.types.long;
         for register in 0..FRAME_POINTER {
@@ -140,7 +142,7 @@ impl<'a, 'c> Body<'a, 'c> {
         self.go_to(self.function.start)?;
         let mut decisions = Decisions::default();
         let is_start = |slot: usize| self.blocks.contains_key(&slot);
-        // Does control come here from the slot before?
+        // True if control comes here from the slot before.
         let mut flows = false;
         for (index, op) in self.program.flow.reachable_ops(self.function) {
             if let Some(&block) = self.blocks.get(&index) {
@@ -173,7 +175,7 @@ impl<'a, 'c> Body<'a, 'c> {
             .ok_or_else(|| Trouble::new(format!("no block at slot {slot}")))
     }
 
-    /// A new block of this function.
+    /// Creates a new block of this function.
     pub(super) fn new_block(&self) -> BasicBlock<'c> {
         self.program.context.append_basic_block(self.value, "")
     }
@@ -189,7 +191,7 @@ impl<'a, 'c> Body<'a, 'c> {
         }
     }
 
-    /// A register's low bits, or all.
+    /// Reads a register's low bits, or all.
     pub(super) fn read_as(&self, register: u8, ty: IntType<'c>) -> Result<IntValue<'c>, Trouble> {
         let value = self.read(register)?;
         Ok(self
@@ -197,7 +199,7 @@ impl<'a, 'c> Body<'a, 'c> {
             .build_int_truncate_or_bit_cast(value, ty, "")?)
     }
 
-    /// Sets a register, zero-extended from what is shorter.
+    /// Sets a register; shorter values are zero-extended.
     pub(super) fn write(&self, register: u8, value: IntValue<'c>) -> Result<(), Trouble> {
         if let Some(&variable) = self.registers.get(usize::from(register)) {
             let long = self.program.types.long;
@@ -209,13 +211,13 @@ impl<'a, 'c> Body<'a, 'c> {
         Ok(())
     }
 
-    /// The type that 64-bit or 32-bit operations work on.
+    /// Returns the type that 64-bit or 32-bit operations work on.
     pub(super) fn width(&self, wide: bool) -> IntType<'c> {
         let types = &self.program.types;
         if wide { types.long } else { types.word }
     }
 
-    /// An operand of 64 or 32 bits; immediates are sign-extended.
+    /// Reads an operand of 64 or 32 bits; immediates are sign-extended.
     pub(super) fn operand(&self, operand: Operand, wide: bool) -> Result<IntValue<'c>, Trouble> {
         let width = self.width(wide);
         match operand {
@@ -385,7 +387,7 @@ impl<'a, 'c> Body<'a, 'c> {
         Ok(())
     }
 
-    /// A block that does what a way through comparisons does.
+    /// Returns a block that makes the moves on a way through comparisons.
     fn leaf(&self, leaf: &Leaf) -> Result<BasicBlock<'c>, Trouble> {
         let block = self.new_block();
         self.builder().position_at_end(block);
@@ -408,7 +410,7 @@ impl<'a, 'c> Body<'a, 'c> {
         self.go_if(index, none)
     }
 
-    /// Returns from the function; does poison end the program?
+    /// Returns from the function; `aborted` says whether poison ends the program.
     pub(super) fn leave(&self, value: IntValue<'c>, aborted: bool) -> Result<(), Trouble> {
         if self.number == 0 || !self.program.unwinds {
             self.builder().build_return(Some(&value))?;
@@ -421,7 +423,7 @@ impl<'a, 'c> Body<'a, 'c> {
     }
 }
 
-/// Does an operation end a block, going where the flow says?
+/// Returns whether an operation ends a block and continues where the flow says.
 fn ends_block(op: Op) -> bool {
     matches!(
         op,

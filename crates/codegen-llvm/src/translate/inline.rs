@@ -1,4 +1,4 @@
-//! What is put in place of calls of helpers.
+//! The code in place of calls of helpers.
 
 use beeline_codegen::{Inline, Machine};
 use beeline_isa::abi::{
@@ -127,7 +127,8 @@ impl<'c> Body<'_, 'c> {
         )
     }
 
-    /// `pid << 32 | tid`, from the target's words; by the helper where the thread's id has to be asked for.
+    /// Returns `pid << 32 | tid`, from the target's words; by the helper if the thread's id has to
+    /// be asked for.
     fn pid_tgid(&self, index: usize, id: u32) -> Result<IntValue<'c>, Trouble> {
         let builder = self.builder();
         let target = self.load_pointer(self.run, CONTEXT_TARGET as i64)?;
@@ -153,7 +154,7 @@ impl<'c> Body<'_, 'c> {
         )
     }
 
-    /// The 32 bits so far behind a pointer, which may lie at any address; zero-extended.
+    /// Loads the 32 bits at an offset from a pointer, which may lie at any address; zero-extended.
     fn load_word(&self, pointer: PointerValue<'c>, bytes: usize) -> Result<IntValue<'c>, Trouble> {
         let types = &self.program.types;
         let place = self.offset(pointer, bytes as i64)?;
@@ -166,7 +167,7 @@ impl<'c> Body<'_, 'c> {
         Ok(self.builder().build_int_z_extend(word, types.long, "")?)
     }
 
-    /// `condition ? yes : no`, of which only one is done.
+    /// Returns `condition ? yes : no`; only one of the two is evaluated.
     fn either(
         &self,
         condition: IntValue<'c>,

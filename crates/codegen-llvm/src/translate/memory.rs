@@ -13,17 +13,18 @@ use super::function::{Body, unsupported};
 use crate::origin::Origin;
 use crate::trouble::Trouble;
 
-/// `memory(read, inaccessiblemem: readwrite)`, in LLVM's encoding of what memory is touched and how. What cannot be accessed
-/// otherwise is written, so that two such loads are never the same one.
+/// `memory(read, inaccessiblemem: readwrite)`, in LLVM's encoding of memory effects. Inaccessible
+/// memory counts as written, so that two such loads are never merged.
 const READS_MEMORY: u64 = 0b01_11_01;
-/// One more than the highest map index.
+/// The limit of map indexes.
 const MAX_MAPS: i32 = 1 << 20;
 
 /// A register and a displacement.
 type Place = (u8, i16);
 
 impl<'c> Body<'_, 'c> {
-    /// Where a place is. Accesses to the own stack say so, which makes values of its slots.
+    /// Returns the address of a place. Accesses to the function's own stack say so, which turns its
+    /// slots into values.
     fn address(&self, (base, off): Place) -> Result<PointerValue<'c>, Trouble> {
         let base = if base == FRAME_POINTER {
             self.frame
@@ -70,9 +71,11 @@ impl<'c> Body<'_, 'c> {
         self.write(dst, value)
     }
 
-    /// A value that is some number even if nobody wrote it, which LLVM would take for any number it likes, each time.
+    /// Freezes a value: it becomes some number even if it was never written. LLVM would otherwise
+    /// take it for a different number each time.
     pub(super) fn settled(&self, value: IntValue<'c>) -> IntValue<'c> {
-        // SAFETY: the builder stands in a block, and the value is of the same function. (inkwell does not know freeze.)
+        // SAFETY: the builder stands in a block, and the value is of the same function. (inkwell
+        // does not support freeze.)
         unsafe {
             IntValue::new(LLVMBuildFreeze(
                 self.builder().as_mut_ptr(),
@@ -82,8 +85,9 @@ impl<'c> Body<'_, 'c> {
         }
     }
 
-    /// A load whose instruction has one of the forms that the agent's signal handler knows: LLVM would use the memory as
-    /// the operand of something else, or reckon the address within the instruction.
+    /// Emits a load with one of the instruction forms that the agent's signal handler knows. LLVM
+    /// would otherwise use the memory as the operand of another instruction, or compute the address
+    /// within the instruction.
     fn load_that_may_fault(
         &self,
         size: Size,
@@ -101,12 +105,12 @@ impl<'c> Body<'_, 'c> {
             (Size::B8, _) => "movq",
         };
         let part = if signed || size == Size::B8 { "q" } else { "k" };
-        // R: without r12, whose form is longer.
+        // R: without r12, which needs a longer form.
         let load = self.program.context.create_inline_asm(
             long.fn_type(&[long.into()], false),
             format!("{mnemonic} {off}($1), ${{0:{part}}}"),
             "=r,R,~{memory}".to_owned(),
-            // Not to be moved out of a loop.
+            // Must not be moved out of a loop.
             true,
             false,
             None,
@@ -138,7 +142,7 @@ impl<'c> Body<'_, 'c> {
         unaligned(Some(store), origin)
     }
 
-    /// What a store of an operand writes.
+    /// Returns the value that a store of an operand writes.
     fn stored(&self, size: Size, src: Operand) -> Result<IntValue<'c>, Trouble> {
         let ty = self.program.type_of(size);
         let value = self.operand(src, true)?;
@@ -180,7 +184,7 @@ impl<'c> Body<'_, 'c> {
             Atomic::Exchange => AtomicRMWBinOp::Xchg,
             Atomic::CompareExchange => return self.compare_exchange(size, src, place),
         };
-        // As in Linux, what gives nothing back orders nothing.
+        // As in Linux, an atomic that returns nothing orders nothing.
         let ordering = if fetch {
             AtomicOrdering::SequentiallyConsistent
         } else {
@@ -254,7 +258,7 @@ impl<'c> Body<'_, 'c> {
         self.load_long(table, i64::from(index) * 8)
     }
 
-    /// The 8 bytes so far behind a pointer, of memory that is whole and aligned.
+    /// Loads 8 bytes at an offset from a pointer, from memory that is whole and aligned.
     pub(super) fn load_long(
         &self,
         pointer: PointerValue<'c>,
@@ -265,7 +269,7 @@ impl<'c> Body<'_, 'c> {
         Ok(self.builder().build_load(long, place, "")?.into_int_value())
     }
 
-    /// As [`Body::load_long`], where a pointer lies.
+    /// Like [`Body::load_long`], for a pointer.
     pub(super) fn load_pointer(
         &self,
         pointer: PointerValue<'c>,
@@ -280,7 +284,8 @@ impl<'c> Body<'_, 'c> {
     }
 }
 
-/// eBPF accesses promise no alignment, and those of shared memory are not for LLVM to merge, drop or repeat.
+/// Marks an access as unaligned, because eBPF promises no alignment. LLVM may not merge, drop or
+/// repeat accesses to shared memory.
 fn unaligned(access: Option<InstructionValue<'_>>, origin: Origin) -> Result<(), Trouble> {
     if let Some(access) = access {
         access.set_alignment(1)?;
