@@ -5,8 +5,8 @@ mod common;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use beeline_maps::{
-    ring::{BUSY, DISCARD},
-    user_ring::UserRing,
+    ringbuf::{BUSY, DISCARD},
+    user_ringbuf::UserRing,
 };
 use beeline_uapi::{Errno, MapType};
 use common::{

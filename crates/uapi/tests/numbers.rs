@@ -4,9 +4,7 @@ use std::fmt::Debug;
 use std::fs;
 
 use aya_obj::generated as theirs;
-use aya_obj::generated::{
-    bpf_attach_type, bpf_link_type, bpf_map_type, bpf_perf_event_type, bpf_prog_type,
-};
+use aya_obj::generated::{bpf_attach_type, bpf_link_type, bpf_map_type, bpf_prog_type};
 use beeline_btf::{Btf, kind};
 use beeline_uapi::{
     AttachType, Command, HelperId, LinkType, MapType, PerfEventType, ProgramType, flags, perf,
@@ -37,7 +35,6 @@ fn numbers_are_those_of_other_bindings() {
     compare::<bpf_prog_type>(|number| ProgramType(number).name(), 33);
     compare::<bpf_attach_type>(|number| AttachType(number).name(), 56);
     compare::<bpf_link_type>(|number| LinkType(number).name(), 14);
-    compare::<bpf_perf_event_type>(|number| PerfEventType(number).name(), 7);
 }
 
 #[test]
@@ -74,6 +71,35 @@ fn flags_are_those_of_other_bindings() {
         perf::PERF_FLAG_FD_OUTPUT = PERF_FLAG_FD_OUTPUT,
         perf::PERF_FLAG_PID_CGROUP = PERF_FLAG_PID_CGROUP,
         perf::PERF_FLAG_FD_CLOEXEC = PERF_FLAG_FD_CLOEXEC,
+    }
+    let kinds = [
+        (
+            PerfEventType::UPROBE,
+            theirs::bpf_perf_event_type::BPF_PERF_EVENT_UPROBE,
+        ),
+        (
+            PerfEventType::URETPROBE,
+            theirs::bpf_perf_event_type::BPF_PERF_EVENT_URETPROBE,
+        ),
+        (
+            PerfEventType::KPROBE,
+            theirs::bpf_perf_event_type::BPF_PERF_EVENT_KPROBE,
+        ),
+        (
+            PerfEventType::KRETPROBE,
+            theirs::bpf_perf_event_type::BPF_PERF_EVENT_KRETPROBE,
+        ),
+        (
+            PerfEventType::TRACEPOINT,
+            theirs::bpf_perf_event_type::BPF_PERF_EVENT_TRACEPOINT,
+        ),
+        (
+            PerfEventType::EVENT,
+            theirs::bpf_perf_event_type::BPF_PERF_EVENT_EVENT,
+        ),
+    ];
+    for (ours, theirs) in kinds {
+        assert_eq!(ours.0, theirs as u32);
     }
     let commands = [
         (perf::ioc::ENABLE, theirs::PERF_EVENT_IOC_ENABLE),
