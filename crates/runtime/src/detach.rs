@@ -10,6 +10,7 @@ mod layers;
 mod returns;
 mod sites;
 mod syscalls;
+mod threads;
 mod witnesses;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use beeline_agent::abi::{Control, DISMISSALS, MAX_CPUS, Manifest, Session};
-use beeline_inject::{Process, Region, Stopped, signal_frames};
+use beeline_inject::{Process, Region, Stopped};
 use beeline_uapi::Errno;
 use libc::user_regs_struct;
 
@@ -39,6 +40,7 @@ pub(crate) use layers::{Beneath, Layers};
 pub(crate) use sites::MAX_SITES;
 use sites::Restored;
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
+use threads::{has_same_memory, is_nobody_in};
 pub(crate) use witnesses::still_there;
 
 /// A session's presence in a process.
@@ -561,40 +563,6 @@ impl Presence {
     }
 }
 
-/// True if no thread is in this code, about to return to it from a signal handler, or in a handler
-/// with one of these restorers.
-fn is_nobody_in(
-    stopped: &Stopped,
-    code: &[Range<u64>],
-    restorers: &[Range<u64>],
-) -> Result<bool, Error> {
-    let is_in = |ranges: &[Range<u64>], ip: u64| ranges.iter().any(|range| range.contains(&ip));
-    let mut threads = stopped.threads().iter();
-    if threads.any(|thread| is_in(code, thread.ip())) {
-        return Ok(false);
-    }
-    let frames = signal_frames(stopped, &[code, restorers].concat())?;
-    let mut frames = frames.iter();
-    Ok(!frames.any(|frame| {
-        [frame.ip, frame.restorer]
-            .into_iter()
-            .any(|at| is_in(code, at))
-            || is_in(restorers, frame.restorer)
-    }))
-}
-
-/// True if two processes share one memory, or if the kernel does not tell.
-fn has_same_memory(one: i32, other: i32) -> bool {
-    /// From `linux/kcmp.h`.
-    const KCMP_VM: u64 = 1;
-    // SAFETY: `kcmp` only compares, and takes only integers.
-    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
-    match compared {
-        -1 => std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS),
-        order => order == 0,
-    }
-}
-
 /// Copies a value out of a process.
 ///
 /// # Safety
@@ -611,65 +579,4 @@ unsafe fn read<T>(process: &Process, address: u64) -> Result<T, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FILE: [u8; 5] = [0x8b, 0x47, 0x10, 0x89, 0xc2];
-    const PATCH: [u8; 5] = [JUMP, 0x47, 0x10, INT3, 0x02];
-
-    fn site(number: usize, len: usize, patch: [u8; 5]) -> SiteFacts {
-        SiteFacts {
-            address: 0x1000,
-            is_breakpoint: patch[0] == INT3,
-            original: FILE[..len].into(),
-            patch: patch[..len].into(),
-            file: FILE[..len].into(),
-            is_patched: number == 0,
-            number,
-            layer: 0,
-            traps: Default::default(),
-            body: 0,
-            programs: Vec::new(),
-        }
-    }
-
-    /// Returns what a session left that was killed as it was about to replace a jump by a
-    /// breakpoint.
-    fn killed() -> Presence {
-        let session = SessionId { pid: 1, start: 1 };
-        Presence {
-            pid: 1,
-            session,
-            is_live: false,
-            restored: Restored::default(),
-            is_listed: false,
-            tool: String::new(),
-            sites: Vec::new(),
-            records: vec![site(1, 1, [INT3; 5]), site(0, 5, PATCH)],
-            calls: CallFacts::default(),
-            mappings: Vec::new(),
-            private: None,
-            // SAFETY: a manifest consists of integers and bytes, for which zeros are valid.
-            manifest: unsafe { MaybeUninit::zeroed().assume_init() },
-            home: 0,
-        }
-    }
-
-    #[test]
-    fn a_jump_under_a_kernel_uprobe_is_not_taken_for_the_breakpoint_that_was_to_replace_it() {
-        let hooked = |code: [u8; 5]| {
-            let killed = killed();
-            let read = |_, into: &mut [u8]| {
-                into.copy_from_slice(&code[..into.len()]);
-                true
-            };
-            let hooked = killed.hooked(read).into_iter();
-            let hooked = hooked.map(|(site, hook)| (site.number, hook));
-            hooked.collect::<Vec<_>>()
-        };
-        let uprobe = |code: [u8; 5]| [INT3, code[1], code[2], code[3], code[4]];
-        assert_eq!(hooked(uprobe(PATCH)), [(0, Hook::Covered)]);
-        assert_eq!(hooked(uprobe(FILE)), [(1, Hook::Ours)]);
-        assert_eq!(hooked(FILE), []);
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 
 mod beside;
 mod late;
+mod process_events;
 mod slipped;
 mod stubs;
 mod unhooked;
@@ -39,6 +40,8 @@ use beside::Beside;
 pub(super) use late::Late;
 pub use late::{WhyUnseen, code_files};
 use late::{is_code_of_file, path_of};
+pub use process_events::is_process_event;
+use process_events::{NEVER_COMPACT, PROCESS_EVENTS, SIGRETURN};
 use slipped::Slipped;
 pub use slipped::SlippedCall;
 use stubs::{Stored, store, unhookable_in};
@@ -495,7 +498,7 @@ impl Target {
                     _ if events.contains(&(number as libc::c_long)) => WATCHED,
                     _ if number == SIGRETURN && edge == Edge::Enter && is_return_seen => WATCHED,
                     0 => 0,
-                    _ if environment.needs_registers(list) || NEVER_BRIEF.contains(&number) => {
+                    _ if environment.needs_registers(list) || NEVER_COMPACT.contains(&number) => {
                         WATCHED
                     }
                     _ => WATCHED_COMPACTLY,
@@ -611,61 +614,6 @@ impl Target {
 }
 
 const STUB_ALIGN: usize = 16;
-
-/// Calls that the agent watches for Beeline's own sake, before and behind: those by which processes
-/// fork, run another program, map code, put themselves under a seccomp filter, or become another
-/// user or name.
-const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
-    &[
-        libc::SYS_execve,
-        libc::SYS_execveat,
-        libc::SYS_clone,
-        libc::SYS_vfork,
-        libc::SYS_clone3,
-        libc::SYS_prctl,
-        libc::SYS_seccomp,
-        libc::SYS_setuid,
-        libc::SYS_setgid,
-        libc::SYS_setreuid,
-        libc::SYS_setregid,
-        libc::SYS_setresuid,
-        libc::SYS_setresgid,
-        libc::SYS_unshare,
-        libc::SYS_setns,
-    ],
-    &[
-        libc::SYS_execve,
-        libc::SYS_execveat,
-        libc::SYS_clone,
-        libc::SYS_vfork,
-        libc::SYS_clone3,
-        libc::SYS_fork,
-        libc::SYS_mmap,
-        libc::SYS_mprotect,
-        libc::SYS_pkey_mprotect,
-        libc::SYS_prctl,
-        libc::SYS_setuid,
-        libc::SYS_setgid,
-        libc::SYS_setreuid,
-        libc::SYS_setregid,
-        libc::SYS_setresuid,
-        libc::SYS_setresgid,
-        libc::SYS_unshare,
-        libc::SYS_setns,
-    ],
-];
-
-/// True if it is one of [`PROCESS_EVENTS`].
-pub fn is_process_event(number: u32) -> bool {
-    PROCESS_EVENTS
-        .iter()
-        .any(|all| all.contains(&number.into()))
-}
-
-/// Calls that must not be watched compactly, besides [`PROCESS_EVENTS`]: one that is made without a
-/// frame, and one by which the agent itself may come.
-const NEVER_BRIEF: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
-const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;
 
 /// Packs where a function's arguments come from, for [`abi::Link::context`].
 fn packed(function: &Function) -> usize {

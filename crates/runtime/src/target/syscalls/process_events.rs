@@ -1,0 +1,56 @@
+//! The process events: system calls that Beeline watches for its own sake.
+
+/// Calls that the agent watches for Beeline's own sake, before and behind: those by which processes
+/// fork, run another program, map code, put themselves under a seccomp filter, or become another
+/// user or name.
+pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
+    &[
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_clone,
+        libc::SYS_vfork,
+        libc::SYS_clone3,
+        libc::SYS_prctl,
+        libc::SYS_seccomp,
+        libc::SYS_setuid,
+        libc::SYS_setgid,
+        libc::SYS_setreuid,
+        libc::SYS_setregid,
+        libc::SYS_setresuid,
+        libc::SYS_setresgid,
+        libc::SYS_unshare,
+        libc::SYS_setns,
+    ],
+    &[
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_clone,
+        libc::SYS_vfork,
+        libc::SYS_clone3,
+        libc::SYS_fork,
+        libc::SYS_mmap,
+        libc::SYS_mprotect,
+        libc::SYS_pkey_mprotect,
+        libc::SYS_prctl,
+        libc::SYS_setuid,
+        libc::SYS_setgid,
+        libc::SYS_setreuid,
+        libc::SYS_setregid,
+        libc::SYS_setresuid,
+        libc::SYS_setresgid,
+        libc::SYS_unshare,
+        libc::SYS_setns,
+    ],
+];
+
+/// True if it is one of [`PROCESS_EVENTS`].
+pub fn is_process_event(number: u32) -> bool {
+    PROCESS_EVENTS
+        .iter()
+        .any(|all| all.contains(&number.into()))
+}
+
+/// Calls that must not be watched compactly, besides [`PROCESS_EVENTS`]: one that is made without a
+/// frame, and one by which the agent itself may come.
+pub(super) const NEVER_COMPACT: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
+pub(super) const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;
