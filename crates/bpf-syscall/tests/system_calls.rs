@@ -61,24 +61,6 @@ fn looks_to(prog_type: ProgramType, end: u64) -> i64 {
     prog_load(prog_type, "looks", &[load, RETURN_0[0], RETURN_0[1]])
 }
 
-fn link(program: i64, kind: AttachType, target: i64, at_16: u64, at_24: u64) -> i64 {
-    let attr = Attr::zero(48)
-        .u32(0, program as u32)
-        .u32(4, target as u32)
-        .u32(8, kind.0);
-    bpf(
-        Command::LINK_CREATE,
-        &mut attr.u64(16, at_16).u64(24, at_24),
-    )
-}
-
-fn raw_open(program: i64, name: Option<&str>, cookie: u64) -> i64 {
-    let name = name.map(|name| CString::new(name).unwrap());
-    let address = name.as_ref().map_or(0, |name| name.as_ptr() as u64);
-    let attr = Attr::zero(24).u64(0, address).u32(8, program as u32);
-    bpf(Command::RAW_TRACEPOINT_OPEN, &mut attr.u64(16, cookie))
-}
-
 /// How often the backend was asked to attach where all of `parts` are said.
 fn attached(log: &[String], parts: &[&str]) -> usize {
     let is_it = |line: &&String| {

@@ -1,22 +1,24 @@
 //! A target with held threads, as seen by the thread that holds them.
 
+mod tracee;
+
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use libc::{c_int, c_long, user_regs_struct};
+use libc::{c_int, user_regs_struct};
 use rustix::thread::sched_yield;
 
 use crate::alarm::PATIENCE;
 use crate::gate::Gate;
 use crate::held::{Held, twice};
-use crate::holds::Hold;
 use crate::ptrace::{self, Event, Go};
-use crate::remote::Borrowed;
-use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
+use crate::restore_stub::{self, left_behind};
 use crate::{Error, Process, Refusal, worker};
+
+pub(crate) use tracee::Tracee;
 
 /// The longest time that the others are held for a thread that cannot stop now because it sleeps in
 /// the kernel.
@@ -41,20 +43,6 @@ pub(crate) struct HeldThreads {
     pub held: Arc<Held>,
     /// Set when nobody waits any more for what the process was let run for.
     pub given_up: Arc<AtomicBool>,
-}
-
-/// One held thread.
-#[derive(Debug)]
-pub(crate) struct Tracee {
-    pub tid: i32,
-    pub state: State,
-    /// The registers that the thread will go on with. Unless it is borrowed the kernel has the
-    /// same.
-    pub regs: user_regs_struct,
-    /// Other state to put back, if system calls have been run in this thread.
-    pub borrowed: Option<Borrowed>,
-    /// Counts it; `None` while it is not known whether it will ever come to where it is held.
-    pub hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -504,84 +492,6 @@ impl Drop for HeldThreads {
         let _ = self.let_go();
     }
 }
-
-impl Tracee {
-    /// Notes that it has ended. Its parent is told, and can wait for it, only when nobody traces it
-    /// any more.
-    pub fn end(&mut self) {
-        self.state = State::Gone;
-        worker::hold_on();
-    }
-
-    fn new(tid: i32) -> Self {
-        // SAFETY: the registers are plain integers, for which zeroes are valid.
-        let regs = unsafe { std::mem::zeroed() };
-        Self {
-            tid,
-            state: State::Running,
-            regs,
-            borrowed: None,
-            hold: Some(Hold::begin()),
-        }
-    }
-
-    /// True if it is to repeat a call that blocks other signals while it waits than are blocked
-    /// otherwise.
-    pub fn waits_with_other_mask(&self) -> bool {
-        let call = self.regs.orig_rax as c_long;
-        self.regs.rax as i64 == ERESTARTNOHAND && WAIT_WITH_MASK.contains(&call)
-    }
-
-    /// Mends a call that answers a stop with EINTR although only a signal handler should cause
-    /// that: epoll_wait and a few others (signal(7) lists them).
-    ///
-    /// The kernel is asked to decide as it does for all others: EINTR if a handler runs now, and
-    /// the call anew if none does.
-    fn mend_interrupted_call(&mut self) -> Result<(), Error> {
-        let call = self.regs.orig_rax as c_long;
-        if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
-            self.regs.rax = ERESTARTNOHAND as u64;
-            ptrace::set_registers(self.tid, &self.regs)?;
-        }
-        Ok(())
-    }
-}
-
-/// Calls that the kernel does not continue after a stop, and that have done nothing when they say
-/// EINTR. For the socket calls among them this holds only with a timeout set.
-const GIVE_UP_WHEN_STOPPED: &[c_long] = &[
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    SYS_IO_PGETEVENTS,
-    libc::SYS_io_uring_enter,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_read,
-    libc::SYS_readv,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-];
-
-/// Calls that take a signal mask for the time they wait.
-const WAIT_WITH_MASK: &[c_long] = &[
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_ppoll,
-    libc::SYS_pselect6,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    SYS_IO_PGETEVENTS,
-];
-
-/// From the kernel's table of x86-64 calls; the libc crate lacks it here.
-const SYS_IO_PGETEVENTS: c_long = 333;
 
 fn seccomp_option(process: &Process) -> c_int {
     if process.suspends_seccomp() {

@@ -1,5 +1,7 @@
 //! A process that may be worked on, and its memory as seen from outside.
 
+mod check;
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
@@ -14,12 +16,11 @@ use rustix::io::Errno;
 use rustix::process::Rlimit;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::alarm::PATIENCE;
 use crate::held::twice;
-use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
+use crate::proc::{self, Asleep, Status, is_dead, state_and_flags};
 use crate::ptrace;
 use crate::regions::{self, Region};
-use crate::{Error, Refusal, Stopped};
+use crate::{Error, Stopped};
 
 /// A process that Beeline may trace.
 ///
@@ -511,189 +512,12 @@ impl Process {
     }
 }
 
-/// Finding a process, and finding out whether it can be traced, and if not, why.
-impl Process {
-    fn find(pid: i32, options: Options) -> Result<Self, Error> {
-        if u32::try_from(pid) == Ok(std::process::id()) {
-            return Err(Error::Itself { pid });
-        }
-        let failed = |errno: Errno, error| match errno {
-            // EINVAL says that the number is a thread's and not a process's.
-            Errno::SRCH | Errno::NOENT | Errno::INVAL => error,
-            errno => Error::Inspect {
-                pid,
-                what: "open the files".to_owned(),
-                source: errno.into(),
-            },
-        };
-        let absent = |errno| failed(errno, Error::NoSuchProcess { pid });
-        let number = if pid > 0 { Pid::from_raw(pid) } else { None };
-        let number = number.ok_or(Error::NoSuchProcess { pid })?;
-        let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(absent)?;
-        let dir =
-            rustix::fs::open(format!("/proc/{pid}"), DIRECTORY, Mode::empty()).map_err(absent)?;
-        let process = Self(Arc::new(Inner {
-            pid,
-            pidfd,
-            dir,
-            stat: OnceLock::new(),
-            own: OnceLock::new(),
-            options,
-        }));
-        // From now on it can be told from one that has ended, whatever cannot be opened.
-        if let Err(error) = process.stat() {
-            return Err(failed(error, Error::Exited { pid }));
-        }
-        // While the process that the pidfd names lives the number is its own, so the directory is
-        // too.
-        if process.is_alive() {
-            Ok(process)
-        } else {
-            Err(Error::Exited { pid })
-        }
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        let pid = self.pid();
-        if let Some((_, flags)) = state_and_flags(&self.read_file("stat")?)
-            && flags & PF_KTHREAD != 0
-        {
-            return Err(Error::KernelThread { pid });
-        }
-        let status = Status::parse(&self.read_file("status")?);
-        if status.is_dead() {
-            return Err(Error::Exited { pid });
-        }
-        if let Some(own) = status.own {
-            let _ = self.0.own.set(own);
-        }
-        self.check_tracer(&status)?;
-        // The kernel demands the same for opening this file as for tracing, and the target does not
-        // notice.
-        if let Err(error) = self.open_file("mem", OFlags::RDWR) {
-            return Err(self.refusal(&status, error));
-        }
-        self.check_class()?;
-        if status.seccomp != 0 && self.refuses_seccomp() {
-            return Err(Error::Seccomp { pid });
-        }
-        Ok(())
-    }
-
-    /// Fails if the program is not a 64-bit one.
-    pub(crate) fn check_class(&self) -> Result<(), Error> {
-        let program = match self.open_file("exe", OFlags::RDONLY) {
-            // Beeline may trace the process but not read its file. No 32-bit thread will be used,
-            // see `HeldThreads::agent`.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
-            other => other.map_err(|source| self.inspect_error("open the program", source))?,
-        };
-        let mut start = [0; ELF64.len()];
-        let read = program.read_exact_at(&mut start, 0);
-        read.map_err(|source| self.inspect_error("read the program", source))?;
-        if start == *ELF64 {
-            Ok(())
-        } else {
-            Err(Error::ThirtyTwoBit { pid: self.pid() })
-        }
-    }
-
-    /// Fails if the process is traced already.
-    fn check_tracer(&self, status: &Status) -> Result<(), Error> {
-        if status.tracer == 0 {
-            return Ok(());
-        }
-        // This is a thread; the process is what has to be ended.
-        let thread = std::fs::read(format!("/proc/{}/status", status.tracer)).unwrap_or_default();
-        let (pid, tracer) = (
-            self.pid(),
-            Status::parse(&thread).process.unwrap_or(status.tracer),
-        );
-        let comm = |pid: i32| {
-            let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-            String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
-        };
-        Err(Error::Traced {
-            pid,
-            tracer,
-            comm: comm(tracer),
-            thread: comm(status.tracer),
-        })
-    }
-
-    /// Names the reason why one of its threads could not be seized.
-    pub(crate) fn seize_error(&self, tid: i32, source: io::Error) -> Error {
-        let pid = self.pid();
-        if source.kind() == io::ErrorKind::Interrupted {
-            return self.stuck(tid);
-        }
-        let status = match self.thread_status(tid) {
-            Ok(status) => status,
-            Err(error) if matches!(error.cause(), None | Some(Errno::NOENT | Errno::SRCH)) => {
-                return Error::Exited { pid };
-            }
-            Err(error) => return error,
-        };
-        if let Err(traced) = self.check_tracer(&status) {
-            return traced;
-        }
-        // Seizing is all it takes to trace; suspending seccomp as well takes a capability.
-        if self.suspends_seccomp() && self.open_file("mem", OFlags::RDWR).is_ok() {
-            return Error::Seccomp { pid };
-        }
-        self.refusal(&status, source)
-    }
-
-    /// Returns the error for one of its threads that does not stop, or cannot be asked to.
-    pub(crate) fn stuck(&self, tid: i32) -> Error {
-        if let Some(group) = proc::frozen_group(self.pid()) {
-            let pid = self.pid();
-            return Error::Frozen { pid, group };
-        }
-        Error::Stuck {
-            pid: self.pid(),
-            tid,
-            state: self.thread_state(tid),
-            seconds: PATIENCE.as_secs(),
-        }
-    }
-
-    fn refusal(&self, status: &Status, error: io::Error) -> Error {
-        let pid = self.pid();
-        if !matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
-            return self.inspect_error("open the memory", error);
-        }
-        let us = rustix::process::geteuid().as_raw();
-        // The kernel gives these files to root when the process is not dumpable.
-        let owner = rustix::fs::statat(&self.0.dir, "stat", rustix::fs::AtFlags::empty())
-            .map_or(status.uid, |stat| stat.st_uid);
-        let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-        let scope = yama
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0);
-        let why = match (us, scope) {
-            _ if us != 0 && status.uid != us => Refusal::OtherUser {
-                owner: status.uid,
-                us,
-            },
-            _ if us != 0 && owner != us => Refusal::NotDumpable,
-            (_, 1..) => Refusal::Yama { scope },
-            _ => Refusal::Other,
-        };
-        Error::NotPermitted { pid, why }
-    }
-}
-
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::RDONLY)
     .union(OFlags::CLOEXEC);
 
 /// A pidfd for a thread rather than its process; Linux 6.9 and later. The same bit as `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
-
-/// The magic number of ELF and the class byte for 64 bits.
-const ELF64: &[u8; 5] = b"\x7fELF\x02";
 
 /// Reads all of a file of `/proc`, which reports a length of 0.
 pub(crate) fn read_all(file: File) -> io::Result<Vec<u8>> {

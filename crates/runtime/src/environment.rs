@@ -4,23 +4,22 @@
 //! It is the same for a traced process, where the pool is mapped read-execute, and for Beeline
 //! itself, which executes timer programs and test runs.
 
+mod links;
+mod manifest;
 mod objects;
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::atomic::fence;
-use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use beeline_agent::abi;
-use beeline_agent::abi::syscalls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
-use beeline_isa::abi::Run;
 
 use crate::backend::Id;
 use crate::engines::Compiled;
 use crate::error::{Error, os};
-use crate::liveness::SessionId;
 use crate::map::MapObject;
 use crate::perf_ring::Ring;
 use crate::private::Private;
@@ -29,6 +28,9 @@ use crate::shared::Shared;
 use crate::sigaction;
 use crate::tasks::Tasks;
 use crate::trampoline_pool::{ARENA_BYTES, Pool};
+pub use links::AGENT;
+use links::word_of;
+pub use manifest::manifest;
 
 /// One address space's environment.
 #[derive(Debug)]
@@ -439,135 +441,6 @@ impl Environment {
         }
         Ok(())
     }
-
-    /// Places an [`abi::Link`] for a program with maps that are all known. `context` selects the
-    /// program's context: [`abi::Link::context`].
-    pub fn place_link(
-        &mut self,
-        program: &Program,
-        cookie: u64,
-        context: usize,
-    ) -> Result<u64, Error> {
-        let placed = program.maps.iter().filter_map(|map| self.maps.get(&map.id));
-        let (handles, values): (Vec<u64>, Vec<u64>) =
-            placed.map(|placed| (placed.handle, placed.values)).unzip();
-        if let Some(trace) = program.trace.and_then(|trace| self.maps.get(&trace)) {
-            for record in self.records() {
-                record.trace.store(trace.handle as usize, Release);
-            }
-        }
-        let (code, at) = self.place_program(program)?;
-        let maps = self.home.array(&handles).map_err(os("filling a pool"))?;
-        let values = self.home.array(&values).map_err(os("filling a pool"))?;
-        let run = Run {
-            maps: maps as *const usize,
-            values: values as *const usize,
-            map_count: program.maps.len(),
-            ..self.bare_run()
-        };
-        let mut name = [0; abi::NAME_BYTES];
-        let known = name.iter_mut().zip(program.name.bytes());
-        known.for_each(|(to, from)| *to = from);
-        let link = self.link(abi::Link {
-            run,
-            cookie,
-            context,
-            needs: needs(program, context),
-            reads: program.needs.registers as usize,
-            engine: word_of(&code.engine).into(),
-            name,
-            ..self.bare_link(at)
-        })?;
-        self.links.entry(program.id).or_default().push(link);
-        Ok(link)
-    }
-
-    /// Places an [`abi::Link`] for a function of the agent itself, at an offset in it.
-    pub fn place_native(&mut self, offset: u64) -> Result<u64, Error> {
-        self.link(self.bare_link(self.agent + offset))
-    }
-
-    /// The same for a function that is [`abi::ALWAYS`].
-    pub fn place_always(&mut self, offset: u64) -> Result<u64, Error> {
-        let link = self.bare_link(self.agent + offset);
-        self.link(abi::Link {
-            needs: abi::ALWAYS,
-            ..link
-        })
-    }
-
-    fn link(&mut self, link: abi::Link) -> Result<u64, Error> {
-        self.home.value(link).map_err(os("filling a pool"))
-    }
-
-    /// Returns a link that needs everything and has no maps.
-    fn bare_link(&self, code: u64) -> abi::Link {
-        abi::Link {
-            entry: AtomicUsize::new(code as usize),
-            run: self.bare_run(),
-            cookie: 0,
-            needs: abi::NEEDS_SLOT | abi::NEEDS_REGISTERS,
-            reads: usize::MAX,
-            context: CONTEXT_REGISTERS,
-            enabled: 1.into(),
-            engine: word_of(AGENT).into(),
-            name: [0; abi::NAME_BYTES],
-        }
-    }
-
-    fn bare_run(&self) -> Run {
-        let helpers = self.target as usize + std::mem::offset_of!(abi::Target, helpers);
-        Run {
-            helpers: helpers as *const usize,
-            maps: std::ptr::null(),
-            values: std::ptr::null(),
-            map_count: 0,
-            context: std::ptr::null(),
-        }
-    }
-
-    /// Returns a list that [`Self::place_list`] has placed.
-    fn list_at(&self, list: usize) -> &[u64] {
-        if list == 0 {
-            return &[];
-        }
-        // SAFETY: the runtime placed the list: its length, its needs, and as many words as it says.
-        unsafe {
-            let head = self.home.get::<abi::LinkList>(list as u64);
-            std::slice::from_raw_parts(core::ptr::from_ref(head).add(1).cast(), head.count)
-        }
-    }
-
-    /// Places a list of links if it differs from `old`, which was placed earlier; 0 for none.
-    pub fn place_list_anew(&mut self, links: &[u64], old: usize) -> Result<u64, Error> {
-        match self.list_at(old) == links {
-            true => Ok(old as u64),
-            false => self.place_list(links),
-        }
-    }
-
-    /// True if any of a list's programs needs all registers.
-    pub fn needs_registers(&self, list: u64) -> bool {
-        // SAFETY: `place_list` placed the list.
-        list != 0
-            && unsafe { self.home.get::<abi::LinkList>(list) }.needs & abi::NEEDS_REGISTERS != 0
-    }
-
-    /// Places a list of links; 0 for none.
-    pub fn place_list(&mut self, links: &[u64]) -> Result<u64, Error> {
-        if links.is_empty() {
-            return Ok(0);
-        }
-        // SAFETY: `place_link` placed a `Link` there.
-        let needs = |link: &u64| unsafe { self.home.get::<abi::Link>(*link) }.needs;
-        let head = [
-            links.len(),
-            links.iter().map(needs).fold(0, |all, one| all | one),
-        ]
-        .map(|word| word as u64);
-        let words: Vec<u64> = head.into_iter().chain(links.iter().copied()).collect();
-        self.home.array(&words).map_err(os("filling a pool"))
-    }
 }
 
 /// Returns the device and inode of a process's pid namespace, or zeros, which no namespace has, if
@@ -576,68 +449,10 @@ pub fn pid_namespace(pid: i32) -> [u64; 2] {
     std::fs::metadata(format!("/proc/{pid}/ns/pid")).map_or([0; 2], |file| [file.dev(), file.ino()])
 }
 
-/// Returns [`abi::Link::needs`] of a program with this [`abi::Link::context`].
-fn needs(program: &Program, context: usize) -> usize {
-    let registers = match context {
-        CONTEXT_TRACEPOINT => program.needs.walks_stack,
-        // Its result may become the call's, which is among the registers.
-        CONTEXT_MODIFY => true,
-        _ => program.needs.reads_context,
-    };
-    let slot = program.needs.slot;
-    (if slot { abi::NEEDS_SLOT } else { 0 }) | (if registers { abi::NEEDS_REGISTERS } else { 0 })
-}
-
-/// [`abi::Link::engine`] of the agent's own functions.
-pub const AGENT: &str = "agent";
-
-/// Returns the first eight bytes of a name as [`abi::Link::engine`] holds them.
-fn word_of(name: &str) -> u64 {
-    let mut word = [0; 8];
-    word.iter_mut()
-        .zip(name.bytes())
-        .for_each(|(to, from)| *to = from);
-    u64::from_ne_bytes(word)
-}
-
 /// True if the machine has the instruction `rdpid` (CPUID leaf 7, ECX bit 22; Intel SDM volume 2).
 fn has_rdpid() -> bool {
     let leaves = std::arch::x86_64::__cpuid(0).eax;
     leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ecx >> 22 & 1 != 0
-}
-
-/// Returns the start of a pool: with the private memory for a target's first pool, without for a
-/// further one.
-pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manifest {
-    let (private, owner) = target.unzip();
-    let line = shared
-        .tool
-        .iter()
-        .map(|word| word.to_string_lossy())
-        .collect::<Vec<_>>()
-        .join(" ");
-    let mut tool = [0; abi::TOOL_BYTES];
-    let kept = line.floor_char_boundary(tool.len() - 1);
-    tool[..kept].copy_from_slice(&line.as_bytes()[..kept]);
-    let session = SessionId::own();
-    abi::Manifest {
-        magic: abi::MANIFEST_MAGIC,
-        session: session.pid as u32,
-        owner: owner.unwrap_or(0),
-        gives_way: AtomicU32::new(0),
-        first: private.is_some().into(),
-        session_start: session.start,
-        first_site: 0.into(),
-        private: private.map_or(0, |p| p.base as usize),
-        private_len: private.map_or(0, |p| p.len as usize),
-        returns: private.map_or(0, |p| p.returns() as usize),
-        signals: private.map_or(0, |p| p.signals() as usize),
-        handlers: 0.into(),
-        handler: 0,
-        first_patches: 0.into(),
-        first_witness: 0.into(),
-        tool,
-    }
 }
 
 #[cfg(test)]

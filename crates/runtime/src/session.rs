@@ -2,12 +2,13 @@
 //! reach into.
 
 mod attach;
+mod objects;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_uapi::Errno;
 
@@ -21,7 +22,6 @@ use crate::fast_path::{self, FastPaths};
 use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
-use crate::objects::Object;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
 use crate::runner::{Runner, TestResult, TestRun};
@@ -30,6 +30,7 @@ use crate::shared::Shared;
 use crate::tier_up::{self, TierUp};
 use crate::trace::Trace;
 use crate::tracees::Tracees;
+use objects::Objects;
 
 /// The most unsupported requests that the user is told of. A tool that makes random requests would
 /// otherwise produce messages without end.
@@ -59,16 +60,6 @@ pub struct Runtime {
     notifier: Notifier,
     fast_paths: FastPaths,
     shared: Arc<Shared>,
-}
-
-#[derive(Debug, Default)]
-struct Objects {
-    maps: HashMap<Id, Arc<MapObject>>,
-    programs: HashMap<Id, Arc<Program>>,
-    links: HashMap<Id, (Link, Charge)>,
-    rings: HashMap<Id, Arc<Ring>>,
-    /// Beeline's ids of cgroups, keyed by the kernel's.
-    cgroups: HashMap<u64, Id>,
 }
 
 impl Runtime {
@@ -204,50 +195,6 @@ impl Runtime {
 
     fn id(&self) -> Id {
         Id(self.next_id.fetch_add(1, SeqCst))
-    }
-
-    fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn map(&self, id: Id) -> Result<Arc<MapObject>, Errno> {
-        self.objects()
-            .maps
-            .get(&id)
-            .cloned()
-            .ok_or(Errno(libc::EBADF))
-    }
-
-    fn program(&self, id: Id) -> Result<Arc<Program>, Errno> {
-        self.objects()
-            .programs
-            .get(&id)
-            .cloned()
-            .ok_or(Errno(libc::EBADF))
-    }
-
-    /// Resolves the object that a map element is to name.
-    fn object(&self, object: ObjectRef) -> Result<Object, Errno> {
-        Ok(match object {
-            ObjectRef::Map(id) => Object::Map(self.map(id)?),
-            ObjectRef::Program(id) => Object::Program(self.program(id)?),
-            ObjectRef::Cgroup(kernel_id) => {
-                let mut objects = self.objects();
-                let id = *objects
-                    .cgroups
-                    .entry(kernel_id)
-                    .or_insert_with(|| self.id());
-                Object::Cgroup { id, kernel_id }
-            }
-        })
-    }
-
-    fn ring(&self, id: Id) -> Result<Arc<Ring>, Errno> {
-        self.objects()
-            .rings
-            .get(&id)
-            .cloned()
-            .ok_or(Errno(libc::EBADF))
     }
 
     /// Tells the user about an error for which the tool only gets a number.

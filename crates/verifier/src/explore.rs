@@ -36,6 +36,7 @@ mod maps;
 mod memory;
 mod memory_estimate;
 mod oracle;
+mod paths;
 mod precision;
 mod print;
 mod print_all;
@@ -52,7 +53,7 @@ use beeline_isa::{Insn, Op};
 
 use crate::flow::{Flow, Function};
 use crate::program::{Map, Program};
-use crate::reject::{E2BIG, EFAULT, EINVAL};
+use crate::reject::EINVAL;
 use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, StateId, Step};
 use crate::types::FunctionArg;
 use crate::verdict::{Effort, LogLevel, MapUse, ProgramSummary, Refusal};
@@ -61,14 +62,12 @@ pub(crate) use call::changes_packet;
 use liveness::StackLiveness;
 use loops::Loops;
 pub(crate) use oracle::Run;
+use paths::Pending;
 use print::Log;
 use shape::Shape;
 
 /// `BPF_COMPLEXITY_LIMIT_INSNS`.
 const MOST_INSNS: u32 = 1_000_000;
-/// `BPF_COMPLEXITY_LIMIT_JMP_SEQ`.
-const MOST_PENDING: usize = 8192;
-
 /// A rule was broken: the error number and the log's line.
 #[derive(Debug)]
 pub(crate) struct No {
@@ -91,17 +90,6 @@ pub(crate) enum Next {
     Insn(usize),
     /// Nowhere: this path is at its end.
     End,
-}
-
-/// A path to be followed later.
-struct Pending {
-    state: State,
-    insn: usize,
-    previous: usize,
-    /// How long the log was.
-    log: usize,
-    /// Bytes of the state.
-    weight: usize,
 }
 
 /// A state that later ones are compared with.
@@ -367,115 +355,6 @@ impl<'a> Explorer<'a> {
             self.cur
                 .hold(HeldKind::Object, id, self.insn, LockPlace::None);
             self.owned_arguments.push((offset, id));
-        }
-    }
-
-    /// Follows paths until there are none left (`do_check`).
-    fn paths(&mut self) -> Check {
-        loop {
-            self.step = None;
-            self.effort.insns_processed += 1;
-            if self.effort.insns_processed > self.most_insns {
-                let processed = self.effort.insns_processed;
-                return no(
-                    E2BIG,
-                    format!("BPF program is too large. Processed {processed} insn"),
-                );
-            }
-            self.check_weight()?;
-            self.cur.last_insn = self.previous;
-            self.cur.insn = self.insn;
-            if self.shape.at(self.insn).prune && self.is_visited()? {
-                self.log.safe(self.previous, self.insn);
-                if !self.next_path()? {
-                    return Ok(());
-                }
-                continue;
-            }
-            if self.shape.at(self.insn).jump {
-                self.remember(|_| ());
-            }
-            let Some(op) = self.flow.op(self.insn) else {
-                return no(EFAULT, format!("invalid insn idx {}", self.insn));
-            };
-            self.print_before();
-            self.seen[self.insn].reached = true;
-            self.alive.begin(self.insn);
-            let here = self.insn;
-            let next = match self.flow.odd(here) {
-                Some(odd) => self.odd_instruction(odd)?,
-                None => self.instruction(op)?,
-            };
-            self.alive.commit(here);
-            self.previous = Some(here);
-            match next {
-                Next::Insn(next) => self.insn = next,
-                Next::End => {
-                    if !self.next_path()? {
-                        return Ok(());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Ends the current path, and takes up the one that was put off last. `false` if there is none.
-    fn next_path(&mut self) -> Check<bool> {
-        self.update_alive();
-        self.path_ended()?;
-        let Some(pending) = self.pending.pop() else {
-            return Ok(false);
-        };
-        if !self.log.level.all() {
-            self.log.back_to(pending.log);
-        }
-        self.states -= pending.weight;
-        self.cur = pending.state;
-        self.insn = pending.insn;
-        self.previous = Some(pending.previous);
-        self.log.print_state = true;
-        self.enter_instance();
-        Ok(true)
-    }
-
-    /// Puts off a path that goes on from the current state at another instruction (`push_stack`).
-    fn put_off(&mut self, insn: usize) -> Check<&mut State> {
-        let mut state = self.cur.clone();
-        state.branches = 1;
-        if let Some(parent) = state.parent {
-            self.kept_mut(parent).branches += 1;
-        }
-        self.push(insn, state, "The sequence of {} jumps is too complex.")
-    }
-
-    /// A path that begins at `insn` with nothing before it (`push_async_cb`).
-    fn put_off_alone(&mut self, insn: usize, frame: Frame) -> Check<&mut State> {
-        let mut state = State::new(frame);
-        state.branches = 1;
-        self.push(
-            insn,
-            state,
-            "The sequence of {} jumps is too complex for async cb.",
-        )
-    }
-
-    fn push(&mut self, insn: usize, state: State, too_many: &str) -> Check<&mut State> {
-        let weight = state.weight();
-        self.states += weight;
-        self.pending.push(Pending {
-            state,
-            weight,
-            insn,
-            previous: self.insn,
-            log: self.log.len(),
-        });
-        if self.pending.len() > MOST_PENDING {
-            let pending = self.pending.len().to_string();
-            return no(E2BIG, too_many.replace("{}", &pending));
-        }
-        match self.pending.last_mut() {
-            Some(pending) => Ok(&mut pending.state),
-            None => no(EFAULT, "no path was put off"),
         }
     }
 

@@ -1,8 +1,9 @@
 //! What a tool does: raw system calls, with errors as negative numbers.
 
+use std::ffi::CString;
 use std::io;
 
-use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 
 pub const IOC_ENABLE: u64 = 0x2400;
 pub const IOC_DISABLE: u64 = 0x2401;
@@ -206,4 +207,24 @@ pub fn wait_until_gone(fd_by_id: Command, id: u32) {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     panic!("object {id} is still there");
+}
+
+/// Makes a link, with two words of the attribute that follow its type and flags.
+pub fn link(program: i64, kind: AttachType, target: i64, at_16: u64, at_24: u64) -> i64 {
+    let attr = Attr::zero(48)
+        .u32(0, program as u32)
+        .u32(4, target as u32)
+        .u32(8, kind.0);
+    bpf(
+        Command::LINK_CREATE,
+        &mut attr.u64(16, at_16).u64(24, at_24),
+    )
+}
+
+/// Attaches a program to a raw tracepoint.
+pub fn raw_open(program: i64, name: Option<&str>, cookie: u64) -> i64 {
+    let name = name.map(|name| CString::new(name).unwrap());
+    let address = name.as_ref().map_or(0, |name| name.as_ptr() as u64);
+    let attr = Attr::zero(24).u64(0, address).u32(8, program as u32);
+    bpf(Command::RAW_TRACEPOINT_OPEN, &mut attr.u64(16, cookie))
 }

@@ -1,6 +1,7 @@
 //! What several tests need: memory to run code in, a hook that keeps books, registers to compare.
 #![allow(dead_code)] // no test uses all of it
 
+pub mod breakpoint;
 pub mod child;
 pub mod elf;
 pub mod hook;

@@ -2,6 +2,7 @@
 //! and a table says what runs there.
 
 mod beside;
+mod giving_way;
 mod late;
 mod process_events;
 mod slipped;
@@ -29,10 +30,8 @@ use beeline_uapi::AttachType;
 
 use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
-use crate::detach::{Presence, presences, presences_among};
 use crate::error::{Error, os};
 use crate::link::CallLink;
-use crate::liveness::SessionId;
 use crate::map::MapObject;
 use crate::syscalls::{FileCalls, Part};
 use crate::vdso;
@@ -202,75 +201,6 @@ impl Target {
     /// True if Beeline is told when the process forks, runs another program, or maps code.
     pub fn follows(&self) -> bool {
         self.calls.as_ref().is_some_and(|calls| calls.follows)
-    }
-
-    /// True if another session has taken out what was hooked here for Beeline's own sake. It is
-    /// reported once.
-    pub fn has_given_way(&mut self) -> bool {
-        let Some(calls) = self.calls.as_mut().filter(|calls| calls.follows) else {
-            return false;
-        };
-        let Some((site, stored)) = calls.patched.first_key_value() else {
-            return false;
-        };
-        let mut now = vec![0; stored.bytes().len()];
-        let is_read = self.process.read_memory(*site, &mut now).is_ok();
-        let is_there = now == stored.bytes() || now.first() == Some(&beeline_hook::INT3);
-        let is_gone = is_read && !is_there && calls.links.is_empty();
-        calls.follows &= !is_gone;
-        is_gone
-    }
-
-    /// True if another session has hooked calls here.
-    fn is_hooked_by(&self, other: &Presence) -> bool {
-        other.session != SessionId::own() && other.hooks_calls(&self.process)
-    }
-
-    /// Takes out calls that other sessions have hooked for their own sake only. Returns false if
-    /// there are none.
-    pub fn have_others_give_way(
-        &self,
-        regions: &[Region],
-        hold: &mut Hold<'_>,
-    ) -> Result<bool, Error> {
-        let gives_way = |other: &&Presence| other.gives_way() && self.is_hooked_by(other);
-        if !presences_among(&self.process, regions)?
-            .iter()
-            .any(|other| gives_way(&other))
-        {
-            return Ok(false);
-        }
-        hold.with(&self.process, |stopped| {
-            let others = presences(stopped.process())?;
-            for other in others.iter().filter(gives_way) {
-                other.give_way(stopped)?;
-            }
-            Ok(true)
-        })
-    }
-
-    /// Fails or makes others give way if another session has hooked calls.
-    ///
-    /// Two sessions at one `syscall` instruction would hide each other's calls. A session that has
-    /// hooked them for its own sake only gives way to one that has programs there.
-    fn make_alone(
-        &self,
-        regions: &[Region],
-        has_programs: bool,
-        hold: &mut Hold<'_>,
-    ) -> Result<(), Error> {
-        if has_programs {
-            self.have_others_give_way(regions, hold)?;
-        }
-        let others = presences_among(&self.process, regions)?;
-        let mut others = others.iter();
-        let other = others.find(|other| self.is_hooked_by(other));
-        other.map_or(Ok(()), |other| {
-            Err(self.error(format!(
-                "session {} of Beeline traces its system calls ({}): end that first",
-                other.session, other.tool
-            )))
-        })
     }
 
     /// Returns the links that do not run here yet.

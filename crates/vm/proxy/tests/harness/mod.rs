@@ -16,7 +16,7 @@ use beeline_vm_protocol::layout::{number_at, put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{
-    Bpf, BpfDone, GuestMessage, Hello, HostMessage, Part, Refused, Welcome,
+    Bpf, BpfDone, File, GuestMessage, Hello, HostMessage, Look, Part, Refused, Welcome,
 };
 
 /// Can programs be loaded here?
@@ -407,5 +407,19 @@ pub fn is_there(command: Command, id: u32) -> bool {
             libc::close(fd as i32);
         }
         fd >= 0
+    }
+}
+
+/// Looks at a file of the guest; the error is an errno.
+pub fn look(host: &mut Host, path: &str, content: bool) -> Result<File, u32> {
+    let look = Look {
+        path: path.into(),
+        content,
+        ..Look::default()
+    };
+    match host.ask(Request::Look(look)) {
+        Ok(Answer::File(file)) => Ok(file),
+        Err(refused) => Err(refused.errno),
+        other => panic!("{other:?}"),
     }
 }

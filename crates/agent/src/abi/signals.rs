@@ -1,0 +1,129 @@
+//! The signal handlers that a session installs in a target, and what they replace.
+
+use core::mem::offset_of;
+
+/// The signals that the agent takes over the handlers of: SIGTRAP, SIGBUS and SIGSEGV, in the order
+/// of [`Signals::saved`].
+pub const SIGNALS: [u32; 3] = [5, 7, 11];
+
+/// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time
+/// that its patch lies over that of a session with a handler that is called before. A level's
+/// handler serves the sites with that [`Site::level`].
+pub const TRAP_LEVELS: usize = 4;
+
+/// The number of actions that a session's handlers replace: one for each of [`SIGNALS`], then those
+/// of SIGTRAP's further levels.
+pub const SAVED: usize = SIGNALS.len() + TRAP_LEVELS - 1;
+
+/// The actions that the agent's handlers replace, kept while they are installed.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Signals {
+    /// The target's own actions as it would find them, or other sessions' handlers. See
+    /// [`saved_at`].
+    pub saved: [SignalAction; SAVED],
+    /// The address of the agent's handler of level 0.
+    pub handler: u64,
+    /// The address that it returns to.
+    pub restorer: u64,
+    /// The restorer that the C library's `sigaction` gives the target's own handlers; 0 if that is
+    /// not known.
+    pub libc_restorer: u64,
+    /// Bit i: the handler that replaced `saved[i]` has been removed.
+    pub removed: u64,
+}
+
+/// Returns the index in [`Signals::saved`] of the action that a level's handler for a signal
+/// replaces. `None` if there is no such handler.
+pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
+    let index = SIGNALS.iter().position(|known| *known == signal)?;
+    match level as usize {
+        0 => Some(index),
+        level if index == 0 && level < TRAP_LEVELS => Some(SIGNALS.len() + level - 1),
+        _ => None,
+    }
+}
+
+/// A handler's entry in a pool, as the kernel calls it. The entries of a session's levels follow
+/// each other.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct HandlerStub {
+    /// Adds the target and the level to the kernel's three arguments.
+    pub code: [u8; 32],
+    /// [`HANDLER_MAGIC`], by which other sessions recognize it.
+    pub magic: u64,
+    /// The session's [`Signals`].
+    pub signals: u64,
+    /// The level.
+    pub level: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl HandlerStub {
+    /// The bytes of [`HandlerStub::code`] that are the same in all, each with its place: `movabs
+    /// rcx, target; mov r8d, level; movabs rax, handler; jmp rax`.
+    const MARKS: [(usize, u8); 8] = [
+        (0, 0x48),
+        (1, 0xb9),
+        (10, 0x41),
+        (11, 0xb8),
+        (16, 0x48),
+        (17, 0xb8),
+        (26, 0xff),
+        (27, 0xe0),
+    ];
+
+    /// Creates the stub of a level. `handler` is the agent's, `target` and `signals` are the
+    /// target's [`Target`] and [`Signals`].
+    pub fn new(handler: u64, target: u64, signals: u64, level: u32) -> Self {
+        let mut code = [0xcc; 32];
+        for (at, byte) in Self::MARKS {
+            code[at] = byte;
+        }
+        code[2..10].copy_from_slice(&target.to_le_bytes());
+        code[12..16].copy_from_slice(&level.to_le_bytes());
+        code[18..26].copy_from_slice(&handler.to_le_bytes());
+        Self {
+            code,
+            magic: HANDLER_MAGIC,
+            signals,
+            level,
+            reserved: 0,
+        }
+    }
+
+    /// Returns whether the handler at an address is a session's.
+    ///
+    /// # Safety
+    ///
+    /// There must be code at the address, and it must end by itself.
+    pub unsafe fn is_at(handler: *const u8) -> bool {
+        // SAFETY: each byte that fits says that there are as many more as to the next one, and they
+        // are read in their order.
+        let fits = |(at, byte): &(usize, u8)| unsafe { handler.add(*at).read() } == *byte;
+        let magic = offset_of!(Self, magic);
+        // SAFETY: only a stub begins like that, and a stub has the magic number at this offset.
+        let magic = || unsafe { handler.add(magic).cast::<u64>().read_unaligned() };
+        Self::MARKS.iter().all(fits) && magic() == HANDLER_MAGIC
+    }
+}
+
+/// In [`HandlerStub::magic`]. It must be changed with anything that [`HandlerStub`] or [`Signals`]
+/// says.
+pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
+
+/// The kernel's `struct sigaction` on x86-64.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SignalAction {
+    /// 0: default, 1: ignore, else a function.
+    pub handler: u64,
+    /// `SA_*`.
+    pub flags: u64,
+    /// The address that the handler returns to.
+    pub restorer: u64,
+    /// Signals blocked meanwhile.
+    pub mask: u64,
+}
