@@ -1,10 +1,13 @@
-//! What programs see of their context, by kind (`is_valid_access` of each `struct bpf_verifier_ops`, Linux 6.18, for a
-//! loader with all capabilities). Programs whose context is described by the kernel's BTF are in [`crate::types`].
+//! The part of their context that programs see, by kind (`is_valid_access` of each `struct
+//! bpf_verifier_ops`, Linux 6.18, for a loader with all capabilities). [`crate::types`] has the
+//! contexts that the kernel's BTF describes.
 //!
-//! Each structure is a table of fields with the sizes that each family of programs may read and write. A pointer to the
-//! context itself can only be used unmodified: whatever was added to it, known or not, makes every access through it an error.
+//! Each structure is a table of fields with the sizes that each family of programs may read and
+//! write. A pointer to the context itself can only be used unmodified: any number added to it,
+//! known or not, makes every access through it an error.
 //!
-//! Beside the tables stand the other rules that go by a program's kind: [`packet`], [`returns`] and [`attach`].
+//! Besides the tables there are the other rules that depend on a program's kind: [`packet`],
+//! [`returns`] and [`attach`].
 
 pub mod attach;
 mod cgroup;
@@ -20,12 +23,13 @@ use table::{ALL, Row, find};
 
 use crate::program::Kind;
 
-/// What a field of the context holds: `enum bpf_reg_type` of `struct bpf_insn_access_aux`, and its `ctx_field_size`.
+/// The content of a context's field: `enum bpf_reg_type` of `struct bpf_insn_access_aux`, and its
+/// `ctx_field_size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// A number.
     Scalar {
-        /// The size of the whole field where only a part of it was read (`ctx_field_size`), else 0.
+        /// The size of the whole field if only a part of it was read (`ctx_field_size`), else 0.
         whole: u32,
     },
     /// `PTR_TO_PACKET_META`.
@@ -38,42 +42,46 @@ pub enum Field {
     FlowKeys,
     /// `PTR_TO_SOCKET`, `PTR_TO_SOCKET_OR_NULL`
     Socket {
-        /// May it be null?
+        /// True if it may be null.
         or_null: bool,
     },
     /// `PTR_TO_SOCK_COMMON`, `PTR_TO_SOCK_COMMON_OR_NULL`.
     SockCommon {
-        /// May it be null?
+        /// True if it may be null.
         or_null: bool,
     },
     /// A trusted pointer to the kernel's structure of this name.
     Btf {
         /// The structure.
         name: &'static str,
-        /// May it be null?
+        /// True if it may be null.
         or_null: bool,
     },
-    /// `PTR_TO_TP_BUFFER`: a writable tracepoint's buffer, to be read and written at constant offsets.
+    /// `PTR_TO_TP_BUFFER`: a writable tracepoint's buffer, which is read and written at constant
+    /// offsets.
     TracepointBuffer,
 }
 
 impl Field {
-    /// May a load extend its sign (`BPF_MEMSX`)? Where a pointer comes out of a field as small as such loads are, it may not, and
-    /// that is an invalid access, too.
+    /// Returns whether a load may extend its sign (`BPF_MEMSX`).
+    ///
+    /// It may not if a pointer comes out of a field as small as such loads are. That is an invalid
+    /// access, too.
     pub fn may_be_sign_extended(self) -> bool {
         matches!(self, Self::Scalar { .. })
     }
 }
 
-/// Is there a field at `off`, of `size` bytes, that may be read, or written? `None`: "invalid bpf_context access off=%d size=%d".
+/// Returns the field at `off`, of `size` bytes, if it may be read, or written.
 ///
-/// `size` is one of 1, 2, 4 and 8.
+/// `None` means "invalid bpf_context access off=%d size=%d". `size` is one of 1, 2, 4 and 8.
 pub fn access(kind: &Kind, off: i32, size: u32, write: bool) -> Option<Field> {
     let (rows, family) = table(kind);
     find(rows, family, off, size, write)
 }
 
-/// The structure that is the context of programs of a kind, and the family of programs that they count to there.
+/// Returns the structure that is the context of programs of a kind, and the family that they belong
+/// to there.
 fn table(kind: &Kind) -> (&'static [Row], u32) {
     match kind.prog_type {
         ProgramType::SOCKET_FILTER
@@ -108,9 +116,11 @@ fn table(kind: &Kind) -> (&'static [Row], u32) {
     }
 }
 
-/// Is the context what it looks like in memory, its accesses compiled as they stand (no `convert_ctx_access`)? Then it may be
-/// handed to kernel functions as memory, and [`access`] to the last byte decides. Other contexts are refused there, and all are by
-/// helpers: "type=ctx expected=...".
+/// Returns whether the context looks in memory as it does to programs, with its accesses compiled
+/// unchanged (no `convert_ctx_access`).
+///
+/// Then it may be passed to kernel functions as memory, and [`access`] to the last byte decides.
+/// They refuse other contexts, and helpers refuse all: "type=ctx expected=...".
 pub fn is_plain_memory(kind: &Kind) -> bool {
     matches!(
         kind.prog_type,
@@ -141,8 +151,10 @@ pub enum SocketKind {
     Xdp,
 }
 
-/// What a load from the structure behind a pointer to a socket gives (`check_sock_access`). `None`: "R%d invalid %s access off=%d
-/// size=%d". They are never written.
+/// Returns the result of a load from the structure behind a pointer to a socket
+/// (`check_sock_access`).
+///
+/// `None` means "R%d invalid %s access off=%d size=%d". Sockets are never written.
 pub fn socket_access(structure: SocketKind, off: i32, size: u32) -> Option<Field> {
     let (rows, family) = match structure {
         SocketKind::Common => (socket::SOCK, socket::COMMON),
@@ -153,9 +165,10 @@ pub fn socket_access(structure: SocketKind, off: i32, size: u32) -> Option<Field
     find(rows, family, off, size, false)
 }
 
-/// May these bytes of `struct bpf_flow_keys` be read, and as well written? If not: "invalid access to flow keys off=%d size=%d".
+/// Returns whether these bytes of `struct bpf_flow_keys` may be read and written. If not: "invalid
+/// access to flow keys off=%d size=%d".
 pub fn flow_keys_access(off: i32, size: u32) -> bool {
-    /// Of the structure, in bytes.
+    /// The bytes of the structure.
     const FLOW_KEYS: i64 = 56;
     off >= 0 && i64::from(off) + i64::from(size) <= FLOW_KEYS
 }

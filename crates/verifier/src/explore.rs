@@ -1,6 +1,6 @@
-//! The walk: every path of a program is followed with what is known of its registers and stack, until it ends, comes to a
-//! state that was found good before, or does something that it must not (`do_check` and its neighbours in
-//! `kernel/bpf/verifier.c`, Linux 6.18, for a user with all capabilities).
+//! The walk: it follows every path of a program with the facts about its registers and stack, until
+//! the path ends, reaches a state that was found good before, or breaks a rule (`do_check` and its
+//! neighbours in `kernel/bpf/verifier.c`, Linux 6.18, for a user with all capabilities).
 //!
 //! | part | job |
 //! | --- | --- |
@@ -9,10 +9,10 @@
 //! | [`alu`], [`branch`], [`memory`], [`stack`], [`context`] | arithmetic, comparisons, loads and stores |
 //! | [`call`], [`depth`], [`exit`] | calls of the program's own functions, their stack, returns |
 //! | [`helper`], [`arguments`], [`maps`], [`callback`], [`kernel_call`] | calls of helpers and of the kernel's functions |
-//! | [`references`], [`locks`], [`dynptr`] | what has to be given back, and what only helpers may touch |
-//! | [`visited`], [`equal`], [`loops`] | is this state covered by an earlier one? |
-//! | [`precision`] | which numbers mattered |
-//! | [`alive`] | which stack slots are read later |
+//! | [`references`], [`locks`], [`dynptr`] | objects that must be given back, and objects that only helpers may access |
+//! | [`visited`], [`equal`], [`loops`] | decides whether an earlier state covers this one |
+//! | [`precision`] | the numbers that mattered |
+//! | [`alive`] | the stack slots that are read later |
 //! | [`print`] | the log |
 //! | [`follow`] | paths without pruning, for tests |
 
@@ -84,11 +84,11 @@ pub(crate) fn no<T>(errno: i32, why: impl Into<String>) -> Check<T> {
     })
 }
 
-/// Where the walk goes on after an instruction.
+/// The continuation of the walk after an instruction.
 pub(crate) enum Next {
-    /// With this instruction.
+    /// The walk continues with this instruction.
     Insn(usize),
-    /// Nowhere: this path is at its end.
+    /// This path is at its end.
     End,
 }
 
@@ -97,13 +97,13 @@ pub(crate) struct ExploredState {
     pub state: State,
     pub hits: u32,
     pub misses: u32,
-    /// Bytes of the state when it was kept.
+    /// The bytes of the state when it was kept.
     pub weight: usize,
-    /// Not compared with any more; goes when no path needs it.
+    /// True if it is not compared any more; it is dropped when no path needs it.
     pub retired: bool,
 }
 
-/// What was learnt about an instruction on any path.
+/// The facts that were learnt about an instruction on any path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
     pub reached: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Seen {
     pub pointer: Option<PointerKind>,
 }
 
-/// Which accesses one instruction may not mix.
+/// The kinds of accesses that one instruction may not mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PointerKind {
     Plain,
@@ -121,7 +121,7 @@ pub(crate) enum PointerKind {
     Arena,
 }
 
-/// What paths do, for [`crate::verdict::ProgramSummary`].
+/// The deeds of paths, for [`crate::verdict::ProgramSummary`].
 #[derive(Debug, Default)]
 pub(crate) struct Deeds {
     pub helpers: BTreeSet<u32>,
@@ -132,7 +132,7 @@ pub(crate) struct Deeds {
     pub map_structure: Option<usize>,
 }
 
-/// A global function, as its callers see it; found out once.
+/// A global function, as its callers see it; determined once.
 #[derive(Debug, Clone, Copy, Default)]
 struct Global {
     changes_packet: Option<bool>,
@@ -143,7 +143,7 @@ pub(crate) struct Explorer<'a> {
     pub program: &'a Program<'a>,
     pub flow: &'a Flow,
     shape: Shape,
-    /// The state of the path that is followed now.
+    /// The state of the path that is being followed.
     cur: State,
     insn: usize,
     previous: Option<usize>,
@@ -152,42 +152,43 @@ pub(crate) struct Explorer<'a> {
     pending: Vec<Pending>,
     kept: Vec<Option<Box<ExploredState>>>,
     free: Vec<StateId>,
-    /// ExploredState states by instruction, the oldest first.
+    /// The kept states by instruction, the oldest first.
     explored: Vec<Vec<StateId>>,
     loops: Loops,
     alive: StackLiveness,
     seen: Vec<Seen>,
-    /// Bytes of stack, by function.
+    /// The bytes of stack, by function.
     stack_bytes: Vec<u32>,
-    /// Global functions that were called and are to be walked by themselves.
+    /// Global functions that were called and must be walked by themselves.
     called: Vec<bool>,
-    /// What was found out about functions when they were called.
+    /// The facts about functions, determined when they were called.
     globals: Vec<Global>,
-    /// Where the context has objects that the program owns, and the references that it has to them.
+    /// The offsets in the context of objects that the program owns, and the references that it has
+    /// to them.
     owned_arguments: Vec<(u32, u32)>,
     /// Functions that are callbacks of timers and the like.
     async_callbacks: Vec<bool>,
     ids: u32,
     jumps: u32,
-    /// `jumps` and instructions when a state was last kept.
+    /// `jumps` and the number of instructions when a state was last kept.
     jumps_kept: u32,
     insns_kept: u32,
     live_states: u32,
-    /// Bytes of all states that are kept or put off.
+    /// The bytes of all states that are kept or put off.
     states: usize,
-    /// Bytes that the walk may have.
+    /// The bytes that the walk may use.
     granted: usize,
     effort: Effort,
-    /// Instructions that may be looked at.
+    /// The number of instructions that may be looked at.
     pub most_insns: u32,
     deeds: Deeds,
     log: Log,
-    /// Does any instruction name an arena? Found out when it is first asked.
+    /// True if any instruction names an arena. Determined on first use.
     has_arena: std::cell::OnceCell<bool>,
 }
 
 impl<'a> Explorer<'a> {
-    /// `room` is for how many bytes of log.
+    /// Prepares a walk; `room` is the number of bytes for the log.
     pub(crate) fn new(
         program: &'a Program<'a>,
         flow: &'a Flow,
@@ -230,7 +231,7 @@ impl<'a> Explorer<'a> {
         }
     }
 
-    /// The whole program: its entry, then each global function that something calls.
+    /// Walks the whole program: its entry, then each global function that is called.
     pub(crate) fn program(&mut self) -> Result<(), Refusal> {
         let outcome = self.every_function();
         outcome.map_err(|no| self.refusal(no))
@@ -252,7 +253,8 @@ impl<'a> Explorer<'a> {
         self.check_stack_depth()
     }
 
-    /// One function with all that its context or its parameters may be (`do_check_common`).
+    /// Walks one function with everything that its context or its parameters may be
+    /// (`do_check_common`).
     fn function(&mut self, number: usize) -> Check {
         let start = self.flow.functions()[number].start;
         let mut frame = Frame::new(None, number, 0);
@@ -346,7 +348,7 @@ impl<'a> Explorer<'a> {
         Ok(())
     }
 
-    /// The program begins with references to objects in its context.
+    /// Gives the program the references to objects in its context with which it starts.
     fn own_arguments(&mut self) {
         let kernel = self.program.kernel;
         let owned = kernel.map_or_else(Vec::new, |it| it.owned_arguments(&self.program.kind));
@@ -372,7 +374,8 @@ impl<'a> Explorer<'a> {
         }
     }
 
-    /// The history's entry for the current instruction, made if need be (`push_jmp_history`).
+    /// Returns the history's entry for the current instruction, made if need be
+    /// (`push_jmp_history`).
     fn remember(&mut self, note: impl FnOnce(&mut Step)) {
         let history = Rc::make_mut(&mut self.cur.history);
         let at = match self.step {
@@ -400,7 +403,7 @@ impl<'a> Explorer<'a> {
         self.ids
     }
 
-    /// What a map's number stands for.
+    /// Returns the map with this number.
     fn map(&self, id: MapId) -> &'a Map {
         let (_, map) = self.program.maps[usize::from(id.index)];
         match &map.inner {
@@ -417,13 +420,13 @@ impl<'a> Explorer<'a> {
             .map_or("", |function| function.name.as_str())
     }
 
-    /// The function that runs when the program throws, if it has one of its own.
+    /// Returns the function that runs when the program throws, if it has one of its own.
     fn exception_callback(&self) -> Option<usize> {
         let start = self.program.types?.exception_start()?;
         self.flow.function_at(start)
     }
 
-    /// Is a function verified by itself?
+    /// Returns whether a function is verified by itself.
     fn is_global(&self, number: usize) -> bool {
         let start = self.flow.functions()[number].start;
         let types = self.program.types;
@@ -457,7 +460,7 @@ impl<'a> Explorer<'a> {
         self.effort
     }
 
-    /// What was learnt of a program that was accepted.
+    /// Returns the facts about a program that was accepted.
     pub(crate) fn facts(&self, maps: Vec<MapUse>) -> ProgramSummary {
         let reached = |function: &&Function| self.seen[function.start].reached;
         let dead = self.seen.iter().enumerate();
@@ -480,7 +483,8 @@ impl<'a> Explorer<'a> {
     }
 }
 
-/// CPUs that the kernel counts, which bounds what `bpf_get_smp_processor_id` gives.
+/// Returns the number of CPUs that the kernel counts, which bounds the result of
+/// `bpf_get_smp_processor_id`.
 fn cpus() -> u32 {
     let count = std::thread::available_parallelism();
     count.map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))

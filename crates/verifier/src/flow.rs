@@ -1,4 +1,5 @@
-//! The shape of a program: what each slot does, where functions begin and end, what follows what.
+//! The shape of a program: the operation of each slot, the bounds of functions, and the order of
+//! execution.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,49 +7,53 @@ use beeline_isa::{BadInsn, Imm64, Insn, Op, Operand};
 
 use crate::reject::{E2BIG, EACCES, EINVAL, Reject};
 
-/// The longest program, in slots; as the kernel's limit for privileged users.
+/// The longest program, in slots; the kernel's limit for privileged users.
 pub const MAX_INSNS: usize = 1_000_000;
 /// The deepest chain of calls, in functions, the program's entry included; as in the kernel.
 pub const MAX_FRAMES: usize = 8;
 
-/// A program of defined instructions whose jumps and calls all lead to instructions of the right function.
+/// A program of defined instructions with jumps and calls that all lead to instructions of the
+/// right function.
 #[derive(Debug, Clone)]
 pub struct Flow {
-    /// By slot; `None` for the second slot of a 64-bit immediate.
+    /// The operations by slot; `None` for the second slot of a 64-bit immediate.
     ops: Vec<Option<Op>>,
-    /// Instructions that are no operations; others stand in their places.
+    /// Instructions that are not operations; other operations stand in their places.
     odd: BTreeMap<usize, Odd>,
     functions: Vec<Function>,
     reachable: Vec<bool>,
-    /// Where a function begins that nothing calls and that runs all the same.
+    /// The start of a function that nothing calls and that runs nevertheless.
     exception_callback: Option<usize>,
 }
 
-/// An instruction that only the verifier has to do with.
+/// An instruction that only the verifier handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Odd {
-    /// Not defined: whoever reaches it is refused.
+    /// Not defined: a program that reaches it is refused.
     Bad(BadInsn),
-    /// A load from the packet, in classic BPF's manner; the register is an index to be added.
+    /// A load from the packet, as in classic BPF; the register is an index to be added.
     PacketLoad {
         /// r0 to r10.
         index: Option<u8>,
     },
-    /// `dst = src` from one address space into the other: into the program's, where arenas are, or out of it.
+    /// `dst = src` from one address space into the other: into the program's, where arenas are, or
+    /// out of it.
     Cast {
         /// r0 to r9.
         dst: u8,
         /// r0 to r10.
         src: u8,
-        /// Is the copy a pointer into an arena?
+        /// True if the copy is a pointer into an arena.
         inward: bool,
     },
 }
 
-/// The slots `start..end`. The first function is the program's entry; they follow each other without a gap.
+/// The slots `start..end`.
+///
+/// The first function is the program's entry; the functions follow each other without a gap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function {
-    /// First slot.
+    /// The first slot.
     pub start: usize,
     /// One more than the last slot.
     pub end: usize,
@@ -60,8 +65,8 @@ impl Flow {
         Self::made(insns, false, None)
     }
 
-    /// The same where instructions that may be dead code need not be good. A function may begin somewhere that runs when the program
-    /// throws.
+    /// Does the same if instructions that may be dead code need not be valid. `exception_callback`
+    /// is the start of a function that runs when the program throws.
     pub(crate) fn tolerant(
         insns: &[Insn],
         exception_callback: Option<usize>,
@@ -100,42 +105,45 @@ impl Flow {
         Ok(flow)
     }
 
-    /// Number of slots.
+    /// Returns the number of slots.
     #[allow(clippy::len_without_is_empty, reason = "a program is never empty")]
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// What the slot does; `None` for the second slot of a 64-bit immediate and outside the program.
+    /// Returns the slot's operation; `None` for the second slot of a 64-bit immediate and outside
+    /// the program.
     pub fn op(&self, index: usize) -> Option<Op> {
         self.ops.get(index).copied().flatten()
     }
 
-    /// All functions, in the order of their slots, called or not.
+    /// Returns all functions, in the order of their slots, called or not.
     pub fn functions(&self) -> &[Function] {
         &self.functions
     }
 
-    /// The number of the function that begins at a slot.
+    /// Returns the number of the function that begins at a slot.
     pub fn function_at(&self, start: usize) -> Option<usize> {
         self.functions
             .binary_search_by_key(&start, |function| function.start)
             .ok()
     }
 
-    /// May control get to this slot? Nothing follows poison; branches are taken to go either way.
+    /// Returns whether control may reach this slot.
+    ///
+    /// Nothing follows poison; branches are assumed to go either way.
     pub fn is_reachable(&self, index: usize) -> bool {
         self.reachable.get(index).copied().unwrap_or(false)
     }
 
-    /// The reachable operations of a function with their slots.
+    /// Returns the reachable operations of a function with their slots.
     pub fn reachable_ops(&self, function: Function) -> impl Iterator<Item = (usize, Op)> {
         (function.start..function.end)
             .filter(|&index| self.is_reachable(index))
             .filter_map(|index| Some((index, self.op(index)?)))
     }
 
-    /// Where control may go from a slot within its function.
+    /// Returns the slots that control may go to from a slot within its function.
     pub fn successors(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
         let next = index + 1;
         let (first, second) = match self.op(index) {
@@ -151,7 +159,7 @@ impl Flow {
         [first, second].into_iter().flatten()
     }
 
-    /// What stands there that is no operation.
+    /// Returns the instruction at a slot if it is not an operation.
     pub(crate) fn odd(&self, index: usize) -> Option<Odd> {
         self.odd.get(&index).copied()
     }
@@ -160,28 +168,34 @@ impl Flow {
         matches!(self.odd(index), Some(Odd::PacketLoad { .. }))
     }
 
-    /// The slot where the function begins that this slot calls or takes the address of.
+    /// Returns the start of the function that this slot calls or takes the address of.
     pub fn callee(&self, index: usize) -> Option<usize> {
         self.op(index).and_then(|op| callee(index, &op))
     }
 
-    /// The first slot that control cannot get to, were poison an ordinary call: what the kernel looks at.
+    /// Returns the first slot that control cannot reach if poison counts as an ordinary call, as
+    /// for the kernel.
     pub(crate) fn first_unreachable(&self) -> Option<usize> {
         let reachable = self.reach(true);
         (0..self.len())
             .find(|&index| self.op(index).is_some() && reachable.get(index) == Some(&false))
     }
 
-    /// The longest chain of calls in functions, 1 where nothing is called; E2BIG above [`MAX_FRAMES`].
+    /// Returns the longest chain of calls in functions, 1 if there are no calls.
+    ///
+    /// # Errors
+    /// E2BIG above [`MAX_FRAMES`].
     pub fn frame_depth(&self) -> Result<usize, Reject> {
         self.deepest(|_| 1)
     }
 
-    /// The largest sum of `cost` (called with a function's number) over a chain of calls; E2BIG if a chain
-    /// has more than [`MAX_FRAMES`] functions, as recursion always has.
+    /// Returns the largest sum of `cost` (called with a function's number) over a chain of calls.
+    ///
+    /// # Errors
+    /// E2BIG if a chain has more than [`MAX_FRAMES`] functions, as recursion always has.
     pub fn deepest(&self, cost: impl Fn(usize) -> usize) -> Result<usize, Reject> {
         let calls = self.calls();
-        // By function: the cost of the dearest chain of so many calls that ends in it.
+        // By function: the cost of the most expensive chain of so many calls that ends in it.
         let mut chains: Vec<Option<usize>> = vec![None; self.functions.len()];
         if let Some(entry) = chains.first_mut() {
             *entry = Some(cost(0));
@@ -208,7 +222,7 @@ impl Flow {
         ))
     }
 
-    /// The reachable calls, each pair of caller and callee once.
+    /// Returns the reachable calls, each pair of caller and callee once.
     fn calls(&self) -> BTreeSet<(usize, usize)> {
         let mut calls = BTreeSet::new();
         for (number, &function) in self.functions.iter().enumerate() {
@@ -246,7 +260,8 @@ impl Flow {
                 ));
             }
         }
-        // Poison may stand in place of any instruction but the last; control ends there all the same.
+        // Poison may stand in place of any instruction but the last; control ends there
+        // nevertheless.
         match self.op(function.end - 1) {
             Some(Op::Exit | Op::Jump { .. }) => Ok(()),
             _ => Err(Reject::program(EINVAL, "last insn is not an exit or jmp")),
@@ -272,7 +287,7 @@ impl Flow {
     }
 }
 
-/// The slot `off` after the one that follows `index`; `None` below 0.
+/// Returns the slot `off` after the one that follows `index`; `None` below 0.
 fn target(index: usize, off: i32) -> Option<usize> {
     (index + 1).checked_add_signed(isize::try_from(off).ok()?)
 }
@@ -289,7 +304,7 @@ fn callee(index: usize, op: &Op) -> Option<usize> {
     }
 }
 
-/// The operations by slot, and, if `tolerant`, what is none.
+/// The operations by slot, and, if `tolerant`, the instructions that are not operations.
 type Decoded = (Vec<Option<Op>>, BTreeMap<usize, Odd>);
 
 fn decode(insns: &[Insn], tolerant: bool) -> Result<Decoded, Reject> {
@@ -342,7 +357,8 @@ fn decode(insns: &[Insn], tolerant: bool) -> Result<Decoded, Reject> {
     Ok((ops, odd))
 }
 
-/// What an instruction would be that has faults in fields that do not matter to where control goes.
+/// Returns the operation that an instruction would be without the faults in fields that do not
+/// affect control flow.
 fn faultless(insn: Insn) -> Op {
     use beeline_isa::opcode::*;
     const NEXT: Op = Op::Jump { off: 0 };
@@ -369,7 +385,7 @@ fn faultless(insn: Insn) -> Op {
     without.op().unwrap_or(NEXT)
 }
 
-/// What the kernel says of an instruction when a path comes to it, not before.
+/// Returns an instruction that the kernel refuses when a path reaches it, not before.
 fn odd_insn(insn: Insn, bad: BadInsn) -> Option<Odd> {
     use beeline_isa::opcode::{CLASS_MASK, IND, LDX, MODE_MASK, PSEUDO_MAP_IDX_VALUE};
     if let Some(cast) = cast(insn) {
@@ -377,7 +393,7 @@ fn odd_insn(insn: Insn, bad: BadInsn) -> Option<Odd> {
     }
     match bad {
         BadInsn::Opcode => None,
-        // Of a kind that there is not.
+        // The kind does not exist.
         _ if insn.is_imm64() && insn.src > PSEUDO_MAP_IDX_VALUE => None,
         _ if insn.code & CLASS_MASK == LDX && insn.imm != 0 => None,
         BadInsn::Packet if insn.dst == 0 && insn.off == 0 => match insn.code & MODE_MASK {
@@ -391,7 +407,7 @@ fn odd_insn(insn: Insn, bad: BadInsn) -> Option<Odd> {
     }
 }
 
-/// `addr_space_cast`.
+/// Parses `addr_space_cast`.
 fn cast(insn: Insn) -> Option<Odd> {
     use beeline_isa::FRAME_POINTER;
     use beeline_isa::opcode::*;
@@ -442,7 +458,7 @@ pub(crate) fn undefined(index: usize, insn: Insn, bad: BadInsn) -> Reject {
     }
 }
 
-/// The kernel's words for a field that should be 0.
+/// Returns the kernel's message for a field that should be 0.
 fn reserved(insn: Insn) -> String {
     use beeline_isa::opcode::*;
     let name = match (insn.code & CLASS_MASK, insn.code & OP_MASK) {
@@ -471,7 +487,7 @@ fn reserved(insn: Insn) -> String {
     format!("{name} uses reserved fields")
 }
 
-/// Cuts the program where its calls lead to.
+/// Cuts the program at the targets of its calls.
 fn functions(
     insns: &[Insn],
     ops: &[Option<Op>],

@@ -1,12 +1,13 @@
-//! How much of its stack frame a function may touch: what compilers have to give it.
+//! Computes the part of its stack frame that a function may access, which compilers must provide.
 
 use beeline_isa::{FRAME_POINTER, Op, STACK_BYTES};
 
 use crate::flow::{Flow, Function};
 
 impl Flow {
-    /// Bytes of stack below r10 that a function may touch: as deep as its accesses through r10 go, or all of it
-    /// where the address leaves r10.
+    /// Returns the bytes of stack below r10 that a function may access.
+    ///
+    /// This is the depth of its accesses through r10, or everything if the address leaves r10.
     pub fn stack_bytes(&self, function: Function) -> u32 {
         let mut deepest = 0;
         for (_, op) in self.reachable_ops(function) {
@@ -15,7 +16,7 @@ impl Flow {
                 .read()
                 .filter(|&register| register == FRAME_POINTER)
                 .count();
-            // Any use but as the base of an access hands the address on.
+            // Any use but as the base of an access passes the address on.
             let escapes = uses > usize::from(direct.is_some());
             let deep = if escapes {
                 -STACK_BYTES
@@ -28,7 +29,7 @@ impl Flow {
     }
 }
 
-/// Offset and width of an access whose base is r10.
+/// Returns the offset and width of an access based on r10.
 fn stack_access(op: &Op) -> Option<(i32, i32)> {
     let (base, off, bytes) = match *op {
         Op::Load { size, src, off, .. } | Op::LoadAcquire { size, src, off, .. } => {

@@ -1,5 +1,6 @@
-//! Helpers: which kinds of programs may call which (`get_func_proto` of each `struct bpf_verifier_ops`, and
-//! `bpf_base_func_proto`; Linux 6.18, all capabilities, lockdown at integrity).
+//! Helpers, and the kinds of programs that may call them (`get_func_proto` of each `struct
+//! bpf_verifier_ops`, and `bpf_base_func_proto`; Linux 6.18, all capabilities, lockdown at
+//! integrity).
 
 mod availability;
 mod hooks;
@@ -10,11 +11,12 @@ pub use beeline_uapi::helper::{Arg, Dynptr, Helper, Ret};
 
 use crate::program::Kind;
 
-/// The helper of this number, for programs of this kind.
+/// Returns the helper with this number, for programs of this kind.
 ///
-/// `target` is the name of what [`Kind::attach_btf_id`] stands for: a function (`vfs_truncate`, `bpf_lsm_file_open`,
-/// `bpf_iter_tcp`) or a structure (`tcp_congestion_ops`). Some helpers are for programs at certain targets only; where
-/// the name is not known, they are taken to be at the right one.
+/// `target` is the name for [`Kind::attach_btf_id`]: a function (`vfs_truncate`,
+/// `bpf_lsm_file_open`, `bpf_iter_tcp`) or a structure (`tcp_congestion_ops`). Some helpers are for
+/// programs at certain targets only; if the name is not known, programs count as being at the right
+/// one.
 pub fn helper(id: HelperId, kind: &Kind, target: Option<&str>) -> Result<&'static Helper, Missing> {
     if id.0 >= HelperId::COUNT {
         return Err(Missing::Unknown);
@@ -27,7 +29,7 @@ pub fn helper(id: HelperId, kind: &Kind, target: Option<&str>) -> Result<&'stati
     }
 }
 
-/// Why a helper cannot be called, as the kernel tells it apart.
+/// The reasons why a helper cannot be called, as the kernel distinguishes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// "invalid func unknown#N".

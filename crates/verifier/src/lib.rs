@@ -1,11 +1,12 @@
-//! Accept or reject an eBPF program, and say what it uses.
+//! Accepts or rejects an eBPF program, and reports what it uses.
 //!
-//! [`verify`] follows every path of a program as the kernel's verifier does (Linux 6.18), and comes to the same verdict, with
-//! the same error number and a log in the same manner. What it takes for granted is what the kernel does: the helpers'
-//! prototypes, and that maps and types are what [`program::Program`] says.
+//! [`verify`] follows every path of a program as the kernel's verifier does (Linux 6.18), and comes
+//! to the same verdict, with the same error number and a log in the same manner. It relies on the
+//! same facts as the kernel: the helpers' prototypes, and that maps and types are as
+//! [`program::Program`] says.
 //!
-//! [`Flow`] is what it learns about the shape of a program; the compiler starts from the same. [`resolve`] turns the
-//! map descriptors of an accepted program into the indexes that compiled code uses.
+//! [`Flow`] is the shape of a program; the compiler starts from it, too. [`resolve`] turns the map
+//! descriptors of an accepted program into the indexes that compiled code uses.
 
 #![forbid(unsafe_code)]
 

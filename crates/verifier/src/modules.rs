@@ -1,5 +1,7 @@
-//! Functions and variables of kernel modules: instructions name them by the module's descriptor and by a number that is the
-//! module's own. Here they get the numbers by which [`KernelTypes`] has them, and look like the kernel's own from then on
+//! Functions and variables of kernel modules.
+//!
+//! Instructions name them by the module's descriptor and by a number that is the module's own. Here
+//! they get their numbers in [`KernelTypes`], and look like the kernel's own from then on
 //! (`__find_kfunc_desc_btf`, `check_pseudo_btf_id`).
 
 use std::borrow::Cow;
@@ -11,7 +13,7 @@ use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOENT, EPROTO, Reject};
 use crate::types::KernelTypes;
 
-/// The program's instructions without descriptors of modules.
+/// Returns the program's instructions without descriptors of modules.
 pub(crate) fn resolve<'a>(program: &Program<'a>) -> Result<Cow<'a, [Insn]>, Reject> {
     let insns = program.insns;
     let mut resolved = Cow::Borrowed(insns);
@@ -39,7 +41,7 @@ pub(crate) fn resolve<'a>(program: &Program<'a>) -> Result<Cow<'a, [Insn]>, Reje
     Ok(resolved)
 }
 
-/// The number of a function whose module stands at a place in the array of descriptors.
+/// Returns the number of a function of the module at a place in the array of descriptors.
 fn function(program: &Program<'_>, btf_id: i32, place: i16) -> Result<i32, Reject> {
     let refuse = |errno, why: &str| {
         let why = format!("{why}\nfailed to find BTF for kernel function");
@@ -63,14 +65,15 @@ fn function(program: &Program<'_>, btf_id: i32, place: i16) -> Result<i32, Rejec
     }
 }
 
-/// The number of a variable or function whose module has this descriptor.
+/// Returns the number of a variable or function of the module with this descriptor.
 fn variable(program: &Program<'_>, btf_id: i32, fd: i32) -> Result<i32, Reject> {
     let found = match module(program, fd) {
         None => {
             let why = "invalid module BTF object FD specified.";
             return Err(Reject::program(EINVAL, why));
         }
-        // The kernel looks for a symbol of its own by the name of the program's variable; here there is none.
+        // The kernel looks for a symbol of its own with the name of the program's variable; here
+        // there is none.
         Some(None) => {
             let why = format!("pseudo btf_id {btf_id} in ldimm64 isn't KIND_VAR or KIND_FUNC");
             return Err(Reject::program(EINVAL, why));
@@ -83,7 +86,8 @@ fn variable(program: &Program<'_>, btf_id: i32, fd: i32) -> Result<i32, Reject> 
     })
 }
 
-/// `None` if the descriptor is not of BTF, `Some(None)` if of a program's.
+/// Returns the module; `None` if the descriptor is not of BTF, `Some(None)` if it is of a program's
+/// BTF.
 fn module<'a>(program: &Program<'a>, fd: i32) -> Option<Option<(&'a KernelTypes, usize)>> {
     let known = program.modules.btf.iter();
     let (_, module) = known.clone().find(|(known, _)| *known == fd)?;

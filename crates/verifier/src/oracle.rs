@@ -1,8 +1,9 @@
-//! The walk held against runs, for tests of the walk itself.
+//! Compares the walk with runs, for tests of the walk itself.
 //!
-//! [`crate::verify`] claims something of every value at every instruction, and leaves out paths that it takes for covered by
-//! others. A [`Follower`] goes along with one run of an accepted program and says where a value is not what
-//! was claimed; [`every_path`] leaves nothing out. Neither compares states, so neither relies on what the other checks.
+//! [`crate::verify`] claims something about every value at every instruction, and skips paths that
+//! it considers covered by others. A [`Follower`] follows one run of an accepted program and
+//! reports a value that does not match the claims; [`every_path`] skips nothing. Neither compares
+//! states, so neither relies on the code that the other checks.
 
 use std::fmt;
 
@@ -18,17 +19,17 @@ use crate::verify::{shape, verify_within};
 pub struct Moment<'m> {
     /// The instruction's slot.
     pub insn: usize,
-    /// r0 to r10. What was never written may be anything.
+    /// r0 to r10. A register that was never written may hold anything.
     pub registers: &'m [u64; 11],
-    /// Functions that are active, the program's entry not counted.
+    /// The number of active functions, not counting the program's entry.
     pub depth: usize,
-    /// The innermost function's stack, as far as it is known: its end is where r10 points to.
+    /// The innermost function's stack, as far as it is known; r10 points to its end.
     pub stack: &'m [u8],
-    /// Where the context begins.
+    /// The start of the context.
     pub context: u64,
 }
 
-/// Goes along with a run.
+/// Follows a run.
 pub struct Follower<'a> {
     walk: Explorer<'a>,
     run: Run,
@@ -41,7 +42,8 @@ impl fmt::Debug for Follower<'_> {
 }
 
 impl<'a> Follower<'a> {
-    /// Of a program that [`crate::verify`] has accepted, and the flow of its instructions.
+    /// Creates one for a program that [`crate::verify`] has accepted, and the flow of its
+    /// instructions.
     pub fn new(program: &'a Program<'a>, flow: &'a Flow) -> Self {
         Self {
             walk: Explorer::new(program, flow, LogLevel(0), 0),
@@ -49,25 +51,36 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// The run stands before its next instruction, each of which is told of. Errors: what it does that the walk rules out, in words.
-    /// Nothing can be told of the run after that.
+    /// Records that the run stands before its next instruction; called for each instruction.
+    ///
+    /// # Errors
+    /// The text says what the run does that the walk rules out. Nothing can be recorded after that.
     pub fn come_to(&mut self, at: &Moment<'_>) -> Result<(), String> {
         self.walk.come_to(&mut self.run, at)
     }
 }
 
-/// Judges as [`crate::verify`] does, without a log, and refuses what takes more than `most` instructions.
+/// Judges like [`crate::verify`], without a log, and refuses a program that takes more than `most`
+/// instructions.
 pub fn verify_shortly(program: &Program<'_>, most: u32) -> Verdict {
     verify_within(program, LogLevel(0), 0, Some(most))
 }
 
-/// The shape of a program, for [`Follower::new`]. Errors: it is one that is refused for its shape.
+/// Returns the shape of a program, for [`Follower::new`].
+///
+/// # Errors
+/// The program is refused for its shape.
 pub fn flow(program: &Program<'_>) -> Result<Flow, Reject> {
     shape(program)
 }
 
-/// Follows every path of a program that [`crate::verify`] has accepted, as far as `most` instructions go. Errors: what is refused on a path
-/// that was left out, in words. `None`: there are more paths.
+/// Follows every path of a program that [`crate::verify`] has accepted, for up to `most`
+/// instructions.
+///
+/// `None` means that there are more paths.
+///
+/// # Errors
+/// The text says what is refused on a path that was skipped.
 pub fn every_path(program: &Program<'_>, most: u32) -> Option<Result<(), String>> {
     let flow = shape(program).ok()?;
     Explorer::new(program, &flow, LogLevel(0), 0).every_path(most)

@@ -1,4 +1,4 @@
-//! What is to be judged: a program, the maps it names, and the types it comes with.
+//! The input of the verifier: a program, the maps it names, and the types it comes with.
 
 use std::fmt;
 
@@ -10,38 +10,45 @@ use crate::types::{KernelTypes, ProgramTypes};
 /// A program as `BPF_PROG_LOAD` has it.
 #[derive(Clone, Copy, Default)]
 pub struct Program<'a> {
-    /// What it is for.
+    /// The purpose of the program.
     pub kind: Kind,
-    /// May it call helpers that the kernel keeps for programs under the GPL?
+    /// True if it may call helpers that the kernel reserves for programs under the GPL.
     pub gpl: bool,
     /// Its instructions; maps by descriptor, as in [`Program::maps`].
     pub insns: &'a [Insn],
-    /// Every map that an instruction may name, with the descriptor that it is named by. Two descriptors may name one map
-    /// ([`Map::id`]).
+    /// Every map that an instruction may name, with its descriptor.
+    ///
+    /// Two descriptors may name one map ([`Map::id`]).
     pub maps: &'a [(i32, &'a Map)],
     /// Its BTF, with the functions and lines that it describes.
     pub types: Option<&'a ProgramTypes>,
-    /// The BTF of the kernel whose objects it may look at.
+    /// The BTF of the kernel, for the objects that the program may look at.
     pub kernel: Option<&'a KernelTypes>,
-    /// Which of the helpers that its type may call are there where it is to run; `None` for all.
+    /// Says which of the helpers that its type may call exist where it is to run; `None` for all.
     pub helpers: Option<&'a dyn Fn(u32) -> bool>,
-    /// May so many bytes be taken for the states of its paths, all together? `None` for as many as it takes. Where they may not
-    /// the verdict is `ENOMEM`.
+    /// Says whether so many bytes may be taken for the states of its paths, all together.
+    ///
+    /// `None` for no limit. If they may not, the verdict is `ENOMEM`.
     pub memory: Option<&'a dyn Fn(usize) -> bool>,
-    /// What instructions name that belongs to modules of the kernel.
+    /// The modules of the kernel that instructions name something of.
     pub modules: Modules<'a>,
-    /// Of one of type `BPF_PROG_TYPE_EXT`: the accepted program of which it replaces a function, the one that
-    /// [`Kind::attach_btf_id`] is in that program's BTF.
+    /// For type `BPF_PROG_TYPE_EXT`: the accepted program in which it replaces a function.
+    ///
+    /// [`Kind::attach_btf_id`] is the function, in that program's BTF.
     pub target: Option<&'a Program<'a>>,
 }
 
 /// Modules of the kernel as a program's instructions name them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Modules<'a> {
-    /// `fd_array` of the load: calls of modules' functions have a place in it (`off`); `None` if the load came without.
+    /// The `fd_array` of the load; `None` if the load came without.
+    ///
+    /// Calls of modules' functions have a place in it (`off`).
     pub fd_array: Option<&'a [i32]>,
-    /// Every descriptor of BTF that an instruction or `fd_array` may name. With it the module's place among those of
-    /// [`KernelTypes::with_modules`]; `None` where it is no module's.
+    /// Every descriptor of BTF that an instruction or `fd_array` may name.
+    ///
+    /// It comes with the module's place among those of [`KernelTypes::with_modules`]; `None` if it
+    /// is not a module's.
     pub btf: &'a [(i32, Option<usize>)],
 }
 
@@ -54,7 +61,7 @@ impl fmt::Debug for Program<'_> {
     }
 }
 
-/// Is a program under this licence one that may call helpers for programs under the GPL?
+/// Returns whether programs under this licence may call helpers for programs under the GPL.
 pub fn is_gpl_compatible(license: &str) -> bool {
     matches!(
         license,
@@ -67,7 +74,7 @@ pub fn is_gpl_compatible(license: &str) -> bool {
     )
 }
 
-/// What a program is for: it decides about its context, its helpers and what it may return.
+/// The purpose of a program, which decides about its context, its helpers and its results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kind {
     /// `prog_type` of the load.
@@ -78,7 +85,8 @@ pub struct Kind {
     pub flags: u32,
     /// The function, tracepoint or structure of the kernel's BTF that it attaches to; 0 for none.
     pub attach_btf_id: u32,
-    /// May it do what changes who is traced? Kernels that are locked down, or not built for it, say no.
+    /// True if it may change the traced process. Kernels that are locked down, or not built for it,
+    /// forbid this.
     pub destructive: bool,
 }
 
@@ -94,8 +102,10 @@ pub const SLEEPABLE: u32 = 1 << 4;
 pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
 
 impl Kind {
-    /// What a program of this kind is judged as that replaces a function of one of kind `target` (`resolve_prog_type`): its own
-    /// types have to be read with this kind as well.
+    /// Returns the kind as which a program is judged that replaces a function of one of kind
+    /// `target` (`resolve_prog_type`).
+    ///
+    /// Its own types must be read with this kind as well.
     #[must_use]
     pub fn replacing(self, target: &Self) -> Self {
         Self {
@@ -106,45 +116,47 @@ impl Kind {
         }
     }
 
-    /// May it sleep?
+    /// Returns whether it may sleep.
     pub fn is_sleepable(&self) -> bool {
         self.flags & SLEEPABLE != 0
     }
 }
 
-/// A map, as far as it matters to a program that uses it.
+/// A map, with the properties that matter to a program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Map {
-    /// Tells maps apart; two descriptors of one map have the same.
+    /// Identifies the map; two descriptors of one map have the same.
     pub id: u32,
-    /// For messages.
+    /// The name for messages.
     pub name: String,
     /// Its type.
     pub map_type: MapType,
-    /// Bytes.
+    /// The bytes of a key.
     pub key_size: u32,
-    /// Bytes.
+    /// The bytes of a value.
     pub value_size: u32,
-    /// Elements, or bytes of a ring buffer.
+    /// The number of elements, or the bytes of a ring buffer.
     pub max_entries: u32,
     /// `BPF_F_*` of `BPF_MAP_CREATE`.
     pub flags: u32,
-    /// The whole value of a read-only array of one element that was frozen: the program may take it for constant.
+    /// The whole value of a frozen read-only array of one element: the program may take it for
+    /// constant.
     pub constant: Option<Vec<u8>>,
-    /// Of a map of maps: what its maps are like.
+    /// For a map of maps: the properties of its maps.
     pub inner: Option<Box<Map>>,
-    /// Special fields of its values, ascending by offset; from the map's BTF.
+    /// The special fields of its values, ascending by offset; from the map's BTF.
     pub fields: Vec<MapField>,
 }
 
-/// A field of a map's value that programs may touch only by the helpers made for it (`struct btf_field`).
+/// A field of a map's value that programs may access only with the helpers made for it (`struct
+/// btf_field`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapField {
-    /// Bytes from the value's start.
+    /// The offset from the value's start.
     pub offset: u32,
-    /// Bytes.
+    /// The bytes of the field.
     pub size: u32,
-    /// What it is.
+    /// The kind of field.
     pub kind: FieldKind,
 }
 
@@ -163,31 +175,34 @@ pub enum FieldKind {
     TaskWork,
     /// `__kptr_untrusted`: a pointer to a structure of the kernel, by BTF id.
     UntrustedPointer(u32),
-    /// `__kptr`: an owned pointer to a structure of the kernel, or, if `local`, of the program's own BTF.
+    /// `__kptr`: an owned pointer to a structure of the kernel, or, if `local`, of the program's
+    /// own BTF.
     OwnedPointer {
         /// The structure.
         btf_id: u32,
-        /// Of the program's BTF?
+        /// True if it is in the program's BTF.
         local: bool,
     },
     /// `__percpu_kptr`.
     PerCpuPointer(u32),
     /// `__uptr`.
     UserPointer(u32),
-    /// `struct bpf_list_head`, of structures of the program's BTF that hold their `struct bpf_list_node` at `node`.
+    /// `struct bpf_list_head`, for structures of the program's BTF that hold their `struct
+    /// bpf_list_node` at `node`.
     ListHead {
         /// The structure.
         btf_id: u32,
-        /// Bytes from its start.
+        /// The offset from its start.
         node: u32,
     },
     /// `struct bpf_list_node`.
     ListNode,
-    /// `struct bpf_rb_root`, of structures of the program's BTF that hold their `struct bpf_rb_node` at `node`.
+    /// `struct bpf_rb_root`, for structures of the program's BTF that hold their `struct
+    /// bpf_rb_node` at `node`.
     RbRoot {
         /// The structure.
         btf_id: u32,
-        /// Bytes from its start.
+        /// The offset from its start.
         node: u32,
     },
     /// `struct bpf_rb_node`.
@@ -197,7 +212,7 @@ pub enum FieldKind {
 }
 
 impl FieldKind {
-    /// What the kernel's log calls it (`btf_field_type_name`).
+    /// Returns the name in the kernel's log (`btf_field_type_name`).
     pub fn name(self) -> &'static str {
         match self {
             Self::SpinLock => "bpf_spin_lock",

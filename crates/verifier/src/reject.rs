@@ -1,4 +1,4 @@
-//! The answer no.
+//! The negative answer.
 
 use beeline_isa::Insn;
 
@@ -12,30 +12,31 @@ pub const EBADF: i32 = 9;
 pub const ENOMEM: i32 = 12;
 /// "Permission denied": a register or the stack is used in a way it must not be.
 pub const EACCES: i32 = 13;
-/// "Bad address": what the kernel says where it has lost its own thread.
+/// "Bad address": the kernel's error when it has lost track itself.
 pub const EFAULT: i32 = 14;
 /// "Invalid argument": the program is malformed.
 pub const EINVAL: i32 = 22;
 /// "Numerical result out of range": an offset that a map does not have.
 pub const ERANGE: i32 = 34;
-/// "Protocol error": a map is named by its place in an array that the load did not come with.
+/// "Protocol error": a map is named by its place in an array that the load did not pass.
 pub const EPROTO: i32 = 71;
 
 /// The kernel's own "operation not supported".
 pub const ENOTSUPP: i32 = 524;
 
-/// Why a program is not accepted.
+/// The reason why a program is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("eBPF program refused (errno {errno}): {}", .log.trim_end())]
 pub struct Reject {
-    /// The error number that the kernel's `BPF_PROG_LOAD` gives for the same defect, positive.
+    /// The error number of the kernel's `BPF_PROG_LOAD` for the same defect, positive.
     pub errno: i32,
     /// One or more lines in the manner of the kernel verifier's log; names the instruction.
     pub log: String,
 }
 
 impl Reject {
-    /// A defect of the whole program, or one whose message names the instruction itself.
+    /// Creates a defect of the whole program, or one with a message that names the instruction
+    /// itself.
     pub fn program(errno: i32, message: impl AsRef<str>) -> Self {
         Self {
             errno,
@@ -43,7 +44,7 @@ impl Reject {
         }
     }
 
-    /// A defect of one instruction, which is quoted first.
+    /// Creates a defect of one instruction, which is quoted first.
     pub fn insn(errno: i32, index: usize, insn: Insn, message: impl AsRef<str>) -> Self {
         Self {
             errno,

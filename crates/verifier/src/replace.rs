@@ -1,4 +1,5 @@
-//! Programs that replace a function of another program (`BPF_PROG_TYPE_EXT`; `bpf_check_attach_target`).
+//! Programs that replace a function of another program (`BPF_PROG_TYPE_EXT`;
+//! `bpf_check_attach_target`).
 
 use beeline_uapi::{AttachType, ProgramType};
 
@@ -9,7 +10,8 @@ use crate::reject::{EINVAL, Reject};
 use crate::types::FunctionArg;
 use crate::verify::shape;
 
-/// May `program`, whose shape is `flow`, take the place of the function of `target` that it names?
+/// Checks whether `program`, which has the shape `flow`, may take the place of the function of
+/// `target` that it names.
 pub(crate) fn check(
     program: &Program<'_>,
     flow: &Flow,

@@ -1,4 +1,5 @@
-//! From the descriptors that a tool wrote into its program to the indexes that compiled code uses.
+//! Converts the descriptors that a tool wrote into its program to the indexes that compiled code
+//! uses.
 
 use beeline_isa::{Imm64, Insn, Op};
 

@@ -1,6 +1,6 @@
-//! What is known about a number: bits ([`Tnum`]) and bounds, each as unsigned and as signed, of all 64 bits and of the
-//! low 32. The rules are those of `kernel/bpf/tnum.c` and of the scalar parts of `kernel/bpf/verifier.c` (Linux 6.18 with the
-//! corrections of its stable releases).
+//! The facts about a number: bits ([`Tnum`]) and bounds, each as unsigned and as signed, of all 64
+//! bits and of the low 32. The rules are those of `kernel/bpf/tnum.c` and of the scalar parts of
+//! `kernel/bpf/verifier.c` (Linux 6.18 with the corrections of its stable releases).
 
 mod arithmetic;
 mod bounds;
@@ -56,7 +56,7 @@ impl Scalar {
         }
     }
 
-    /// A number of which `bits` is known and nothing else.
+    /// Creates a number with known `bits` and nothing else.
     pub fn of_bits(bits: Tnum) -> Self {
         let mut scalar = Self {
             bits,
@@ -66,7 +66,7 @@ impl Scalar {
         scalar
     }
 
-    /// Numbers in these unsigned bounds.
+    /// Creates the numbers in these unsigned bounds.
     pub fn between(min: u64, max: u64) -> Self {
         let mut scalar = Self {
             umin: min,
@@ -77,29 +77,30 @@ impl Scalar {
         scalar
     }
 
-    /// The number, if there is only one (`tnum_is_const`).
+    /// Returns the number, if there is only one (`tnum_is_const`).
     pub fn constant(&self) -> Option<u64> {
         self.bits.constant()
     }
 
-    /// The low half's number, if there is only one (`tnum_subreg_is_const`).
+    /// Returns the low half's number, if there is only one (`tnum_subreg_is_const`).
     pub fn constant32(&self) -> Option<u32> {
         self.bits.low().constant().map(|value| value as u32)
     }
 
-    /// Is nothing known (`__is_scalar_unbounded`)?
+    /// Returns whether nothing is known (`__is_scalar_unbounded`).
     pub fn is_unknown(&self) -> bool {
         *self == Self::UNKNOWN
     }
 
-    /// Is every number of `other` one of these, by bounds and bits (`range_within` and `tnum_in`)?
+    /// Returns whether every number of `other` is one of these, by bounds and bits (`range_within`
+    /// and `tnum_in`).
     pub fn contains(&self, other: &Self) -> bool {
         self.wide().contains(&other.wide())
             && self.narrow().contains(&other.narrow())
             && self.bits.contains(other.bits)
     }
 
-    /// Is this number one of these?
+    /// Returns whether this number is one of these.
     pub fn has(&self, value: u64) -> bool {
         self.contains(&Self::known(value))
     }

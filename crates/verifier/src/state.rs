@@ -1,5 +1,5 @@
-//! What is known at one point of one path: registers, stacks of all frames, and what the program holds
-//! (`struct bpf_verifier_state` and its parts).
+//! The facts at one point of one path: registers, stacks of all frames, and the objects that the
+//! program holds (`struct bpf_verifier_state` and its parts).
 
 use std::rc::Rc;
 
@@ -8,10 +8,10 @@ use beeline_isa::{FRAME_POINTER, REGISTERS};
 use crate::context::SocketKind;
 use crate::scalar::Scalar;
 
-/// Bytes of a stack slot.
+/// The bytes of a stack slot.
 pub(crate) const SLOT: i32 = 8;
 
-/// What a register holds: `enum bpf_reg_type` without its flags, which are [`Flags`].
+/// The content of a register: `enum bpf_reg_type` without its flags, which are [`Flags`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     /// Never written, or destroyed by a call.
@@ -22,7 +22,7 @@ pub(crate) enum Type {
     Map(MapId),
     MapValue(MapId),
     MapKey(MapId),
-    /// Into the stack of a frame.
+    /// A pointer into the stack of a frame.
     Stack(u8),
     Packet,
     PacketMeta,
@@ -33,7 +33,7 @@ pub(crate) enum Type {
     Btf(u32),
     /// Memory of so many bytes.
     Mem(u32),
-    /// A buffer whose size is known to the caller only: accesses are recorded.
+    /// A buffer with a size that only the caller knows: accesses are recorded.
     Buffer,
     /// A writable tracepoint's buffer.
     TracepointBuffer,
@@ -44,8 +44,9 @@ pub(crate) enum Type {
     Arena,
 }
 
-/// A map by its place in [`Program::maps`](crate::program::Program::maps); `inner` for the maps that it holds. `unique` tells
-/// apart two maps that look-ups in a map of maps gave (`map_uid`).
+/// A map by its place in [`Program::maps`](crate::program::Program::maps); `inner` for the maps
+/// that it holds. `unique` distinguishes two maps that look-ups in a map of maps returned
+/// (`map_uid`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MapId {
     pub index: u16,
@@ -61,7 +62,7 @@ pub(crate) enum DynptrKind {
     Skb,
     Xdp,
     SkbMeta,
-    /// Of an argument: any.
+    /// For an argument: any kind.
     Any,
 }
 
@@ -98,32 +99,34 @@ impl Flags {
     }
 }
 
-/// A register, or what a stack slot holds of one.
+/// A register, or a register's content in a stack slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reg {
     pub kind: Type,
     pub flags: Flags,
-    /// The fixed part of a pointer's offset; of a number that is linked to another, how much more than that it is.
+    /// The fixed part of a pointer's offset; for a number that is linked to another, the difference
+    /// from it.
     pub off: i32,
-    /// Bytes after a packet pointer that are known to be there, or what is known of its comparison with the end
-    /// ([`AT_PKT_END`], [`BEYOND_PKT_END`]). Of a socket out of a map, which map that was, from 1.
+    /// The bytes after a packet pointer that are known to be there, or the result of its comparison
+    /// with the end ([`AT_PKT_END`], [`BEYOND_PKT_END`]). For a socket out of a map, the map's
+    /// number, from 1.
     pub range: i32,
     /// The variable part of a pointer's offset, or a number.
     pub var: Scalar,
-    /// Equal for registers that hold the same number or came from the same look-up; 0 for none. [`ADD_CONST`] is set
-    /// where the number is `off` more than the others'.
+    /// Equal for registers that hold the same number or came from the same look-up; 0 for none.
+    /// [`ADD_CONST`] is set if the number is `off` more than the others'.
     pub id: u32,
     /// The reference that it stands for; 0 for none.
     pub ref_id: u32,
-    /// Its bounds mattered: states that differ in them are different.
+    /// True if its bounds mattered: states with other bounds are different.
     pub precise: bool,
 }
 
-/// Of [`Reg::id`]: a constant was added in 64 bits (`BPF_ADD_CONST64`).
+/// A flag of [`Reg::id`]: a constant was added in 64 bits (`BPF_ADD_CONST64`).
 pub(crate) const ADD_CONST_WIDE: u32 = 1 << 31;
-/// The same in 32 bits (`BPF_ADD_CONST32`).
+/// A flag of [`Reg::id`]: a constant was added in 32 bits (`BPF_ADD_CONST32`).
 pub(crate) const ADD_CONST_NARROW: u32 = 1 << 30;
-/// One of the two: `BPF_ADD_CONST`.
+/// Either of the two: `BPF_ADD_CONST`.
 pub(crate) const ADD_CONST: u32 = ADD_CONST_WIDE | ADD_CONST_NARROW;
 pub(crate) const AT_PKT_END: i32 = -1;
 pub(crate) const BEYOND_PKT_END: i32 = -2;
@@ -140,7 +143,7 @@ impl Reg {
         precise: false,
     };
 
-    /// A number of which nothing is known.
+    /// A number that may be anything.
     pub(crate) const UNKNOWN: Self = Self {
         kind: Type::Scalar,
         ..Self::UNINIT
@@ -158,7 +161,7 @@ impl Reg {
         }
     }
 
-    /// To the start of something.
+    /// Creates a pointer to the start of something.
     pub(crate) const fn pointer(kind: Type) -> Self {
         Self {
             kind,
@@ -179,7 +182,7 @@ impl Reg {
         self.kind == Type::Scalar
     }
 
-    /// Anything that was written and is no number.
+    /// Returns whether it was written and is not a number.
     pub(crate) fn is_pointer(&self) -> bool {
         !matches!(self.kind, Type::Scalar | Type::Uninit)
     }
@@ -188,17 +191,17 @@ impl Reg {
         self.flags.has(Flags::MAYBE_NULL)
     }
 
-    /// Is it the number 0?
+    /// Returns whether it is the number 0.
     pub(crate) fn is_null(&self) -> bool {
         self.is_scalar() && self.var.constant() == Some(0)
     }
 
-    /// The number, if it is one and known.
+    /// Returns the number, if it is one and known.
     pub(crate) fn constant(&self) -> Option<u64> {
         self.var.constant().filter(|_| self.is_scalar())
     }
 
-    /// A packet pointer with a range of its own?
+    /// Returns whether it is a packet pointer with a range of its own.
     pub(crate) fn is_packet(&self) -> bool {
         matches!(self.kind, Type::Packet | Type::PacketMeta)
     }
@@ -216,7 +219,7 @@ impl Reg {
         self.is_allocated_object() && self.flags.has(Flags::NON_OWN_REF)
     }
 
-    /// Is a pointer of this type never null (`reg_not_null`)?
+    /// Returns whether a pointer of this type is never null (`reg_not_null`).
     pub(crate) fn is_not_null(&self) -> bool {
         if self.may_be_null() {
             return false;
@@ -242,12 +245,12 @@ impl Reg {
     }
 }
 
-/// What a byte of stack holds: `enum bpf_stack_slot_type`.
+/// The content of a byte of stack: `enum bpf_stack_slot_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Byte {
     Invalid,
-    /// Of the register in [`Slot::reg`].
+    /// A byte of the register in [`Slot::reg`].
     Spill,
     Misc,
     Zero,
@@ -259,11 +262,11 @@ pub(crate) enum Byte {
 /// Eight bytes of stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// Of the lowest address first.
+    /// The bytes; the lowest address comes first.
     pub bytes: [Byte; 8],
-    /// What was spilled there; of a dynptr or an iterator what it is.
+    /// The register that was spilled there; for a dynptr or an iterator, its description.
     pub reg: Reg,
-    /// Of dynptrs and iterators.
+    /// For dynptrs and iterators.
     pub object: Object,
 }
 
@@ -278,12 +281,12 @@ pub(crate) enum Object {
     Iter {
         /// The structure, by its BTF id.
         btf_id: u32,
-        /// Not yet at its end; drained otherwise.
+        /// True if it is not yet at its end; otherwise it is drained.
         active: bool,
-        /// How many turns were taken; not compared.
+        /// The number of turns taken; not compared.
         depth: u32,
     },
-    /// `bpf_local_irq_save`'s, or a lock's.
+    /// The flags of `bpf_local_irq_save`, or of a lock.
     IrqFlag {
         of_lock: bool,
     },
@@ -296,12 +299,12 @@ impl Slot {
         object: Object::None,
     };
 
-    /// A register was spilled here, at least in part.
+    /// Returns whether a register was spilled here, at least in part.
     pub(crate) fn is_spill(&self) -> bool {
         self.bytes[0] == Byte::Spill
     }
 
-    /// All eight bytes of a number were spilled.
+    /// Returns whether all eight bytes of a number were spilled.
     pub(crate) fn is_whole_scalar(&self) -> bool {
         self.bytes[7] == Byte::Spill && self.reg.is_scalar()
     }
@@ -311,25 +314,25 @@ impl Slot {
     }
 }
 
-/// One function's.
+/// The state of one function.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame {
     pub regs: [Reg; REGISTERS as usize],
-    /// From the frame pointer downwards: slot 0 is at r10 - 8.
+    /// The slots from the frame pointer downwards: slot 0 is at r10 - 8.
     pub stack: Vec<Slot>,
-    /// Where it was called; `None` for the function that the walk began with.
+    /// The call that led here; `None` for the function that the walk began with.
     pub callsite: Option<usize>,
     /// The function's number.
     pub function: usize,
-    /// Called by a helper in its own course.
+    /// True if a helper calls it during its own run.
     pub in_callback: bool,
-    /// Called later.
+    /// True if it is called later.
     pub in_async_callback: bool,
-    /// Which entry into asynchronous callbacks this is.
+    /// The number of this entry into asynchronous callbacks.
     pub async_entry: u32,
-    /// What a callback may return.
+    /// The range that a callback may return.
     pub callback_returns: (i64, i64),
-    /// How often the callback that this frame's call goes to was simulated.
+    /// The number of times that the callback of this frame's call was simulated.
     pub callback_depth: u32,
 }
 
@@ -358,27 +361,27 @@ impl Frame {
         }
     }
 
-    /// The byte at `off` (negative), if it was ever touched.
+    /// Returns the byte at `off` (negative), if it was ever accessed.
     pub(crate) fn byte(&self, off: i32) -> Option<Byte> {
         let (slot, byte) = place(off);
         Some(self.stack.get(slot)?.bytes[byte])
     }
 }
 
-/// The slot and the byte in it of an offset from the frame pointer, which is negative.
+/// Returns the slot, and the byte in it, for an offset from the frame pointer, which is negative.
 pub(crate) fn place(off: i32) -> (usize, usize) {
     let below = (-off - 1) as usize;
     (below / 8, 7 - below % 8)
 }
 
-/// Something that a program has to give back: `struct bpf_reference_state`.
+/// An object that a program must give back: `struct bpf_reference_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Held {
     pub kind: HeldKind,
     pub id: u32,
-    /// Where it was taken.
+    /// The instruction that took it.
     pub insn: usize,
-    /// Of a lock: the register's map or object, to tell where it is.
+    /// For a lock: the register's map or object, to identify its place.
     pub place: LockPlace,
 }
 
@@ -407,27 +410,27 @@ pub(crate) enum LockPlace {
     Object(u32),
 }
 
-/// All of it.
+/// The complete state.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
-    /// The outermost first.
+    /// The frames, the outermost first.
     pub frames: Vec<Frame>,
     pub held: Vec<Held>,
-    /// How many spin locks are held.
+    /// The number of spin locks held.
     pub locks: u32,
-    /// `bpf_rcu_read_lock` sections.
+    /// The number of `bpf_rcu_read_lock` sections.
     pub rcu: u32,
-    /// `bpf_preempt_disable` sections.
+    /// The number of `bpf_preempt_disable` sections.
     pub preempt: u32,
     pub irq_id: u32,
     pub in_sleepable: bool,
     /// The kept state that this one comes from.
     pub parent: Option<StateId>,
-    /// Paths that come from it and are not yet at their end.
+    /// The number of paths that come from it and are not yet at their end.
     pub branches: u32,
-    /// The instruction that it stands before.
+    /// The instruction before which it stands.
     pub insn: usize,
-    /// Where the history begins.
+    /// The start of the history.
     pub first_insn: usize,
     /// The instruction before `insn` on this path.
     pub last_insn: Option<usize>,
@@ -435,20 +438,21 @@ pub(crate) struct State {
     pub history: Rc<Vec<Step>>,
     pub callback_unroll_depth: u32,
     pub may_goto_depth: u32,
-    /// How many kept states lie before it on its path.
+    /// The number of kept states before it on its path.
     pub dfs_depth: u32,
-    /// What no path needs any more was dropped.
+    /// True if the parts that no path needs any more were dropped.
     pub cleaned: bool,
-    /// Of a kept state: every number in it and in those that it comes from matters.
+    /// For a kept state: true if every number in it and in those that it comes from matters.
     pub all_precise: bool,
-    /// Of a way back into a loop: the state that it is the same as.
+    /// For a way back into a loop: the state that it equals.
     pub equal: Option<StateId>,
 }
 
 /// The number of a kept state.
 pub(crate) type StateId = u32;
 
-/// What cannot be told from the instructions alone when a path is followed back (`struct bpf_jmp_history_entry`).
+/// The facts needed for following a path back that the instructions alone do not tell (`struct
+/// bpf_jmp_history_entry`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
     pub insn: usize,
@@ -457,7 +461,7 @@ pub(crate) struct Step {
     pub stack: Option<(u8, u8)>,
     pub dst_is_stack: bool,
     pub src_is_stack: bool,
-    /// Registers and slots with equal numbers that a comparison told something about.
+    /// The registers and slots with equal numbers that a comparison told something about.
     pub linked: Linked,
 }
 
@@ -519,7 +523,7 @@ impl State {
         }
     }
 
-    /// The number of the innermost frame.
+    /// Returns the number of the innermost frame.
     pub(crate) fn depth(&self) -> usize {
         self.frames.len() - 1
     }
@@ -542,7 +546,7 @@ impl State {
         &mut self.frame_mut().regs[usize::from(number)]
     }
 
-    /// The instruction that a frame stands at: its own for the innermost, its call for others.
+    /// Returns the instruction of a frame: its own for the innermost, its call for others.
     pub(crate) fn insn_of(&self, frame: usize) -> usize {
         self.frames
             .get(frame + 1)
@@ -550,7 +554,7 @@ impl State {
             .unwrap_or(self.insn)
     }
 
-    /// Every register and every spilled register of all frames.
+    /// Calls `f` for every register and every spilled register of all frames.
     pub(crate) fn for_each_reg(&mut self, mut f: impl FnMut(&mut Reg)) {
         for frame in &mut self.frames {
             frame.regs.iter_mut().for_each(&mut f);
@@ -571,7 +575,7 @@ impl State {
         });
     }
 
-    /// Forgets a reference; says whether there was one.
+    /// Forgets a reference; returns whether there was one.
     pub(crate) fn drop_held(&mut self, kind: HeldKind, id: u32) -> bool {
         let found = self
             .held

@@ -1,4 +1,4 @@
-//! Bits that are known: `kernel/bpf/tnum.c`.
+//! Known bits of numbers: `kernel/bpf/tnum.c`.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl Tnum {
         Self { value, mask: 0 }
     }
 
-    /// The leading bits that `min` and `max` share: all numbers between have them too.
+    /// Returns the leading bits that `min` and `max` share: all numbers between have them too.
     pub const fn range(min: u64, max: u64) -> Self {
         let mask = match (min ^ max).leading_zeros() {
             64 => 0,
@@ -37,7 +37,7 @@ impl Tnum {
         }
     }
 
-    /// The number, if all bits are known.
+    /// Returns the number, if all bits are known.
     pub const fn constant(self) -> Option<u64> {
         match self.mask {
             0 => Some(self.value),
@@ -45,37 +45,38 @@ impl Tnum {
         }
     }
 
-    /// Is nothing known?
+    /// Returns whether nothing is known.
     pub const fn is_unknown(self) -> bool {
         self.mask == u64::MAX
     }
 
-    /// The largest member, unsigned.
+    /// Returns the largest member, unsigned.
     pub const fn max(self) -> u64 {
         self.value | self.mask
     }
 
-    /// Is every member of `other` one of these (`tnum_in`)?
+    /// Returns whether every member of `other` is one of these (`tnum_in`).
     pub const fn contains(self, other: Self) -> bool {
         other.mask & !self.mask == 0 && other.value & !self.mask == self.value
     }
 
-    /// May a member of the one equal a member of the other?
+    /// Returns whether a member of one may equal a member of the other.
     pub const fn overlaps(self, other: Self) -> bool {
         (self.value ^ other.value) & !(self.mask | other.mask) == 0
     }
 
-    /// Is every member a multiple of `size`, a power of two or 0?
+    /// Returns whether every member is a multiple of `size`, a power of two or 0.
     pub const fn is_aligned(self, size: u64) -> bool {
         size == 0 || self.max() & (size - 1) == 0
     }
 
-    /// Is this number a member?
+    /// Returns whether this number is a member.
     pub const fn has(self, number: u64) -> bool {
         number & !self.mask == self.value
     }
 
-    /// The smallest member above `number`; the largest member if there is none (`tnum_step`).
+    /// Returns the smallest member above `number`; the largest member if there is none
+    /// (`tnum_step`).
     pub const fn next(self, number: u64) -> u64 {
         if number >= self.max() {
             return self.max();
@@ -89,7 +90,7 @@ impl Tnum {
         let bit = if self.value & highest != 0 {
             highest
         } else {
-            // It has to become 0, so that the number has to increase further up, where that is possible.
+            // It must become 0, so that the number increases further up, if that is possible.
             let free = self.mask & !least & !(highest | (highest - 1));
             free & free.wrapping_neg()
         };
@@ -97,7 +98,7 @@ impl Tnum {
         least & !(bit | below) | bit | self.value & below
     }
 
-    /// What is known by either. Where they contradict each other, the bit is 1.
+    /// Returns the bits known by either. Where they contradict each other, the bit is 1.
     #[must_use]
     pub const fn intersect(self, other: Self) -> Self {
         let mask = self.mask & other.mask;
@@ -107,7 +108,7 @@ impl Tnum {
         }
     }
 
-    /// What is known by both, and the same.
+    /// Returns the bits known by both, and equal.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         let mask = (self.value ^ other.value) | self.mask | other.mask;
@@ -117,7 +118,7 @@ impl Tnum {
         }
     }
 
-    /// The low 32 bits, the others zero (`tnum_subreg`).
+    /// Returns the low 32 bits, the others zero (`tnum_subreg`).
     #[must_use]
     pub const fn low(self) -> Self {
         Self {
@@ -126,7 +127,7 @@ impl Tnum {
         }
     }
 
-    /// These high 32 bits with the low ones of `low` (`tnum_with_subreg`).
+    /// Returns these high 32 bits with the low ones of `low` (`tnum_with_subreg`).
     #[must_use]
     pub const fn with_low(self, low: Self) -> Self {
         const HIGH: u64 = !(u32::MAX as u64);
@@ -137,7 +138,7 @@ impl Tnum {
         }
     }
 
-    /// The low `size` bytes, the others zero (`tnum_cast`).
+    /// Returns the low `size` bytes, the others zero (`tnum_cast`).
     #[must_use]
     pub const fn truncated(self, size: Size) -> Self {
         let kept = u64::MAX >> (64 - 8 * size.bytes() as u32);
@@ -147,7 +148,7 @@ impl Tnum {
         }
     }
 
-    /// The low `size` bytes in reverse order, the others zero (`tnum_bswap16` and others).
+    /// Returns the low `size` bytes in reverse order, the others zero (`tnum_bswap16` and others).
     #[must_use]
     pub const fn swapped(self, size: Size) -> Self {
         let unused = 64 - 8 * size.bytes() as u32;
@@ -185,7 +186,7 @@ impl Tnum {
         }
     }
 
-    /// The low half shifted by itself, for counts below 32; the high half zero.
+    /// Shifts the low half by itself, for counts below 32; the high half is zero.
     #[must_use]
     pub const fn arsh32(self, count: u32) -> Self {
         Self {
@@ -229,7 +230,7 @@ impl Tnum {
     pub const fn add(self, other: Self) -> Self {
         let least = self.value.wrapping_add(other.value);
         let most = least.wrapping_add(self.mask).wrapping_add(other.mask);
-        // Where the sums of the smallest and of the largest members differ, a carry is uncertain.
+        // If the sums of the smallest and of the largest members differ, a carry is uncertain.
         let mask = (least ^ most) | self.mask | other.mask;
         Self {
             value: least & !mask,
@@ -256,7 +257,8 @@ impl Tnum {
         Self::known(0).sub(self)
     }
 
-    /// `self * other`: long multiplication, where a digit that is unknown gives both partial sums' union.
+    /// Returns `self * other`: long multiplication, where an unknown digit contributes the union of
+    /// both partial sums.
     #[must_use]
     pub const fn mul(mut self, mut other: Self) -> Self {
         let mut sum = Self::known(0);
@@ -273,7 +275,7 @@ impl Tnum {
     }
 }
 
-/// As in the kernel's log: `(0x0; 0xff)`, or the number.
+/// Formats it as in the kernel's log: `(0x0; 0xff)`, or the number.
 impl fmt::Display for Tnum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.constant() {
@@ -297,7 +299,7 @@ impl fmt::Display for Unsigned {
     }
 }
 
-/// As [`Unsigned`], for signed numbers.
+/// Like [`Unsigned`], for signed numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Signed(pub i64);
 

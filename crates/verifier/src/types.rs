@@ -1,5 +1,5 @@
-//! Types: what a program's own BTF says of its functions and lines, and what the kernel's BTF says of the structures that a
-//! program may look at (`kernel/bpf/btf.c`, Linux 6.18).
+//! Types: what a program's own BTF says of its functions and lines, and what the kernel's BTF says
+//! of the structures that a program may look at (`kernel/bpf/btf.c`, Linux 6.18).
 //!
 //! | module | question |
 //! | --- | --- |

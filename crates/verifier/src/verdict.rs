@@ -9,11 +9,11 @@ use crate::reject::Reject;
 pub struct Verdict {
     /// Accepted, with what the program does; or refused.
     pub result: Result<ProgramSummary, Refusal>,
-    /// What the kernel would have written into the log buffer at the level asked for; ends with the line
-    /// `processed N insns ...` unless the level is 0.
+    /// What the kernel would have written into the log buffer at the level asked for; ends with the
+    /// line `processed N insns ...` unless the level is 0.
     pub log: String,
-    /// Bytes of the log at its longest, whether there was room for them or not: what it says of paths that turn out good is taken
-    /// back.
+    /// Bytes of the log at its longest, whether there was room for them or not: what it says of
+    /// paths that turn out good is taken back.
     pub longest_log: usize,
     /// What it took.
     pub effort: Effort,
@@ -62,7 +62,8 @@ pub struct Refusal {
     pub reason: String,
     /// The instruction that was looked at.
     pub insn: Option<usize>,
-    /// The registers and the stack before it, as the kernel prints them; empty where none were known.
+    /// The registers and the stack before it, as the kernel prints them; empty where none were
+    /// known.
     pub state: String,
 }
 
@@ -121,7 +122,8 @@ pub struct ProgramSummary {
     pub kernel_functions: Vec<u32>,
     /// The maps that it names, each descriptor once, in the order of first use.
     pub maps: Vec<MapUse>,
-    /// Bytes of the context that some path reads or writes, as `(offset, size, written)`, ascending.
+    /// Bytes of the context that some path reads or writes, as `(offset, size, written)`,
+    /// ascending.
     pub context: Vec<(u32, u32, bool)>,
     /// Does the program use what r1 points to at its start, or hand it on?
     pub reads_context: bool,
@@ -133,7 +135,8 @@ pub struct ProgramSummary {
     pub frame_depth: usize,
     /// Does some path touch a value that is each CPU's own?
     pub per_cpu: bool,
-    /// The first instruction, by what paths come to first, that reads the kernel's own structure of a map (`struct bpf_map`).
+    /// The first instruction, by what paths come to first, that reads the kernel's own structure of
+    /// a map (`struct bpf_map`).
     pub map_structure: Option<usize>,
     /// Instructions that no path reaches.
     pub dead: Vec<usize>,

@@ -14,13 +14,15 @@ use crate::{modules, replace};
 
 /// Judges a program as the kernel does: may it run?
 ///
-/// `level` says how much of a log to write; of a longer one than [`MOST_LOG`] bytes a part is left out. Whatever the program's bytes, there is an answer after at most 1,000,000
-/// instructions looked at.
+/// `level` says how much of a log to write; of a longer one than [`MOST_LOG`] bytes a part is left
+/// out. Whatever the program's bytes, there is an answer after at most 1,000,000 instructions
+/// looked at.
 pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
     verify_within(program, level, MOST_LOG, None)
 }
 
-/// Bytes of log that are kept where nobody says how many: the end, or with [`LogLevel::FIXED`] the beginning.
+/// Bytes of log that are kept where nobody says how many: the end, or with [`LogLevel::FIXED`] the
+/// beginning.
 pub const MOST_LOG: usize = 16 << 20;
 
 /// The same with a log of at most `room` bytes (`log_size`).
@@ -80,8 +82,8 @@ fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
     }
 }
 
-/// Where the functions of a program begin, called or not, ascending: what its type information has to describe, and where that
-/// says that one runs when the program throws, that one.
+/// Where the functions of a program begin, called or not, ascending: what its type information has
+/// to describe, and where that says that one runs when the program throws, that one.
 pub fn function_starts(insns: &[Insn]) -> Result<Vec<usize>, Reject> {
     let flow = Flow::tolerant(insns, None)?;
     let functions = flow.functions().iter();
@@ -138,7 +140,8 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     Ok(flow)
 }
 
-/// Whoever is called by a tail call does not have the objects that the program was handed (`check_struct_ops_btf_id`).
+/// Whoever is called by a tail call does not have the objects that the program was handed
+/// (`check_struct_ops_btf_id`).
 fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
     let calls = (0..flow.len()).any(|index| flow.op(index) == Some(TAIL_CALL));
     let Some(kernel) = program.kernel.filter(|_| calls) else {
@@ -153,8 +156,8 @@ fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Rejec
 
 const TAIL_CALL: Op = Op::CallHelper { id: 12 };
 
-/// What may end a function in its middle, as a tail call does, gives its caller a number: the function has to return one
-/// (`check_abnormal_return`).
+/// What may end a function in its middle, as a tail call does, gives its caller a number: the
+/// function has to return one (`check_abnormal_return`).
 fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
     for function in flow.functions().iter().skip(1) {
         let mut insns = function.start..function.end;
@@ -177,7 +180,8 @@ fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject>
     Ok(())
 }
 
-/// The maps that instructions name, reachable or not, each descriptor once (`resolve_pseudo_ldimm64`).
+/// The maps that instructions name, reachable or not, each descriptor once
+/// (`resolve_pseudo_ldimm64`).
 fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
     /// An arena's elements are pages.
     const PAGE: u64 = 4096;

@@ -1,11 +1,12 @@
-//! What a program can be loaded for: attach types (`bpf_prog_load_check_attach`, `bpf_prog_load_fixup_attach_type`), and whether it
-//! may sleep there (the first part of `check_attach_btf_id`).
+//! The places that a program can be loaded for: attach types (`bpf_prog_load_check_attach`,
+//! `bpf_prog_load_fixup_attach_type`), and sleeping there (the first part of
+//! `check_attach_btf_id`).
 
 use beeline_uapi::{AttachType, ProgramType};
 
 use crate::program::Kind;
 
-/// The kind with the attach type that the kernel takes where a loader names none.
+/// Returns the kind with the attach type that the kernel assumes if a loader names none.
 pub fn normalize(kind: Kind) -> Kind {
     let attach_type = match kind.prog_type {
         ProgramType::CGROUP_SOCK if kind.attach_type == AttachType::UNSPECIFIED => {
@@ -22,8 +23,8 @@ pub fn normalize(kind: Kind) -> Kind {
     }
 }
 
-/// May programs of such a type name such an attach type, and something of the kernel's BTF? If not, loading is `EINVAL` before the
-/// program is looked at.
+/// Returns whether programs of this type may name this attach type, and a target in the kernel's
+/// BTF. If not, loading fails with `EINVAL` before the program is looked at.
 pub fn is_loadable(kind: &Kind) -> bool {
     let by_btf = [
         ProgramType::TRACING,
@@ -87,7 +88,8 @@ pub fn is_loadable(kind: &Kind) -> bool {
     }
 }
 
-/// May a program of this kind sleep, if it says so, and does it say so, if it has to? The error is the kernel's line; `EINVAL`.
+/// Checks sleeping: a program of this kind may sleep if it says so, and says so if it must. The
+/// error is the kernel's line; `EINVAL`.
 pub fn check_sleepable(kind: &Kind) -> Result<(), &'static str> {
     let may = match kind.prog_type {
         ProgramType::TRACING => matches!(

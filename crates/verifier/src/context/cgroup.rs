@@ -1,5 +1,5 @@
-//! Contexts of programs at control groups that judge neither packets nor sockets, but system calls: addresses, options, sysctl
-//! and devices.
+//! Contexts of programs at control groups that judge neither packets nor sockets, but system calls:
+//! addresses, options, sysctl and devices.
 
 use beeline_uapi::AttachType;
 
@@ -7,18 +7,18 @@ use super::Field;
 use super::table::{ALL, B4, B8, PART_OF_4, Row, row};
 use crate::program::Kind;
 
-/// `sock_addr` for IPv4, but `sendmsg`.
+/// `sock_addr` for IPv4, except `sendmsg`.
 const IPV4: u32 = 1 << 0;
-/// `sock_addr` for IPv4's `sendmsg`, which knows a source.
+/// `sock_addr` for IPv4's `sendmsg`, which has a source.
 const IPV4_SEND: u32 = 1 << 1;
-/// `sock_addr` for IPv6, but `sendmsg`.
+/// `sock_addr` for IPv6, except `sendmsg`.
 const IPV6: u32 = 1 << 2;
-/// `sock_addr` for IPv6's `sendmsg`, which knows a source.
+/// `sock_addr` for IPv6's `sendmsg`, which has a source.
 const IPV6_SEND: u32 = 1 << 3;
 /// `sock_addr` for Unix sockets.
 const UNIX: u32 = 1 << 4;
 
-/// The family of a `sock_addr` program.
+/// Returns the family of a `sock_addr` program.
 pub(super) fn address_family(kind: &Kind) -> u32 {
     match kind.attach_type {
         AttachType::CGROUP_INET4_BIND
@@ -72,7 +72,7 @@ const GET: u32 = 1 << 0;
 /// `sockopt` on `setsockopt`.
 const SET: u32 = 1 << 1;
 
-/// The family of a `sockopt` program.
+/// Returns the family of a `sockopt` program.
 pub(super) fn sockopt_direction(kind: &Kind) -> u32 {
     if kind.attach_type == AttachType::CGROUP_GETSOCKOPT {
         GET

@@ -1,11 +1,12 @@
-//! Which programs may write to packets, hand them to helpers, and load from them by the classic instructions.
+//! The programs that may write to packets, pass them to helpers, and load from them with the
+//! classic instructions.
 
 use beeline_uapi::ProgramType;
 
 use crate::program::Kind;
 
-/// May a program of this kind store to where a pointer into a packet leads? If not: "cannot write into packet". Whoever has such a
-/// pointer may read by it.
+/// Returns whether a program of this kind may store through a pointer into a packet. If not:
+/// "cannot write into packet". A program that has such a pointer may read through it.
 pub fn may_store(kind: &Kind) -> bool {
     match of(kind) {
         Packet::Written | Packet::Buffer => true,
@@ -13,8 +14,9 @@ pub fn may_store(kind: &Kind) -> bool {
     }
 }
 
-/// May it hand such a pointer to a helper? If not: "helper access to the packet is not allowed". `packet_access` says what the
-/// helper thinks of it ([`crate::helpers::Helper::packet_access`]).
+/// Returns whether it may pass such a pointer to a helper. If not: "helper access to the packet is
+/// not allowed". `packet_access` says whether the helper allows it
+/// ([`crate::helpers::Helper::packet_access`]).
 pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
     match of(kind) {
         Packet::Written | Packet::Read => packet_access,
@@ -23,8 +25,8 @@ pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
     }
 }
 
-/// May it use `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND`? If not: "BPF_LD_[ABS|IND] instructions not allowed for this program
-/// type".
+/// Returns whether it may use `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND`. If not: "BPF_LD_[ABS|IND]
+/// instructions not allowed for this program type".
 pub fn may_load_classic(kind: &Kind) -> bool {
     matches!(
         kind.prog_type,
@@ -32,15 +34,15 @@ pub fn may_load_classic(kind: &Kind) -> bool {
     )
 }
 
-/// What a kind of programs may do with the bytes of packets (`may_access_direct_pkt_data`).
+/// The access of a kind of programs to the bytes of packets (`may_access_direct_pkt_data`).
 enum Packet {
     /// Read and write.
     Written,
     /// Read.
     Read,
-    /// Read, but hand to no helper.
+    /// Read, but pass to no helper.
     Kept,
-    /// No packet is behind it, but the value of a socket's option.
+    /// There is no packet behind it, but the value of a socket's option.
     Buffer,
 }
 

@@ -1,4 +1,4 @@
-//! What programs may return (`check_return_code`).
+//! The values that programs may return (`check_return_code`).
 
 use std::ops::RangeInclusive;
 
@@ -6,20 +6,21 @@ use beeline_uapi::{AttachType, ProgramType};
 
 use crate::program::Kind;
 
-/// What a program of some kind may return.
+/// The values that a program of some kind may return.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Returns {
-    /// Anything, be it an address.
+    /// Anything, even an address.
     Anything,
-    /// A number within.
+    /// A number within this range.
     Within(RangeInclusive<i32>),
-    /// What the hook that it attaches to asks for, by the kernel's BTF.
+    /// The values that the hook it attaches to requires, by the kernel's BTF.
     ByHook,
-    /// There is no program of this type with this attach type: it is refused here with `ENOTSUPP`, without a word.
+    /// No program of this type has this attach type: it is refused here with `ENOTSUPP`, without a
+    /// message.
     NotSupported,
 }
 
-/// What programs of a kind may return.
+/// Returns the values that programs of a kind may return.
 pub fn returns(kind: &Kind) -> Returns {
     let boolean = Returns::Within(0..=1);
     match kind.prog_type {
@@ -62,8 +63,9 @@ pub fn returns(kind: &Kind) -> Returns {
     }
 }
 
-/// The kernel's line where a number between `least` and `most` is returned that should have been within `range`
-/// (`verbose_invalid_scalar`). `where_` is "At program exit", "At async callback return" and the like.
+/// Returns the kernel's line for a number between `least` and `most` that should have been within
+/// `range` (`verbose_invalid_scalar`). `where_` is "At program exit", "At async callback return"
+/// and the like.
 pub fn out_of_range(
     where_: &str,
     register: u8,
@@ -84,8 +86,8 @@ pub fn out_of_range(
     line + &format!(" should have been in [{}, {}]", range.start(), range.end())
 }
 
-/// The kernel's line where something else is returned than a number, though a range is asked for. `type_name` is how its log
-/// names the register's type, such as "ctx".
+/// Returns the kernel's line for a result that is not a number, though a range is required.
+/// `type_name` is the name that its log has for the register's type, such as "ctx".
 pub fn not_a_number(where_: &str, register: u8, type_name: &str) -> String {
     format!("{where_} the register R{register} is not a known value ({type_name})")
 }

@@ -18,10 +18,10 @@ const LWT: u32 = 1 << 3;
 const STREAM: u32 = 1 << 4;
 /// `flow_dissector`.
 const DISSECTOR: u32 = 1 << 5;
-/// All that have a real packet behind it.
+/// All with a real packet behind the context.
 const SKB: u32 = FILTER | TC | CGROUP | LWT | STREAM;
 
-/// The family of a program whose context is `struct __sk_buff`.
+/// Returns the family of a program with the context `struct __sk_buff`.
 pub(super) fn family(kind: &Kind) -> u32 {
     match kind.prog_type {
         ProgramType::SOCKET_FILTER => FILTER,
@@ -93,11 +93,11 @@ pub(super) const SK_BUFF: &[Row] = &[
     row("hwtstamp", 184, 8).read(B8, TC | CGROUP),
 ];
 
-/// XDP programs of device maps, which know where the packet goes.
+/// XDP programs of device maps, which know the packet's destination.
 const EGRESS: u32 = 1 << 0;
 const INGRESS: u32 = 1 << 1;
 
-/// The family of an `xdp` program.
+/// Returns the family of an `xdp` program.
 pub(super) fn xdp_family(kind: &Kind) -> u32 {
     if kind.attach_type == AttachType::XDP_DEVMAP {
         EGRESS

@@ -12,14 +12,14 @@ const LIFE: u32 = 1 << 0;
 const BIND4: u32 = 1 << 1;
 /// `cgroup_sock` after binding to an IPv6 address.
 const BIND6: u32 = 1 << 2;
-/// A pointer to a socket that may be no full socket.
+/// A pointer to a socket that may not be a full socket.
 pub(super) const COMMON: u32 = 1 << 3;
 /// A pointer to a full socket.
 pub(super) const FULL: u32 = 1 << 4;
-/// Those that see more than the common fields.
+/// The families that see more than the common fields.
 const MORE: u32 = ALL & !COMMON;
 
-/// The family of a `cgroup_sock` program.
+/// Returns the family of a `cgroup_sock` program.
 pub(super) fn hook(kind: &Kind) -> u32 {
     match kind.attach_type {
         AttachType::CGROUP_INET4_POST_BIND => BIND4,

@@ -1,12 +1,13 @@
-//! A structure as a table: where its fields are, and who may read and write how much of them at a time.
+//! A structure as a table: its fields, and the programs that may read and write them, in which
+//! sizes.
 
 use super::Field;
 
 /// One field. A structure may list one twice, with different sizes.
 pub(super) struct Row {
-    /// From the structure's start.
+    /// The offset from the structure's start.
     offset: u32,
-    /// Accesses stay within so many bytes from there.
+    /// The bytes from there within which accesses stay.
     bytes: u32,
     read: Sizes,
     readers: u32,
@@ -15,10 +16,10 @@ pub(super) struct Row {
     gives: Field,
 }
 
-/// Every family of programs that share the structure.
+/// All families of programs that share the structure.
 pub(super) const ALL: u32 = u32::MAX;
 
-/// A field that nobody may touch yet. Its name is for readers of the tables.
+/// Creates a field that no program may access yet. Its name is for readers of the tables.
 pub(super) const fn row(_name: &str, offset: u32, bytes: u32) -> Row {
     Row {
         offset,
@@ -32,7 +33,7 @@ pub(super) const fn row(_name: &str, offset: u32, bytes: u32) -> Row {
 }
 
 impl Row {
-    /// These families may read it.
+    /// Lets these families read it.
     pub const fn read(self, read: Sizes, readers: u32) -> Self {
         Self {
             read,
@@ -41,7 +42,7 @@ impl Row {
         }
     }
 
-    /// These families may write it.
+    /// Lets these families write it.
     pub const fn write(self, write: Sizes, writers: u32) -> Self {
         Self {
             write,
@@ -50,25 +51,26 @@ impl Row {
         }
     }
 
-    /// What comes out is no number.
+    /// Sets the content, if it is not a number.
     pub const fn gives(self, gives: Field) -> Self {
         Self { gives, ..self }
     }
 }
 
-/// Sizes that a field may be accessed with, always aligned to themselves.
+/// The sizes with which a field may be accessed, always aligned to themselves.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
-    /// A size is a power of two: each stands for itself in the set.
+    /// The set of sizes. A size is a power of two, so each stands for itself.
     set: u32,
-    /// What the kernel loads in any case, to take a part of it; 0 if it loads what the program says.
+    /// The size that the kernel loads in any case, to take a part of it; 0 if it loads the size
+    /// that the program has.
     whole: u32,
-    /// Only from the field's first byte on?
+    /// True if accesses must start at the field's first byte.
     first: bool,
 }
 
 const NONE: Sizes = only(0);
-/// All sizes, the memory being what it looks like.
+/// All sizes, because the memory looks as it does to programs.
 pub(super) const ANY: Sizes = only(1 | 2 | 4 | 8);
 /// One byte.
 pub(super) const B1: Sizes = only(1);
@@ -109,7 +111,7 @@ const fn part_of(whole: u32) -> Sizes {
     }
 }
 
-/// What a family of programs gets for an access; `None` if it may not.
+/// Returns the content that a family of programs gets for an access; `None` if it is not allowed.
 pub(super) fn find(rows: &[Row], family: u32, off: i32, size: u32, write: bool) -> Option<Field> {
     let off = u32::try_from(off).ok()?;
     if !size.is_power_of_two() || !off.is_multiple_of(size) {

@@ -15,16 +15,19 @@ pub(super) const PERF_EVENT: &[Row] = &[
     row("addr", REGS + 8, 8).read(PART_OF_8, ALL),
 ];
 
-/// A tracepoint's record: behind a pointer to `struct pt_regs`, that is not the program's to see, up to `PERF_MAX_TRACE_SIZE`. How
-/// long the record of one tracepoint is, is looked at when the program is attached.
+/// A tracepoint's record: behind a pointer to `struct pt_regs`, which the program cannot see, up to
+/// `PERF_MAX_TRACE_SIZE`. The length of one tracepoint's record is checked when the program is
+/// attached.
 ///
-/// Linux 6.18 lets negative offsets pass as well (an `int` is compared with a `size_t`). What lies there is nobody's to see.
+/// Linux 6.18 lets negative offsets pass as well (an `int` is compared with a `size_t`). No program
+/// should see that memory.
 pub(super) const RECORD: &[Row] = &[row("record", 8, 8192 - 8).read(ANY, ALL)];
 
 /// A raw tracepoint's arguments: `MAX_BPF_FUNC_ARGS` words.
 pub(super) const ARGUMENTS: &[Row] = &[row("args", 0, 12 * 8).read(ANY, ALL)];
 
-/// The same where the first one leads to a buffer that may be written. Of its address the kernel lets all be seen but the start.
+/// A raw tracepoint's arguments where the first one leads to a buffer that may be written. The
+/// kernel shows all of its address but the start.
 pub(super) const WRITABLE_ARGUMENTS: &[Row] = &[
     row("buffer", 0, 8)
         .read(B8, ALL)
@@ -32,7 +35,7 @@ pub(super) const WRITABLE_ARGUMENTS: &[Row] = &[
     row("args", 1, 12 * 8 - 1).read(ANY, ALL),
 ];
 
-/// Whatever the caller of `BPF_PROG_RUN` hands over; how much, is looked at then.
+/// The memory that the caller of `BPF_PROG_RUN` passes; its size is checked then.
 pub(super) const SYSCALL: &[Row] = &[row("ctx", 0, 0xffff).read(ANY, ALL).write(ANY, ALL)];
 
 /// A sample of an infrared receiver.

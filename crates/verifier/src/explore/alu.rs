@@ -1,4 +1,5 @@
-//! Arithmetic: on numbers by [`Scalar`], on pointers here (`check_alu_op`, `adjust_ptr_min_max_vals`).
+//! Arithmetic: on numbers by [`Scalar`], on pointers here (`check_alu_op`,
+//! `adjust_ptr_min_max_vals`).
 
 use beeline_isa::{Alu, Op, Operand, Size};
 
@@ -8,7 +9,7 @@ use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{ADD_CONST, ADD_CONST_NARROW, ADD_CONST_WIDE, Flags, Reg, Type};
 
-/// `BPF_MAX_VAR_OFF`: how far a pointer may be moved.
+/// `BPF_MAX_VAR_OFF`: the distance that a pointer may be moved.
 pub(super) const MOST_OFFSET: i64 = 1 << 29;
 
 impl Explorer<'_> {
@@ -74,7 +75,7 @@ impl Explorer<'_> {
         let uses_context = self.deeds.uses_context;
         self.read_reg(src)?;
         if wide {
-            // What is done with the copy counts.
+            // Only the use of the copy counts.
             self.deeds.uses_context = uses_context;
         }
         let fits = self.cur.reg(src).var.umax <= u32::MAX.into();
@@ -119,8 +120,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A number that is about to be copied gets an id, so that what is learnt of one copy is known of all
-    /// (`assign_scalar_id_before_mov`).
+    /// Gives a number that is about to be copied an id, so that facts learnt about one copy apply
+    /// to all (`assign_scalar_id_before_mov`).
     pub(super) fn link(&mut self, number: u8) {
         let mut reg = *self.cur.reg(number);
         self.give_id(&mut reg);
@@ -188,7 +189,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// A number that is all ones or all zeros selects: each case is followed by itself (`maybe_fork_scalars`).
+    /// Follows both cases of a number that is all ones or all zeros, and so selects
+    /// (`maybe_fork_scalars`).
     fn either_way(&mut self, op: Alu, dst: u8, src: Operand) -> Check {
         if !matches!((op, src), (Alu::And | Alu::Or, Operand::Imm(_))) {
             return Ok(());
@@ -205,7 +207,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `pointer op number`, or with `reversed` the other way round.
+    /// Does `pointer op number`, or with `reversed` the other way round.
     fn move_pointer(
         &mut self,
         op: Alu,
@@ -344,7 +346,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Offsets stay far from where they would wrap (`check_reg_sane_offset`).
+    /// Checks that offsets stay far from where they would wrap (`check_reg_sane_offset`).
     fn check_sane(&self, reg: &Reg, name: &str) -> Check {
         let outside = |value: i64| value >= MOST_OFFSET || value <= -MOST_OFFSET;
         let why = match reg.var.constant().map(u64::cast_signed) {
@@ -367,7 +369,7 @@ impl Explorer<'_> {
     }
 }
 
-/// The new fixed offset if a constant is added that it can take.
+/// Returns the new fixed offset after adding a constant, if it can hold that.
 fn fixed(off: i32, by: &Scalar, sign: i64) -> Option<i32> {
     let by = by.constant()?.cast_signed();
     let off = i64::from(off).wrapping_add(by.wrapping_mul(sign));
@@ -399,8 +401,8 @@ fn on_numbers(op: Alu, wide: bool, left: Reg, right: Reg) -> Reg {
     result
 }
 
-/// How much more a number is after an operation than those that it was linked to, if that can be kept in mind: once, and in
-/// 32 bits only if there were no more.
+/// Returns the difference after an operation between a number and those that it was linked to, if
+/// that can be recorded: once, and in 32 bits only if there were no more.
 fn linked_by(op: Alu, wide: bool, left: &Reg, right: &Reg) -> Option<i32> {
     if left.id == 0 || left.id & ADD_CONST != 0 {
         return None;

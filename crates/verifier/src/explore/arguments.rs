@@ -1,4 +1,4 @@
-//! What helpers are given (`check_func_arg`, `check_reg_type`, `check_helper_mem_access`).
+//! Checks the arguments of helpers (`check_func_arg`, `check_reg_type`, `check_helper_mem_access`).
 
 mod types;
 
@@ -56,7 +56,8 @@ impl Explorer<'_> {
         self.check_content(number, &reg, arg, helper, meta)
     }
 
-    /// A value of a map of sockets is a socket (`resolve_map_arg_type`).
+    /// Returns the argument with its map's rules: a value of a map of sockets is a socket
+    /// (`resolve_map_arg_type`).
     fn resolved(&self, arg: Arg, meta: &Meta) -> Arg {
         let is_value = matches!(arg, Arg::Value | Arg::ValueOrNull | Arg::UninitValue);
         let map_type = meta.map.map(|map| self.map(map).map_type);
@@ -72,7 +73,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// What is behind the argument.
+    /// Checks the memory or object behind the argument.
     fn check_content(
         &mut self,
         number: u8,
@@ -181,7 +182,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `check_mem_size_reg`: the memory before it is checked for the most that it may be.
+    /// Does `check_mem_size_reg`: checks the memory before it for the largest possible size.
     pub(super) fn check_size(
         &mut self,
         number: u8,
@@ -215,7 +216,7 @@ impl Explorer<'_> {
                 ),
             );
         }
-        // Only part of it may be written where the size is not known.
+        // Only a part may be written if the size is not known.
         let uninit = uninit && var.constant().is_some();
         let bytes = var.umax as u32;
         let memory = number - 1;
@@ -225,7 +226,8 @@ impl Explorer<'_> {
         self.mark_precise(number)
     }
 
-    /// `check_helper_mem_access`. `true`: the bytes are to be marked as written when the helper is done.
+    /// Does `check_helper_mem_access`. Returns `true` if the bytes must be marked as written when
+    /// the helper is done.
     pub(super) fn helper_memory(
         &mut self,
         number: u8,
@@ -333,7 +335,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A pointer to a structure of the kernel is one to `wanted`.
+    /// Checks that a pointer to a structure of the kernel is one to `wanted`.
     pub(super) fn check_structure(
         &self,
         number: u8,
@@ -444,7 +446,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The key's number, if it is a constant on the stack (`get_constant_map_key`).
+    /// Returns the key's number, if it is a constant on the stack (`get_constant_map_key`).
     fn constant_key(&mut self, reg: &Reg, bytes: u32) -> Check<Option<u64>> {
         let (Type::Stack(_), Some(variable)) = (reg.kind, reg.var.constant()) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Comparisons: which way they go, and what each way tells (`check_cond_jmp_op`).
+//! Comparisons: their possible outcomes, and the facts that each one tells (`check_cond_jmp_op`).
 
 use beeline_isa::{Cond, FRAME_POINTER, Operand};
 use beeline_uapi::MapType;
@@ -76,7 +76,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Puts off the way where the condition holds, and goes on where it does not.
+    /// Puts off the way on which the condition holds, and continues where it does not.
     fn both_ways(&mut self, test: Test, taken: usize) -> Check {
         let left = *self.cur.reg(test.dst);
         let right = self.right(test);
@@ -100,7 +100,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// What a comparison tells of pointers: that they are null or not, or how far a packet goes.
+    /// Learns from a comparison of pointers: that they are null or not, or the length of a packet.
     fn learn_of_pointers(&mut self, test: Test, other: &mut State) {
         let left = *self.cur.reg(test.dst);
         let right = self.right(test);
@@ -136,7 +136,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Every register that came from the same place is null, or is not (`mark_ptr_or_null_regs`).
+    /// Makes every register that came from the same place null, or not null
+    /// (`mark_ptr_or_null_regs`).
     fn null_or_not(&self, state: &mut State, number: u8, is_null: bool) {
         let reg = *state.reg(number);
         let id = reg.id;
@@ -182,7 +183,8 @@ impl Explorer<'_> {
                     MapType::XSKMAP => reg.kind = Type::Socket(SocketKind::Xdp),
                     MapType::SOCKMAP | MapType::SOCKHASH => {
                         reg.kind = Type::Socket(SocketKind::Socket);
-                        // The kernel's register still says which map it came from, and is compared with that.
+                        // The kernel's register still has the map that it came from, and is
+                        // compared with that.
                         reg.range = i32::from(id.index) + 1;
                     }
                     _ => {}
@@ -208,7 +210,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Every place that holds the same number, or one that is a constant more (`collect_linked_regs`).
+    /// Collects every place that holds the same number, or a number at a constant distance
+    /// (`collect_linked_regs`).
     fn collect_linked(&self, reg: &Reg, linked: &mut Linked) {
         if !reg.is_scalar() || reg.id == 0 {
             return;
@@ -269,7 +272,7 @@ fn is_stack(reg: &Reg) -> bool {
     matches!(reg.kind, Type::Stack(_))
 }
 
-/// Does the condition always hold, or never (`is_branch_taken`)?
+/// Returns whether the condition always holds, or never (`is_branch_taken`).
 fn decide(test: Test, left: &Reg, right: &Reg) -> Option<bool> {
     if left.is_packet_or_end() && right.is_packet_or_end() && test.wide {
         return decide_packets(test.cond, left, right);
@@ -301,7 +304,7 @@ fn decide(test: Test, left: &Reg, right: &Reg) -> Option<bool> {
     }
 }
 
-/// `is_pkt_ptr_branch_taken`: only what an earlier comparison with the end has told.
+/// Does `is_pkt_ptr_branch_taken`: uses only the result of an earlier comparison with the end.
 fn decide_packets(cond: Cond, left: &Reg, right: &Reg) -> Option<bool> {
     let (packet, cond) = match (left.kind, right.kind) {
         (_, Type::PacketEnd) => (left, cond),
@@ -317,7 +320,7 @@ fn decide_packets(cond: Cond, left: &Reg, right: &Reg) -> Option<bool> {
     }
 }
 
-/// The condition for exchanged operands.
+/// Returns the condition for exchanged operands.
 fn flipped(cond: Cond) -> Cond {
     match cond {
         Cond::Greater => Cond::Less,
@@ -338,7 +341,8 @@ struct Rules {
 }
 
 impl Rules {
-    /// What a way tells of numbers, and so of those that equal them (`reg_set_min_max`, `sync_linked_regs`).
+    /// Learns from an outcome about numbers, and so about those that equal them (`reg_set_min_max`,
+    /// `sync_linked_regs`).
     fn learn(&self, state: &mut State, left: &Reg, right: &Reg, holds: bool) {
         let Test {
             cond,
@@ -396,7 +400,7 @@ impl Rules {
             if itself || !reg.is_scalar() || (reg.id ^ known.id) & !ADD_CONST != 0 {
                 continue;
             }
-            // What was added in 32 bits and what was in 64 say nothing of each other.
+            // A constant added in 32 bits and one added in 64 say nothing of each other.
             if (reg.id ^ known.id) & ADD_CONST == ADD_CONST {
                 continue;
             }
@@ -419,7 +423,8 @@ impl Rules {
     }
 }
 
-/// `try_match_pkt_pointers`: how many bytes a comparison with the packet's end shows to be there.
+/// Does `try_match_pkt_pointers`: a comparison with the packet's end shows that some bytes are
+/// there.
 fn learn_of_packets(this: &mut State, other: &mut State, cond: Cond, dst: u8, src: u8) {
     let (left, right) = (*this.reg(dst), *this.reg(src));
     let comparable = |packet: &Reg, end: &Reg| {
@@ -428,7 +433,7 @@ fn learn_of_packets(this: &mut State, other: &mut State, cond: Cond, dst: u8, sr
             (Type::Packet, Type::PacketEnd) | (Type::PacketMeta, Type::Packet)
         ) && (packet.kind == Type::Packet || is_packet_start(end))
     };
-    // `this` is where the condition does not hold.
+    // On `this`, the condition does not hold.
     if comparable(&left, &right) {
         match cond {
             Cond::Greater => {
@@ -472,12 +477,13 @@ fn learn_of_packets(this: &mut State, other: &mut State, cond: Cond, dst: u8, sr
     }
 }
 
-/// `reg_is_init_pkt_pointer`: the packet's very beginning, which ends the metadata.
+/// Does `reg_is_init_pkt_pointer`: detects the packet's very beginning, which ends the metadata.
 fn is_packet_start(reg: &Reg) -> bool {
     reg.off == 0 && reg.id == 0 && reg.var.constant() == Some(0)
 }
 
-/// The bytes up to `at` are there, for every pointer of the same base (`find_good_pkt_pointers`).
+/// Records that the bytes up to `at` are there, for every pointer of the same base
+/// (`find_good_pkt_pointers`).
 fn extend(state: &mut State, at: &Reg, open: bool) {
     let at = *at;
     if at.off < 0 || (at.off == 0 && open) {
@@ -486,7 +492,7 @@ fn extend(state: &mut State, at: &Reg, open: bool) {
     if at.var.umax > MOST_PACKET as u64 || i64::from(at.off) + at.var.umax as i64 > MOST_PACKET {
         return;
     }
-    // Where it is less than the end, the byte that it points to is there too.
+    // If it is less than the end, the byte that it points to is there too.
     let range = at.off + i32::from(open);
     state.for_each_reg(|reg| {
         if reg.kind == at.kind && reg.id == at.id {
@@ -495,7 +501,7 @@ fn extend(state: &mut State, at: &Reg, open: bool) {
     });
 }
 
-/// `mark_pkt_end`: the pointer is beyond the end, or beyond or at it.
+/// Does `mark_pkt_end`: the pointer is beyond the end, or beyond or at it.
 fn compared(state: &mut State, number: u8, beyond: bool) {
     let reg = state.reg_mut(number);
     if reg.kind == Type::Packet {

@@ -32,7 +32,7 @@ impl Explorer<'_> {
         Ok(Next::Insn(self.flow.functions()[function].start))
     }
 
-    /// A global function is verified by itself: only what is handed to it is looked at here.
+    /// Calls a global function. It is verified by itself, so only its arguments are checked here.
     fn call_global(&mut self, function: usize) -> Check<Next> {
         let name = self.function_name(function);
         if self.cur.locks > 0 {
@@ -127,7 +127,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `check_mem_reg`: readable and writable.
+    /// Does `check_mem_reg`: the memory must be readable and writable.
     pub(super) fn check_memory_argument(&mut self, number: u8, bytes: u32) -> Check {
         let saved = *self.cur.reg(number);
         if saved.is_null() {
@@ -145,7 +145,8 @@ impl Explorer<'_> {
         outcome.map(|_| ())
     }
 
-    /// Does a function change packets, itself or by what it calls (`changes_pkt_data`)?
+    /// Returns whether a function changes packets, itself or through its callees
+    /// (`changes_pkt_data`).
     fn changes_packet(&mut self, function: usize) -> bool {
         if let Some(known) = self.globals[function].changes_packet {
             return known;
@@ -155,7 +156,7 @@ impl Explorer<'_> {
         changes
     }
 
-    /// A function that may sleep (`might_sleep`) is called where that is fine.
+    /// Checks that a function that may sleep (`might_sleep`) is called where sleeping is allowed.
     fn check_sleep(&mut self, function: usize) -> Check {
         let state = &self.cur;
         let may = state.in_sleepable && state.rcu == 0 && state.preempt == 0 && state.irq_id == 0;
@@ -184,13 +185,13 @@ impl Explorer<'_> {
         sleeps
     }
 
-    /// r0 to r5 of a frame are void after a call.
+    /// Voids r0 to r5 of a frame after a call.
     pub(super) fn forget_caller_saved(&mut self, frame: usize) {
         self.cur.frames[frame].regs[..=5].fill(Reg::UNINIT);
     }
 }
 
-/// Does a function change packets, itself or by what it calls (`changes_pkt_data`)?
+/// Returns whether a function changes packets, itself or through its callees (`changes_pkt_data`).
 pub(crate) fn changes_packet(program: &Program<'_>, flow: &Flow, function: usize) -> bool {
     calls_any(flow, function, |op| match op {
         Op::CallHelper { id } => crate::helpers::helper(HelperId(id), &program.kind, None)
@@ -200,7 +201,7 @@ pub(crate) fn changes_packet(program: &Program<'_>, flow: &Flow, function: usize
     })
 }
 
-/// Is there such a call in a function, or in what it calls?
+/// Returns whether there is such a call in a function, or in its callees.
 fn calls_any(flow: &Flow, function: usize, is_it: impl Fn(Op) -> bool) -> bool {
     let mut seen = vec![false; flow.functions().len()];
     let mut pending = vec![function];
@@ -219,7 +220,7 @@ fn calls_any(flow: &Flow, function: usize, is_it: impl Fn(Op) -> bool) -> bool {
     false
 }
 
-/// A new frame (`setup_func_entry`).
+/// Enters a new frame (`setup_func_entry`).
 pub(super) fn enter(state: &mut State, function: usize, callsite: usize) -> Check {
     let depth = state.frames.len();
     if depth >= MAX_FRAMES {

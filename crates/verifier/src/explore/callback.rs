@@ -1,7 +1,8 @@
-//! Functions that helpers call: in their own course (`bpf_loop`, `bpf_for_each_map_elem` ...), or later (timers).
+//! Functions that helpers call: during their own run (`bpf_loop`, `bpf_for_each_map_elem` ...), or
+//! later (timers).
 //!
-//! A helper's call is walked as often as it takes: each time the callback is put off as a further path that comes back to the call,
-//! until its states are alike (`push_callback_call`).
+//! A helper's call is walked as often as necessary: each time the callback is put off as a further
+//! path that comes back to the call, until its states are alike (`push_callback_call`).
 
 use beeline_isa::Op;
 use beeline_uapi::{HelperId, MapType};
@@ -11,7 +12,7 @@ use crate::program::Program;
 use crate::reject::{EINVAL, ENOTSUPP};
 use crate::state::{DynptrKind, Flags, Frame, MapId, Reg, Type};
 
-/// Does this call functions of the program in its own course?
+/// Returns whether this calls functions of the program during its own run.
 pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
     match op {
         Op::CallHelper { id } => {
@@ -28,7 +29,7 @@ pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
     }
 }
 
-/// Does this have a function of the program called later?
+/// Returns whether this has a function of the program called later.
 pub(super) fn is_asynchronous(program: &Program<'_>, op: &Op) -> bool {
     match op {
         Op::CallHelper { id } => HelperId(*id) == HelperId::TIMER_SET_CALLBACK,
@@ -37,7 +38,7 @@ pub(super) fn is_asynchronous(program: &Program<'_>, op: &Op) -> bool {
     }
 }
 
-/// What a callback gets, and may return.
+/// The arguments of a callback, and the values that it may return.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Callback {
     /// r1 to r5.
@@ -54,7 +55,8 @@ impl Callback {
 }
 
 impl Explorer<'_> {
-    /// A helper that takes a function was called; `function` is that one, `map` the map that it was given, if any.
+    /// Handles the call of a helper that takes a function; `map` is the map that it was given, if
+    /// any.
     pub(super) fn call_back(
         &mut self,
         helper: HelperId,
@@ -79,7 +81,7 @@ impl Explorer<'_> {
                 self.put_off_callback(function, Callback::of(&[number, regs[3]], (0, 1)))
             }
             HelperId::FOR_EACH_MAP_ELEM => {
-                // The one type among those that come here without `map_set_for_each_callback_args`.
+                // The only type here without `map_set_for_each_callback_args`.
                 if self.map(map).map_type == MapType::LPM_TRIE {
                     return no(ENOTSUPP, "callback function not allowed for map");
                 }
@@ -132,7 +134,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `push_async_cb`: nothing is known of the time when it runs, and the paths before it are done without it.
+    /// Does `push_async_cb`: the state when it runs is unknown, and the paths before it continue
+    /// without it.
     pub(super) fn put_off_asynchronous(&mut self, function: usize, callback: Callback) -> Check {
         self.async_callbacks[function] = true;
         let start = self.flow.functions()[function].start;
@@ -154,7 +157,7 @@ impl Explorer<'_> {
     }
 }
 
-/// The map whose value a timer stands in.
+/// Returns the map with the value that contains the timer.
 fn timer_map(reg: &Reg) -> MapId {
     match reg.kind {
         Type::MapValue(map) | Type::Map(map) => map,

@@ -1,5 +1,5 @@
-//! Accesses to contexts, and to what contexts lead to: sockets, flow keys, structures of the kernel (`check_ctx_access`,
-//! `check_sock_access`, `check_ptr_to_btf_access`).
+//! Accesses to contexts, and to the memory that they lead to: sockets, flow keys, structures of the
+//! kernel (`check_ctx_access`, `check_sock_access`, `check_ptr_to_btf_access`).
 
 use beeline_uapi::{MapType, ProgramType};
 
@@ -45,7 +45,7 @@ impl Explorer<'_> {
         Ok(loaded)
     }
 
-    /// A context that the kernel's BTF describes.
+    /// Loads from a context that the kernel's BTF describes.
     fn load_described(&mut self, at: i32, size: i32) -> Check<Reg> {
         let bad = |why: String| {
             let line = format!("invalid bpf_context access off={at} size={size}");
@@ -73,7 +73,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// What was loaded from the context with the reference that the program has to it.
+    /// Adds the program's reference to an object loaded from the context.
     fn owned_argument(&self, loaded: Reg, at: i32) -> Check<Reg> {
         let mut owned = self.owned_arguments.iter();
         let Some((_, id)) = owned.find(|(offset, _)| offset.cast_signed() == at) else {
@@ -91,7 +91,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// What the hook would return, which an LSM program sees: it is within what the hook may return
+    /// Returns the hook's own result, which an LSM program sees: it is within the range of the hook
     /// (`get_func_retval_range`, `__mark_reg_s32_range`).
     fn hook_result_read(&self) -> Reg {
         let mut reg = Reg::UNKNOWN;
@@ -133,7 +133,7 @@ impl Explorer<'_> {
         reg
     }
 
-    /// What a load from a structure of the kernel gives.
+    /// Returns the result of a load from a structure of the kernel.
     fn member(&mut self, member: Member) -> Reg {
         let mut reg = match member {
             Member::Scalar => return Reg::UNKNOWN,
@@ -260,7 +260,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// An object that the program has allocated.
+    /// Accesses an object that the program has allocated.
     fn access_object(&mut self, reg: &Reg, btf_id: u32, access: Access, at: i32) -> Check<Reg> {
         let Some(types) = self.program.types else {
             return no(EACCES, "no BTF");
@@ -280,7 +280,7 @@ impl Explorer<'_> {
     }
 
     pub(super) fn structure_name(&self, reg: &Reg, btf_id: u32) -> &str {
-        // A pointer to the kernel's own per-CPU data is trusted in no way.
+        // A pointer to the kernel's own per-CPU data is not trusted at all.
         let of_map =
             reg.flags.has(Flags::PERCPU) && reg.flags.has(Flags::RCU.with(Flags::UNTRUSTED));
         if reg.flags.has(Flags::ALLOC) || of_map {
@@ -290,7 +290,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// A helper reads so many bytes of a structure.
+    /// Checks that a helper may read so many bytes of a structure.
     pub(super) fn check_structure_read(&mut self, number: u8, reg: &Reg, size: i32) -> Check {
         let access = Access {
             base: number,
@@ -305,7 +305,7 @@ impl Explorer<'_> {
         self.access_structure(reg, access).map(|_| ())
     }
 
-    /// `check_ptr_to_map_access`: the kernel's own structure of a map.
+    /// Does `check_ptr_to_map_access`: accesses the kernel's own structure of a map.
     pub(super) fn access_map_itself(&mut self, reg: &Reg, access: Access) -> Check<Reg> {
         let Type::Map(id) = reg.kind else {
             return Ok(Reg::UNKNOWN);
@@ -364,7 +364,7 @@ fn trust_of(reg: &Reg) -> Trust {
     }
 }
 
-/// The kernel's structures of maps (`map_btf_id`).
+/// Returns the kernel's structure for maps of a type (`map_btf_id`).
 fn map_structure(map_type: MapType) -> &'static str {
     match map_type {
         MapType::HASH
@@ -399,7 +399,7 @@ fn map_structure(map_type: MapType) -> &'static str {
     }
 }
 
-/// How the log names accesses to sockets.
+/// Returns the log's name for accesses to sockets.
 pub(super) fn socket_description(kind: SocketKind) -> &'static str {
     match kind {
         SocketKind::Common => "sock_common ",

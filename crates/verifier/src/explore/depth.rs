@@ -1,4 +1,4 @@
-//! The stack of every chain of calls (`check_max_stack_depth`).
+//! Checks the stack of every chain of calls (`check_max_stack_depth`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,16 +11,18 @@ use crate::reject::{E2BIG, EACCES, EINVAL};
 
 /// `MAX_BPF_STACK`.
 const MOST: u32 = 512;
-/// `BPF_PRIV_STACK_MIN_SIZE`: a function with as much gets a stack of its own where there is such.
+/// `BPF_PRIV_STACK_MIN_SIZE`: a function with as much gets a stack of its own if the machine has
+/// such.
 const WORTH_OWN_STACK: u32 = 64;
-/// Above a function that makes a tail call there may be less than this.
+/// The limit of the stack above a function that makes a tail call.
 const MOST_ABOVE_TAIL_CALL: u32 = 256;
 const TAIL_CALL: Op = Op::CallHelper {
     id: HelperId::TAIL_CALL.0,
 };
 
 impl Explorer<'_> {
-    /// Chain by chain, all of one length at once: of a function matters how much may be above it at the most.
+    /// Checks chain by chain, all of one length at once: for a function, only the largest stack
+    /// above it matters.
     pub(super) fn check_stack_depth(&self) -> Check {
         let functions = self.flow.functions().len();
         self.check_callbacks_do_not_throw()?;
@@ -66,7 +68,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Nothing that a callback calls throws: it would go through the helper that called back.
+    /// Checks that no callee of a callback throws: the exception would go through the helper that
+    /// called back.
     fn check_callbacks_do_not_throw(&self) -> Check {
         let functions = 0..self.flow.functions().len();
         let mut open: Vec<usize> = functions
@@ -95,7 +98,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// What runs when the program throws is not called.
+    /// Checks that the function which runs when the program throws is not called.
     fn check_exceptions_are_not_called(&self) -> Check {
         let Some(types) = self.program.types else {
             return Ok(());
@@ -128,7 +131,7 @@ impl Explorer<'_> {
         false
     }
 
-    /// The stack with a function's own.
+    /// Returns the stack with a function's own.
     fn depth_with(&self, function: usize, above: u32, frames: usize, private: bool) -> Check<u32> {
         let own = self.stack_bytes[function].next_multiple_of(16);
         if private && own >= WORTH_OWN_STACK {
@@ -150,7 +153,8 @@ impl Explorer<'_> {
         )
     }
 
-    /// What a function calls, itself or through a helper; callbacks that run later are not on its stack.
+    /// Returns the functions that a function calls, itself or through a helper; callbacks that run
+    /// later are not on its stack.
     fn callees(&self, function: usize) -> BTreeSet<usize> {
         let ops = self.flow.reachable_ops(self.flow.functions()[function]);
         ops.filter_map(|(index, op)| {
@@ -167,7 +171,8 @@ impl Explorer<'_> {
     }
 }
 
-/// Types whose functions get stacks of their own on x86-64 (`bpf_enable_priv_stack`).
+/// Returns whether functions of this type get stacks of their own on x86-64
+/// (`bpf_enable_priv_stack`).
 fn has_private_stack(prog_type: ProgramType) -> bool {
     matches!(
         prog_type,

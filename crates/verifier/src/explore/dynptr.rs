@@ -1,4 +1,5 @@
-//! Dynptrs: two slots of stack that only helpers may look into (`process_dynptr_func`, `mark_stack_slots_dynptr`).
+//! Dynptrs: two slots of stack that only helpers may access (`process_dynptr_func`,
+//! `mark_stack_slots_dynptr`).
 
 use beeline_uapi::HelperId;
 
@@ -9,11 +10,12 @@ use crate::helpers::Dynptr;
 use crate::reject::EINVAL;
 use crate::state::{Byte, DynptrKind, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type, place};
 
-/// Slots.
+/// The number of slots.
 const SIZE: usize = 2;
 
 impl Explorer<'_> {
-    /// The frame and the upper slot of the dynptr that a register points to: it lies there and in the slot below.
+    /// Returns the frame and the upper slot of the dynptr that a register points to: it lies there
+    /// and in the slot below.
     pub(super) fn dynptr_slot(&self, reg: &Reg) -> Option<(usize, usize)> {
         let at = reg.off.wrapping_add(reg.var.constant()? as i32);
         if at >= 0 || at % 8 != 0 {
@@ -73,7 +75,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The dynptr that a register points to, which is read.
+    /// Returns the dynptr that a register points to, which is read.
     pub(super) fn initialised_dynptr(&mut self, number: u8, reg: &Reg) -> Check<Initialised> {
         if let Type::Dynptr(kind) = reg.kind {
             self.check_no_offset(reg, number, false)?;
@@ -102,7 +104,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// A global function's parameter.
+    /// Checks a global function's parameter.
     pub(super) fn check_dynptr_argument(&mut self, number: u8) -> Check {
         let reg = *self.cur.reg(number);
         let mut meta = Meta::default();
@@ -132,7 +134,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Makes one; of a copy `parent` is the reference that it shares, else 0.
+    /// Makes a dynptr; for a copy, `parent` is the reference that it shares, else 0.
     pub(super) fn new_dynptr(
         &mut self,
         number: u8,
@@ -175,7 +177,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The record behind a dynptr is handed over, and with it every dynptr and slice of it.
+    /// Releases the record behind a dynptr, and with it every dynptr and slice of it.
     pub(super) fn release_dynptr(&mut self, reg: &Reg) -> Check {
         let Some(found) = self.dynptr_at(reg) else {
             return no(EINVAL, "arg 1 is an unacquired reference");
@@ -196,7 +198,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Memory that belongs to dynptrs that are no more.
+    /// Forgets memory that belongs to dynptrs which no longer exist.
     fn forget_slices(&mut self, ids: &[u32]) {
         self.forget_pointers(|reg| {
             matches!(reg.kind, Type::Mem(_))
@@ -205,7 +207,8 @@ impl Explorer<'_> {
         });
     }
 
-    /// A store over a dynptr destroys it; one that owns something must not go that way (`destroy_if_dynptr_stack_slot`).
+    /// Destroys a dynptr that is stored over; one that owns something must not end that way
+    /// (`destroy_if_dynptr_stack_slot`).
     pub(super) fn destroy_dynptr(&mut self, frame: usize, slot: usize) -> Check {
         let Some(content) = self.cur.frames[frame].stack.get(slot).copied() else {
             return Ok(());
@@ -219,7 +222,7 @@ impl Explorer<'_> {
         let high = if first { slot - 1 } else { slot };
         self.clear_slot(frame, high);
         self.clear_slot(frame, high + 1);
-        // What a slice of a packet leads to does not go with the dynptr.
+        // A slice of a packet does not end with the dynptr.
         let id = content.reg.id.cast_signed();
         self.forget_pointers(|reg| {
             let plain = reg.flags.without(Flags::MAYBE_NULL) == Flags::NONE;
@@ -228,7 +231,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does another dynptr hold the same reference?
+    /// Returns whether another dynptr holds the same reference.
     fn another_holds(&self, frame: usize, slot: usize, ref_id: u32, first: bool) -> bool {
         let high = if first { slot - 1 } else { slot };
         let frames = self.cur.frames.iter().enumerate();

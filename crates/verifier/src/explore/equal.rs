@@ -1,26 +1,27 @@
-//! Is whatever may follow a state covered by what followed an earlier one (`states_equal`)?
+//! Decides whether everything that may follow a state is covered by what followed an earlier one
+//! (`states_equal`).
 
 use crate::program::Program;
 use crate::state::{ADD_CONST, Byte, Frame, Object, Reg, Slot, State, Type};
 
-/// How alike two states have to be (`enum exact_level`).
+/// The required likeness of two states (`enum exact_level`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alike {
     /// Numbers that did not matter may be anything.
     Covered,
-    /// The later state's numbers lie within the earlier one's, also where nothing was said of these.
+    /// The later state's numbers lie within the earlier one's, even if nothing is known of these.
     Enclosed,
-    /// The same, and slots of the stack are of the same kinds.
+    /// Like `Enclosed`, and slots of the stack are of the same kinds.
     Within,
-    /// The same.
+    /// The states are the same.
     Exactly,
 }
 
-/// Which id of the earlier state stands for which of the later one (`struct bpf_idmap`).
+/// The ids of the later state that stand for those of the earlier one (`struct bpf_idmap`).
 #[derive(Debug, Default)]
 pub(super) struct Ids {
     pairs: Vec<(u32, u32)>,
-    /// For numbers without an id, which get one of their own each time.
+    /// The number of ids made for numbers without one, each of which gets its own.
     made: u32,
 }
 
@@ -59,7 +60,8 @@ impl Ids {
     }
 }
 
-/// `live` are the registers of the innermost frame, and of each other frame, that are read later.
+/// Compares states; `live` are the registers of the innermost frame, and of each other frame, that
+/// are read later.
 pub(super) fn states_equal(
     program: &Program<'_>,
     old: &State,
@@ -125,7 +127,7 @@ fn reg_is_safe(old: &Reg, new: &Reg, ids: &mut Ids, alike: Alike) -> bool {
             if !old.var.contains(&new.var) {
                 return false;
             }
-            // Where nothing relied on a link, another one does no harm.
+            // If nothing relied on a link, another link does no harm.
             if old.id == 0 {
                 return true;
             }
@@ -158,7 +160,7 @@ fn reg_is_safe(old: &Reg, new: &Reg, ids: &mut Ids, alike: Alike) -> bool {
     }
 }
 
-/// The types with their flags; what they point to is compared later.
+/// Compares the types with their flags; the memory they point to is compared later.
 fn same_kind(old: &Reg, new: &Reg) -> bool {
     std::mem::discriminant(&old.kind) == std::mem::discriminant(&new.kind) && old.flags == new.flags
 }
@@ -207,7 +209,7 @@ fn stack_is_safe(
         if !bytes_are_safe {
             return false;
         }
-        // Of the lowest byte, as a part of a number may stand above other bytes.
+        // The lowest byte decides, because a part of a number may be above other bytes.
         let same = match old.bytes[0] {
             Byte::Spill => reg_is_safe(&old.reg, &new.reg, ids, alike),
             Byte::Dynptr | Byte::Iter | Byte::IrqFlag => same_object(old, new, ids),
@@ -220,7 +222,7 @@ fn stack_is_safe(
     true
 }
 
-/// A slot of any bytes is as good as a number of which nothing is known (`scalar_reg_for_stack`).
+/// Returns a slot of any bytes as an unknown number (`scalar_reg_for_stack`).
 fn as_number(slot: &Slot) -> Option<Reg> {
     if slot.is_whole_scalar() {
         return Some(slot.reg);
@@ -248,8 +250,8 @@ fn same_object(old: &Slot, new: &Slot, ids: &mut Ids) -> bool {
     same && ids.check(old.reg.ref_id, new.reg.ref_id) && ids.check(old.reg.id, new.reg.id)
 }
 
-/// Forgets numbers that differ from an earlier turn of a loop and did not matter, so that the loop's turns come to be alike
-/// (`widen_imprecise_scalars`).
+/// Forgets numbers that differ from an earlier turn of a loop and did not matter, so that the
+/// loop's turns become alike (`widen_imprecise_scalars`).
 pub(super) fn widen(old: &State, new: &mut State) {
     let frames = old.frames.iter().zip(&mut new.frames);
     for (old, new) in frames {

@@ -1,4 +1,5 @@
-//! The end of a function, a callback or the program (`prepare_func_exit`, `check_return_code`, `check_resource_leak`).
+//! The end of a function, a callback or the program (`prepare_func_exit`, `check_return_code`,
+//! `check_resource_leak`).
 
 use beeline_uapi::{AttachType, ProgramType};
 
@@ -20,7 +21,7 @@ impl Explorer<'_> {
         Ok(Next::End)
     }
 
-    /// What was taken has been given back.
+    /// Checks that everything taken has been given back.
     pub(super) fn check_nothing_is_held(&self, locks_too: bool, what: &str) -> Check {
         // An operation of a structure may hand an object back to the kernel.
         let handed_back = match self.program.kind.prog_type {
@@ -31,7 +32,7 @@ impl Explorer<'_> {
         self.check_held(locks_too, objects_too, handed_back, what)
     }
 
-    /// An exception ends all functions at once.
+    /// Checks the same at a throw: an exception ends all functions at once.
     pub(super) fn check_nothing_is_held_at_throw(&self) -> Check {
         self.check_held(true, true, 0, "bpf_throw")
     }
@@ -89,7 +90,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// An instruction by which a function may end, with `result`, or go on; a program that ends there is done.
+    /// Handles an instruction that may end a function with `result`, or continue; a program that
+    /// ends there is done.
     pub(super) fn return_early(&mut self, result: Reg, changes_packet: bool) -> Check<Next> {
         let next = self.insn + 1;
         if self.cur.depth() == 0 {
@@ -143,7 +145,8 @@ impl Explorer<'_> {
         Ok(callsite)
     }
 
-    /// What the program, a global function, or the function that runs when the program throws, returns.
+    /// Checks the result of the program, of a global function, or of the function that runs when
+    /// the program throws.
     pub(super) fn check_program_result(&mut self, register: u8) -> Check {
         let frame = &self.cur.frames[0];
         let (function, in_callback) = (frame.function, frame.in_async_callback);
@@ -208,7 +211,8 @@ impl Explorer<'_> {
         self.check_within(register, &result, range, "At program exit", low_half)
     }
 
-    /// `true`: the kernel does not look at what the program returns, or it is an object that the hook is to return.
+    /// Checks the result for a hook. Returns `true` if the kernel does not check it, or if it is an
+    /// object that the hook is to return.
     fn check_hook_result(&self, register: u8) -> Check<bool> {
         let kind = &self.program.kind;
         let of_structure = kind.prog_type == ProgramType::STRUCT_OPS;
@@ -234,7 +238,8 @@ impl Explorer<'_> {
         self.program.kernel?.hook_result(&self.program.kind)
     }
 
-    /// What programs return that hook functions of the kernel; `None` for anything (`bpf_lsm_get_retval_range`).
+    /// Returns the range for programs that hook functions of the kernel; `None` for anything
+    /// (`bpf_lsm_get_retval_range`).
     pub(super) fn hook_returns(&self) -> Option<std::ops::RangeInclusive<i32>> {
         const MOST_ERRNO: i32 = 4095;
         const BOOLEAN: [&str; 2] = ["bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"];

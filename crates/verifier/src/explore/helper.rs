@@ -10,7 +10,7 @@ use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
 
-/// What the arguments of a call tell (`struct bpf_call_arg_meta`).
+/// The facts that a call's arguments tell (`struct bpf_call_arg_meta`).
 #[derive(Debug, Default)]
 pub(super) struct Meta {
     pub id: HelperId,
@@ -22,18 +22,18 @@ pub(super) struct Meta {
     pub raw: Option<(u8, i32, i32)>,
     /// The bound of the last size.
     pub most: u64,
-    /// Of memory that is reserved.
+    /// The bytes of memory that is reserved.
     pub bytes: u32,
     /// The reference among the arguments.
     pub ref_id: u32,
     /// The register that is given back.
     pub release: Option<u8>,
     pub function: Option<usize>,
-    /// A structure, by BTF id, of which the result is one.
+    /// The structure of the result, by BTF id.
     pub btf_id: u32,
-    /// It is one of the program's own types: an object of which each CPU has its own.
+    /// True if it is one of the program's own types: an object with an instance for each CPU.
     pub of_program: bool,
-    /// What a dynptr's data belongs to.
+    /// The dynptr that the data belongs to.
     pub dynptr_id: u32,
     pub dynptr: Option<DynptrKind>,
     /// The field that `kptr_xchg` exchanges.
@@ -68,7 +68,8 @@ impl Explorer<'_> {
         self.set_result(helper, &meta)?;
         self.deeds.helpers.insert(number.0);
         if number == HelperId::TAIL_CALL {
-            // Where the call fails nothing has changed; else all may have, and the called program's end is this function's.
+            // If the call fails, nothing has changed; otherwise everything may have, and the called
+            // program's end is this function's.
             return self.return_early(Reg::UNKNOWN, true);
         }
         if changes_packet {
@@ -77,7 +78,7 @@ impl Explorer<'_> {
         Ok(Next::Insn(self.insn + 1))
     }
 
-    /// A map that programs may only read is not changed by helpers either (`record_func_map`).
+    /// Checks that helpers do not change a map that programs may only read (`record_func_map`).
     fn check_may_change(&self, map: MapId, number: HelperId) -> Check {
         let changes = [
             HelperId::MAP_UPDATE_ELEM,
@@ -91,7 +92,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A tail call by a constant becomes a jump, so other numbers are no more of the same (`record_func_key`).
+    /// Records the index of a tail call. A constant one becomes a jump, so other numbers no longer
+    /// count as the same (`record_func_key`).
     fn note_constant_index(&mut self, map: MapId) -> Check {
         let index = self.cur.reg(3).var.constant();
         let is_element = |index: u64| index < u64::from(self.map(map).max_entries);
@@ -147,7 +149,7 @@ impl Explorer<'_> {
         self.allowed_under_lock(found)
     }
 
-    /// The function or structure that the program attaches to.
+    /// Returns the function or structure that the program attaches to.
     pub(super) fn target_name(&self) -> Option<&str> {
         let target = self.program.kind.attach_btf_id;
         let kernel = self.program.kernel.filter(|_| target != 0)?;
@@ -156,7 +158,7 @@ impl Explorer<'_> {
             .or_else(|| Some(kernel.name(target)))
     }
 
-    /// What was handed over is not the program's any more.
+    /// Releases an argument that is no longer the program's.
     fn release_argument(&mut self, helper: &Helper, meta: &Meta) -> Check {
         let Some(register) = meta.release else {
             return Ok(());
@@ -188,7 +190,8 @@ impl Explorer<'_> {
         )
     }
 
-    /// What single helpers ask for, or do. `true` if packet pointers are void afterwards.
+    /// Applies the rules and effects of single helpers. Returns `true` if packet pointers are void
+    /// afterwards.
     fn special_rules(&mut self, meta: &mut Meta) -> Check<bool> {
         match meta.id {
             HelperId::TAIL_CALL => self.check_nothing_is_held(true, "tail_call")?,
@@ -284,7 +287,7 @@ impl Explorer<'_> {
         }
         if matches!(meta.id, HelperId::DYNPTR_DATA) {
             result.ref_id = meta.ref_id;
-            // Slices go with their dynptr: it is told by this.
+            // Slices end with their dynptr, which this identifies.
             result.range = meta.dynptr_id.cast_signed();
         } else if is_cast(meta.id) {
             result.ref_id = meta.ref_id;
@@ -370,7 +373,7 @@ impl Explorer<'_> {
     }
 }
 
-/// `is_ptr_cast_function`: the result is what the argument is, by another name.
+/// Does `is_ptr_cast_function`: the result is the argument, under another name.
 fn is_cast(helper: HelperId) -> bool {
     matches!(
         helper,
@@ -386,7 +389,7 @@ fn is_cast(helper: HelperId) -> bool {
     )
 }
 
-/// Bounds of results that follow from the arguments (`do_refine_retval_range`).
+/// Sets bounds of results that follow from the arguments (`do_refine_retval_range`).
 fn refine_result(result: &mut Reg, meta: &Meta) {
     const MOST_ERRNO: i64 = 4095;
     let var: &mut Scalar = &mut result.var;

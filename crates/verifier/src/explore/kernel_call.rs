@@ -2,12 +2,12 @@
 //!
 //! | part | job |
 //! | --- | --- |
-//! | [`arguments`] | what is passed, by the types and names of the parameters |
-//! | [`iterators`] | iterators on the stack, and the two ways on from `bpf_iter_*_next` |
+//! | [`arguments`] | checks arguments, by the types and names of the parameters |
+//! | [`iterators`] | iterators on the stack, and the two outcomes of `bpf_iter_*_next` |
 //! | [`sections`] | RCU, preemption, interrupts, resilient locks |
 //! | [`objects`] | objects of the program's own types, in lists and trees |
 //! | [`work`] | functions that are called later |
-//! | [`result`] | what r0 is afterwards |
+//! | [`result`] | the content of r0 afterwards |
 
 mod arguments;
 mod iterators;
@@ -26,13 +26,13 @@ use crate::state::{DynptrKind, MapId};
 use crate::types::kernel_functions::{KernelFunction, flags};
 use crate::types::{KernelParam, KernelTypes, ParamType};
 
-/// The function behind a call, if there is one that programs may call.
+/// Returns the function behind a call, if there is one that programs may call.
 fn function(program: &Program<'_>, btf_id: i32) -> Option<&'static KernelFunction> {
     let name = program.kernel?.function_name(btf_id.cast_unsigned())?;
     KernelFunction::named(name)
 }
 
-/// Does this advance an iterator?
+/// Returns whether this advances an iterator.
 pub(super) fn is_next(program: &Program<'_>, op: &Op) -> bool {
     match *op {
         Op::CallKernel { btf_id } => {
@@ -42,18 +42,18 @@ pub(super) fn is_next(program: &Program<'_>, op: &Op) -> bool {
     }
 }
 
-/// Does it call a function of the program in its own course?
+/// Returns whether it calls a function of the program during its own run.
 pub(super) fn calls_back(program: &Program<'_>, btf_id: i32) -> bool {
     function(program, btf_id).is_some_and(|function| function.name == RBTREE_ADD)
 }
 
-/// Does it have one called later?
+/// Returns whether it has a function called later.
 pub(super) fn calls_back_later(program: &Program<'_>, btf_id: i32) -> bool {
     function(program, btf_id)
         .is_some_and(|function| function.name == WQ_SET_CALLBACK || is_task_work(function))
 }
 
-/// Does it end the program (`is_bpf_throw_kfunc`)?
+/// Returns whether it ends the program (`is_bpf_throw_kfunc`).
 pub(super) fn throws(program: &Program<'_>, op: &Op) -> bool {
     match *op {
         Op::CallKernel { btf_id } => {
@@ -63,19 +63,19 @@ pub(super) fn throws(program: &Program<'_>, op: &Op) -> bool {
     }
 }
 
-/// How many arguments it takes, if the program may call it.
+/// Returns the number of its arguments, if the program may call it.
 pub(super) fn parameters(program: &Program<'_>, btf_id: i32) -> Option<u8> {
     function(program, btf_id).filter(|function| function.may_be_called_by(&program.kind))?;
     let prototype = program.kernel?.prototype(btf_id.cast_unsigned())?;
     u8::try_from(prototype.params.len().min(5)).ok()
 }
 
-/// May it sleep?
+/// Returns whether it may sleep.
 pub(super) fn might_sleep(program: &Program<'_>, btf_id: i32) -> bool {
     function(program, btf_id).is_some_and(|function| function.has(flags::SLEEPABLE))
 }
 
-/// Does it void pointers into the packet?
+/// Returns whether it voids pointers into the packet.
 pub(super) fn changes_packet(program: &Program<'_>, btf_id: i32) -> bool {
     function(program, btf_id).is_some_and(|function| function.name == XDP_PULL_DATA)
 }
@@ -89,7 +89,7 @@ fn is_task_work(function: &KernelFunction) -> bool {
     function.name.starts_with("bpf_task_work_schedule_")
 }
 
-/// The call that is checked.
+/// The call that is being checked.
 struct Call<'a> {
     function: &'static KernelFunction,
     kernel: &'a KernelTypes,
@@ -106,35 +106,35 @@ impl Call<'_> {
         self.function.has(flags)
     }
 
-    /// Pointers have to be trusted (`is_kfunc_trusted_args`).
+    /// Returns whether pointers must be trusted (`is_kfunc_trusted_args`).
     fn wants_trust(&self) -> bool {
         self.has(flags::TRUSTED_ARGS | flags::RELEASE)
     }
 }
 
-/// What the arguments tell (`struct bpf_kfunc_call_arg_meta`).
+/// The facts that the arguments tell (`struct bpf_kfunc_call_arg_meta`).
 #[derive(Debug, Default)]
 struct Meta {
     constant: Option<u64>,
-    /// Bytes of the memory that is returned, and whether they may be written.
+    /// The bytes of the memory that is returned, and whether they may be written.
     result_bytes: Option<(u64, bool)>,
     ref_id: u32,
     /// The register that is given back.
     release: Option<u8>,
     map: Option<MapId>,
     function: Option<usize>,
-    /// The frame and the slot of the lowest address.
+    /// The frame, and the slot of the lowest address.
     iterator: Option<(usize, usize)>,
     dynptr: Option<Initialised>,
     /// The list or tree.
     root: Option<MapField>,
     /// The program's own structure that is passed.
     object: u32,
-    /// A counted object is passed by its owner.
+    /// True if a counted object is passed by its owner.
     owned: bool,
 }
 
-/// A dynptr that is there.
+/// A dynptr that has been initialised.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Initialised {
     pub kind: DynptrKind,
@@ -181,7 +181,7 @@ impl<'a> Explorer<'a> {
         Ok(Next::Insn(self.insn + 1))
     }
 
-    /// `fetch_kfunc_meta`, and what is said of calls before they are looked at.
+    /// Does `fetch_kfunc_meta`, and the checks of calls that come before their arguments.
     fn find_kernel_function(&self, btf_id: i32) -> Check<Call<'a>> {
         let id = btf_id.cast_unsigned();
         let unknown = || no(EINVAL, format!("kernel btf_id {id} is not a function"));
@@ -258,7 +258,8 @@ impl<'a> Explorer<'a> {
         )
     }
 
-    /// `bpf_throw`: the program ends here, in whichever frame it is, with what r1 is; or with what a function of its own makes of that.
+    /// Does `bpf_throw`: the program ends here, in whichever frame it is, with r1 as its result, or
+    /// with the result of its own function for exceptions.
     fn throw(&mut self) -> Check<Next> {
         if self.exception_callback().is_none() {
             self.check_program_result(1)?;

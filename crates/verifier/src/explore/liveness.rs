@@ -1,9 +1,10 @@
-//! Which stack slots are read later (`kernel/bpf/liveness.c`).
+//! Finds the stack slots that are read later (`kernel/bpf/liveness.c`).
 //!
-//! Whether a slot's content matters after an instruction depends on who called the function, so what is read and written is
-//! noted for each chain of calls (an *instance*): by the program's own walk, for the function's own frame and for those of its
-//! callers that it reaches through pointers. When a path ends, all its reads have been noted; what is alive before
-//! each instruction then follows by going backwards until nothing changes.
+//! Whether a slot's content matters after an instruction depends on the caller of the function. So
+//! reads and writes are recorded for each chain of calls (an *instance*): by the program's own
+//! walk, for the function's own frame and for those of its callers that it reaches through
+//! pointers. When a path ends, all its reads have been recorded. The slots that are alive before
+//! each instruction then follow by going backwards until nothing changes.
 
 use std::collections::HashMap;
 
@@ -13,43 +14,45 @@ use crate::flow::{Flow, Function};
 /// A set of slots of one frame.
 type Slots = u64;
 
-/// Of one instruction and one frame.
+/// The marks of one instruction and one frame.
 #[derive(Debug, Clone, Copy, Default)]
 struct Marks {
     may_read: Slots,
-    /// On each visit so far.
+    /// The slots written on each visit so far.
     must_write: Slots,
     live_before: Slots,
 }
 
 #[derive(Debug)]
 struct Instance {
-    /// The function's first instruction and how many it has.
+    /// The function's first instruction, and the number of its instructions.
     start: usize,
     len: usize,
-    /// The call that led here, and the instance it stands in.
+    /// The call that led here, and the instance of the call.
     outer: Option<(usize, usize)>,
-    /// By frame, outermost first, the last being its own; empty until something is noted.
+    /// The marks by frame, outermost first, the last being its own; empty until something is
+    /// recorded.
     frames: Vec<Vec<Marks>>,
-    /// Which instructions some path has come to. One that wrote nothing on its first visit, whatever it does later, need not write.
+    /// The instructions that some path has reached. One that wrote nothing on its first visit is
+    /// not required to write, whatever it does later.
     visited: Vec<bool>,
-    /// Has it loops?
+    /// True if it has loops.
     loops: bool,
-    /// The last instruction, counted from the start, whose marks have changed.
+    /// The last instruction with changed marks, counted from the start.
     changed: Option<usize>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct StackLiveness {
     instances: Vec<Instance>,
-    /// By outer instance, call site and function.
+    /// The instances by outer instance, call site and function.
     by_call: HashMap<(Option<usize>, Option<usize>, usize), usize>,
     /// The instance of the current path's innermost frame.
     current: usize,
     insn: usize,
-    /// What the current instruction has written, by frame.
+    /// The slots that the current instruction has written, by frame.
     written: Vec<(usize, Slots)>,
-    /// Of all instances.
+    /// The bytes of all instances.
     bytes: usize,
 }
 
@@ -58,7 +61,7 @@ impl StackLiveness {
         *self = Self::default();
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -86,14 +89,15 @@ impl StackLiveness {
         self.written.push((frame, 1 << slot));
     }
 
-    /// What was written on every visit of an instruction is not alive before it.
+    /// Records the current writes: a slot written on every visit of an instruction is not alive
+    /// before it.
     pub(super) fn commit(&mut self, insn: usize) {
         let Some(instance) = self.instances.get_mut(self.current) else {
             return;
         };
         let at = insn.wrapping_sub(instance.start);
         let Some(visited) = instance.visited.get_mut(at) else {
-            return; // A call, or an end: the path stands in another function now.
+            return; // A call, or an end: the path is in another function now.
         };
         let is_first = !std::mem::replace(visited, true);
         for frame in 0..instance.frames.len() {
@@ -133,7 +137,7 @@ impl StackLiveness {
             .or_insert_with(|| {
                 let depth = outer.map_or(0, |outer| instances[outer].frames.len());
                 let place = flow.functions()[function];
-                // With its place in the table.
+                // Includes its entry in the table.
                 *bytes += 2 * size_of::<Instance>() + place.end - place.start;
                 instances.push(Instance {
                     start: place.start,
@@ -148,7 +152,7 @@ impl StackLiveness {
             })
     }
 
-    /// Brings an instance up to date; what it reads of its callers' frames is then read by its call.
+    /// Updates an instance; its call then reads the slots that it reads of its callers' frames.
     fn update(&mut self, number: usize, flow: &Flow) {
         let instance = &mut self.instances[number];
         let Some(last) = instance.changed.take() else {
@@ -182,7 +186,7 @@ impl StackLiveness {
 }
 
 impl Instance {
-    /// Adds to `bytes` what it takes anew.
+    /// Returns the marks; adds the bytes of new ones to `bytes`.
     fn marks(&mut self, frame: usize, insn: usize, bytes: &mut usize) -> Option<&mut Marks> {
         let len = self.len;
         let at = insn.checked_sub(self.start)?;
@@ -207,7 +211,8 @@ impl Instance {
             .map_or(0, |marks| marks.live_before)
     }
 
-    /// `last` is the last instruction whose marks have changed. Without loops one sweep finds everything.
+    /// Propagates backwards from `last`, the last instruction with changed marks. Without loops,
+    /// one sweep finds everything.
     fn go_backwards(&mut self, frame: usize, last: usize, flow: &Flow) {
         let (start, len) = (self.start, self.len);
         let marks = &mut self.frames[frame];
@@ -242,13 +247,13 @@ fn has_loops(flow: &Flow, function: Function) -> bool {
 }
 
 impl Explorer<'_> {
-    /// The current path has come into, or back to, another chain of calls.
+    /// Enters, or returns to, another chain of calls on the current path.
     pub(super) fn enter_instance(&mut self) {
         let chain = self.chain_of_current();
         self.alive.current = chain.last().copied().unwrap_or(0);
     }
 
-    /// The instances of the current path's frames, outermost first.
+    /// Returns the instances of the current path's frames, outermost first.
     fn chain_of_current(&mut self) -> Vec<usize> {
         let frames: Vec<_> = self
             .cur
@@ -268,7 +273,7 @@ impl Explorer<'_> {
         chain
     }
 
-    /// What the current path's frames have read is known to their callers.
+    /// Tells the callers which slots the current path's frames have read.
     pub(super) fn update_alive(&mut self) {
         let chain = self.chain_of_current();
         self.update_chain(&chain);
@@ -280,13 +285,13 @@ impl Explorer<'_> {
         }
     }
 
-    /// The slots of a frame that some path from a state reads. `chain` are the instances of its frames, `insns` where they
-    /// stand.
+    /// Returns the slots of a frame that some path from a state reads. `chain` are the instances of
+    /// its frames, `insns` their instructions.
     pub(super) fn slots_alive(&self, chain: &[usize], insns: &[usize], frame: usize) -> Slots {
         let innermost = chain.len() - 1;
         let mut alive = 0;
         for (depth, (&instance, &insn)) in chain.iter().zip(insns).enumerate().skip(frame) {
-            // What a call itself reads of its caller's frames, the callee's instance knows better.
+            // The callee's instance knows better which slots of its caller's frames a call reads.
             let at = if depth == innermost { insn } else { insn + 1 };
             alive |= self.alive.instances[instance].live_before(frame, at);
         }

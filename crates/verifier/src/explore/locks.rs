@@ -11,7 +11,7 @@ use crate::program::{FieldKind, Map};
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, LockPlace, Reg, Type};
 
-/// Is there a lock in the map's values?
+/// Returns whether there is a lock in the map's values.
 pub(super) fn has_lock(map: &Map) -> bool {
     map.fields.iter().any(|field| {
         matches!(
@@ -34,7 +34,7 @@ impl Explorer<'_> {
         self.give_lock_back(&reg, place)
     }
 
-    /// The value or object whose lock of this kind a register points to.
+    /// Returns the value or object that contains the lock of this kind which a register points to.
     pub(super) fn lock_place(&self, number: u8, reg: &Reg, kind: FieldKind) -> Check<LockPlace> {
         let name = kind.name();
         let Some(variable) = reg.var.constant() else {
@@ -145,8 +145,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Programs that may interrupt the holder of a lock may not use maps that have some (`check_map_prog_compatibility`). Maps that it does not
-    /// name are none of the program's.
+    /// Checks that programs which may interrupt the holder of a lock do not use maps that have one
+    /// (`check_map_prog_compatibility`). Only maps that the program names count.
     pub(crate) fn check_maps_suit(&self) -> Check {
         use beeline_uapi::ProgramType;
         let prog_type = self.program.kind.prog_type;
@@ -190,7 +190,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The maps that instructions name, by their descriptors; the file's others are none of the program's.
+    /// Returns the maps that instructions name, by their descriptors; the file's other maps are not
+    /// the program's.
     fn named_maps(&self) -> BTreeSet<i32> {
         let ops = (0..self.flow.len()).filter_map(|insn| self.op_at(insn));
         ops.filter_map(|op| match op {
@@ -205,7 +206,7 @@ impl Explorer<'_> {
     }
 }
 
-/// Do values of such a map stay while a program sleeps?
+/// Returns whether values of such a map stay while a program sleeps.
 fn may_be_held(map_type: MapType) -> bool {
     matches!(
         map_type,

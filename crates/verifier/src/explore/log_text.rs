@@ -1,20 +1,21 @@
-//! The log's text, of which only so much is kept as there is room for: its end, or its beginning (`struct bpf_verifier_log`).
+//! The log's text. Only as much is kept as there is room for: its end, or its beginning (`struct
+//! bpf_verifier_log`).
 
-/// What has been said so far. Places in it count from the very beginning, kept or not.
+/// The text so far. Places in it count from the very beginning, kept or not.
 #[derive(Debug)]
 pub(super) struct Text {
     kept: String,
-    /// Bytes before what is kept.
+    /// The bytes before the kept part.
     before: usize,
-    /// Bytes after it.
+    /// The bytes after it.
     after: usize,
-    /// Bytes that are wanted in the end.
+    /// The bytes that are wanted in the end.
     room: usize,
-    /// The beginning is kept (`BPF_LOG_FIXED`).
+    /// True if the beginning is kept (`BPF_LOG_FIXED`).
     fixed: bool,
-    /// Bytes that there were at some time.
+    /// The largest number of bytes at any time.
     longest: usize,
-    /// Where the last line begins.
+    /// The start of the last line.
     last_line: usize,
 }
 
@@ -31,7 +32,7 @@ impl Text {
         }
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub(super) fn bytes(&self) -> usize {
         self.kept.capacity()
     }
@@ -40,7 +41,7 @@ impl Text {
         self.before + self.kept.len() + self.after
     }
 
-    /// Takes back what was said since. What is not kept any more does not come back.
+    /// Takes back the text since then. Text that was dropped does not come back.
     pub(super) fn back_to(&mut self, place: usize) {
         self.longest = self.longest.max(self.len());
         let kept = place.saturating_sub(self.before);
@@ -54,21 +55,21 @@ impl Text {
         }
     }
 
-    /// One or more lines, without the last newline.
+    /// Adds one or more lines, without the last newline.
     pub(super) fn line(&mut self, line: &str) {
         self.last_line = self.len() + line.rfind('\n').map_or(0, |at| at + 1);
         self.push(line);
         self.push("\n");
     }
 
-    /// Goes on with the last line, which ends at `end`.
+    /// Continues the last line, which ends at `end`.
     pub(super) fn continue_line(&mut self, end: usize, text: &str) {
         self.back_to(end);
         self.push(text);
         self.push("\n");
     }
 
-    /// How far into the last line a place is.
+    /// Returns the distance of a place from the start of the last line.
     pub(super) fn column(&self, place: usize) -> usize {
         place.saturating_sub(self.last_line)
     }
@@ -86,7 +87,7 @@ impl Text {
             return;
         }
         self.kept += text;
-        // Not each time: what is kept has to be moved.
+        // Not each time: the kept part has to be moved.
         const SLACK: usize = 1 << 16;
         if self.kept.len() > self.room.saturating_add(self.room.max(SLACK)) {
             self.cut();
@@ -102,7 +103,7 @@ impl Text {
         self.before += start;
     }
 
-    /// The length at its longest, and what is kept.
+    /// Returns the largest length, and the kept part.
     pub(super) fn finish(mut self) -> (usize, String) {
         let longest = self.longest.max(self.len());
         if !self.fixed {
@@ -112,7 +113,7 @@ impl Text {
     }
 }
 
-/// The last place at or before `at` that is between two characters.
+/// Returns the last place at or before `at` that is between two characters.
 fn boundary(text: &str, at: usize) -> usize {
     (0..=at)
         .rev()
@@ -162,7 +163,7 @@ mod tests {
             assert_eq!(kept, "line 000\nline 001\nline 002\n");
             assert_eq!(longest, 18 + 7 + 14);
         }
-        // Also where it is not kept.
+        // Even if it is not kept.
         let mut text = said(9, true, 3);
         text.back_to(18);
         assert_eq!(text.len(), 18);

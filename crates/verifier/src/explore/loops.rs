@@ -1,9 +1,10 @@
 //! Loops that end by themselves: iterators, callbacks and `may_goto`.
 //!
-//! In such a loop a path ends when it comes round in a state that lies within one seen before, although that one is not yet
-//! known to be good, nor which of its numbers matter. So as long as paths are in the loop, its states are compared closely; and when
-//! all are done, what mattered in the states that paths came round to is carried to those that came round, until nothing
-//! changes (the *backedges* of `kernel/bpf/verifier.c`).
+//! In such a loop, a path ends when it comes round in a state that lies within one seen before,
+//! although it is not yet known whether that one is good, nor which of its numbers matter. So as
+//! long as paths are in the loop, its states are compared closely. When all are done, the numbers
+//! that mattered in the states that paths came round to are carried over to the states that came
+//! round, until nothing changes (the *backedges* of `kernel/bpf/verifier.c`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,14 +15,14 @@ use crate::state::{State, StateId};
 /// `MAX_BACKEDGE_ITERS`.
 const MOST_ROUNDS: usize = 64;
 
-/// A loop as one chain of calls comes to it.
+/// A loop as one chain of calls reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Place {
     callsites: Vec<usize>,
     component: u32,
 }
 
-/// As the log names it.
+/// Formats it as the log names it.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(")?;
@@ -43,7 +44,7 @@ struct Visit {
 #[derive(Debug, Default)]
 pub(super) struct Loops {
     visits: HashMap<Place, Visit>,
-    /// In all visits.
+    /// The number of ways back in all visits.
     ways_back: usize,
 }
 
@@ -54,7 +55,7 @@ impl Loops {
 }
 
 impl Explorer<'_> {
-    /// The outermost loop that a state stands in (`compute_scc_callchain`).
+    /// Returns the outermost loop that a state is in (`compute_scc_callchain`).
     fn loop_of(&self, state: &State) -> Option<Place> {
         let mut callsites = Vec::new();
         for frame in 0..state.frames.len() {
@@ -71,7 +72,7 @@ impl Explorer<'_> {
         None
     }
 
-    /// Is the outermost loop that a state stands in one only in that a function is called back?
+    /// Returns whether the outermost loop of a state is one only because a function is called back.
     pub(super) fn only_calls_back(&self, state: &State) -> bool {
         let mut places = (0..state.frames.len()).map(|frame| self.shape.at(state.insn_of(frame)));
         places
@@ -79,7 +80,7 @@ impl Explorer<'_> {
             .is_some_and(|place| place.only_calls_back)
     }
 
-    /// A state was kept.
+    /// Records that a state was kept.
     pub(super) fn enter_loop(&mut self, id: StateId) {
         if let Some(place) = self.loop_of(self.kept(id)) {
             let name = self.log.level.all().then(|| place.to_string());
@@ -92,7 +93,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// All paths from a state are done.
+    /// Records that all paths from a state are done.
     pub(super) fn leave_loop(&mut self, id: StateId) -> Check {
         let Some(place) = self.loop_of(self.kept(id)) else {
             return Ok(());
@@ -127,7 +128,7 @@ impl Explorer<'_> {
                 changed |= outcome?;
             }
         }
-        // Given up long ago, they were kept for these.
+        // These were given up long ago, and were kept only for the ways back.
         let retired: Vec<_> = ways_back.iter().filter_map(|way| way.equal).collect();
         for id in retired {
             if self.kept[id as usize].is_some() {
@@ -137,7 +138,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The current path has come round to a state.
+    /// Records that the current path has come round to a state.
     pub(super) fn add_way_back(&mut self, id: StateId) {
         let Some(place) = self.loop_of(self.kept(id)) else {
             return;
@@ -157,7 +158,7 @@ impl Explorer<'_> {
             .push(state);
     }
 
-    /// It is not yet known which of its numbers matter.
+    /// Returns whether it is still unknown which of its numbers matter.
     pub(super) fn is_incomplete(&self, id: StateId) -> bool {
         if self.loops.ways_back == 0 {
             return false;

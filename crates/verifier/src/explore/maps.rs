@@ -1,10 +1,10 @@
-//! Which programs may change which maps (`may_update_sockmap`).
+//! The programs that may change a map (`may_update_sockmap`).
 
 use beeline_uapi::{AttachType, HelperId, MapType, ProgramType};
 
 use crate::program::Kind;
 
-/// Sockets in maps may be changed only where they cannot be locked.
+/// Returns whether sockets in maps may be changed: only where they cannot be locked.
 pub(super) fn may_update(kind: &Kind, map_type: MapType, helper: HelperId) -> bool {
     let is_delete = match helper {
         HelperId::MAP_UPDATE_ELEM => false,

@@ -20,13 +20,13 @@ pub(super) struct Access {
     pub value: Option<u8>,
     /// The constant that is stored.
     pub constant: Option<i32>,
-    /// Of a load: sign-extended.
+    /// True for a load that is sign-extended.
     pub signed: bool,
-    /// Whatever the program's flags: aligned.
+    /// True if it must be aligned, regardless of the program's flags.
     pub strict: bool,
 }
 
-/// Who accesses memory.
+/// The code that accesses memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
     Program,
@@ -61,7 +61,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// What was loaded, unless the stack's rules have put it in place.
+    /// Returns the loaded register, unless the stack's rules have set it already.
     fn access_by_type(&mut self, reg: &Reg, access: Access, at: i32) -> Check<Option<Reg>> {
         let Access {
             base, size, write, ..
@@ -208,7 +208,8 @@ impl Explorer<'_> {
         )
     }
 
-    /// An access to a map's value: within it, and not to its special fields (`check_map_access`).
+    /// Checks an access to a map's value: within it, and not to its special fields
+    /// (`check_map_access`).
     pub(super) fn check_value(&self, number: u8, off: i32, size: i32, zero: bool, by: By) -> Check {
         let reg = *self.cur.reg(number);
         let Type::MapValue(id) = reg.kind else {
@@ -271,7 +272,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `check_mem_region_access`: every offset that the register may have is inside.
+    /// Does `check_mem_region_access`: every possible offset of the register must be inside.
     pub(super) fn check_region(
         &self,
         number: u8,
@@ -328,7 +329,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `check_packet_access`: `off` without the register's own.
+    /// Does `check_packet_access`; `off` does not include the register's own offset.
     pub(super) fn check_packet(&self, number: u8, off: i32, size: i32, zero: bool) -> Check {
         let reg = self.cur.reg(number);
         let off = off + reg.off;
@@ -359,7 +360,8 @@ impl Explorer<'_> {
         )
     }
 
-    /// `__check_buffer_access`: what is accessed is noted, and the buffer checked against that when it is known.
+    /// Does `__check_buffer_access`: records the access; the buffer is checked against it when it
+    /// is known.
     pub(super) fn check_buffer(
         &self,
         reg: &Reg,
@@ -419,7 +421,8 @@ impl Explorer<'_> {
         )
     }
 
-    /// Packets begin two bytes past a multiple of four (`check_pkt_ptr_alignment`).
+    /// Checks the alignment in packets, which begin two bytes past a multiple of four
+    /// (`check_pkt_ptr_alignment`).
     fn check_packet_alignment(&self, reg: &Reg, access: &Access) -> Check {
         const IP_ALIGN: i64 = 2;
         let flags = self.program.kind.flags;
@@ -442,7 +445,7 @@ impl Explorer<'_> {
     }
 }
 
-/// What the log calls a direction on the stack.
+/// Returns the log's name for a direction on the stack.
 pub(super) fn stack_verb(write: bool) -> &'static str {
     if write { " write to" } else { " read from" }
 }
@@ -457,7 +460,8 @@ pub(super) fn width(size: i32) -> beeline_isa::Size {
     }
 }
 
-/// Shall accesses be aligned on a machine that needs it not? Who asks for both gets the laxer.
+/// Returns whether accesses must be aligned on a machine that does not need it. If a program sets
+/// both flags, the laxer one counts.
 fn is_strict(flags: u32) -> bool {
     flags & (STRICT_ALIGNMENT | ANY_ALIGNMENT) == STRICT_ALIGNMENT
 }

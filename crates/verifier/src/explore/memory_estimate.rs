@@ -1,14 +1,15 @@
-//! How much memory a walk takes, about: a small program may have many paths, and many states of them are kept.
+//! Limits the approximate memory of a walk: a small program may have many paths, and many of their
+//! states are kept.
 
 use super::{Check, Explorer, no};
 use crate::reject::ENOMEM;
 use crate::state::{Frame, Held, Slot, State, Step};
 
-/// More is asked for in steps of so many bytes.
+/// The step in which more memory is requested.
 const STEP: usize = 1 << 20;
 
 impl Explorer<'_> {
-    /// May the walk have what it has?
+    /// Checks that the walk may use the memory it has.
     pub(super) fn check_weight(&mut self) -> Check {
         let weight = self.states + self.alive.bytes() + self.log.bytes();
         if weight <= self.granted {
@@ -24,7 +25,7 @@ impl Explorer<'_> {
 }
 
 impl State {
-    /// Bytes of it.
+    /// Returns its bytes.
     pub(super) fn weight(&self) -> usize {
         let of_frame =
             |frame: &Frame| size_of::<Frame>() + frame.stack.capacity() * size_of::<Slot>();

@@ -1,5 +1,6 @@
-//! Paths without what makes the walk short: one run's, step by step, or all of them. Nothing is compared with kept states, so what a
-//! path claims follows from its own instructions alone. Nor is it asked what is read later.
+//! Paths without the shortcuts of the walk: one run's, step by step, or all of them. Nothing is
+//! compared with kept states, so the claims of a path follow from its own instructions alone. Later
+//! reads are not considered either.
 
 use beeline_isa::{FRAME_POINTER, Op};
 
@@ -8,17 +9,19 @@ use crate::oracle::Moment;
 use crate::reject::E2BIG;
 use crate::state::{Byte, Frame, Reg, State, Type};
 
-/// Bytes from a function's frame pointer to its caller's.
+/// The bytes from a function's frame pointer to its caller's.
 const FRAME_BYTES: u64 = beeline_isa::STACK_BYTES.unsigned_abs() as u64;
-/// Paths that are tried for a run's step. There are more than two where an instruction tells values apart, and at the end of a callback.
+/// The most paths that are tried for a run's step. There are more than two if an instruction
+/// distinguishes values, and at the end of a callback.
 const MOST_WAYS: usize = 8;
 
-/// The path that a run takes, and those that wait for functions to return that are walked by themselves.
+/// The path that a run takes, and the paths that wait for the return of functions which are walked
+/// by themselves.
 #[derive(Default)]
 pub(crate) struct Run {
     started: bool,
     outer: Vec<Outer>,
-    /// How deep the call was of the function that is walked now.
+    /// The depth of the call of the function that is being walked.
     depth: usize,
 }
 
@@ -30,7 +33,8 @@ struct Outer {
 }
 
 impl Explorer<'_> {
-    /// The run comes to another instruction, with these values. Errors: what the walk says otherwise.
+    /// Moves the run to another instruction, with these values. The error says where the walk
+    /// claims otherwise.
     pub(crate) fn come_to(&mut self, run: &mut Run, at: &Moment<'_>) -> Result<(), String> {
         if !run.started {
             run.started = true;
@@ -53,7 +57,8 @@ impl Explorer<'_> {
         self.take_way(frames, at)
     }
 
-    /// Carries out the instruction that the run has carried out, and goes on with the path that is where the run is, with its values.
+    /// Executes the instruction that the run has executed, and continues with the path that is
+    /// where the run is, with its values.
     fn take_way(&mut self, frames: usize, at: &Moment<'_>) -> Result<(), String> {
         let start = self.insn;
         let mut differs = None;
@@ -77,7 +82,8 @@ impl Explorer<'_> {
                         Err(why) => differs = differs.or(Some(why)),
                     }
                 } else if insn == start || self.calls_back(insn) {
-                    // One of the values that the instruction tells apart; a callback's end, which leads to its call.
+                    // One of the values that the instruction distinguishes, or a callback's end,
+                    // which leads to its call.
                     ways.push((state, insn));
                 }
             }
@@ -138,8 +144,8 @@ impl Explorer<'_> {
         self.check_claims(&self.cur, at)
     }
 
-    /// Carries out an instruction, with nothing to go back to: which numbers matter is not asked. Other ways are left in `pending`.
-    /// `false`: the current path is at its end.
+    /// Executes an instruction without recording the way back: numbers that matter are not tracked.
+    /// Other ways are left in `pending`. Returns `false` if the current path is at its end.
     fn one_step(&mut self) -> Result<bool, String> {
         self.pending.clear();
         let here = self.insn;
@@ -172,7 +178,7 @@ impl Explorer<'_> {
         Ok(next)
     }
 
-    /// Are these values among those that a state stands for?
+    /// Checks that these values are among those that a state stands for.
     fn check_claims(&self, state: &State, at: &Moment<'_>) -> Result<(), String> {
         let frame = state.frame();
         let innermost = state.depth();
@@ -225,8 +231,9 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Every path of the whole program, each for itself, as far as so many instructions go. An accepted program is accepted so too:
-    /// leaving paths out may hide nothing. `None`: there is more.
+    /// Follows every path of the whole program separately, for up to so many instructions. An
+    /// accepted program must be accepted this way too: skipping paths may hide nothing. Returns
+    /// `None` if there is more.
     pub(crate) fn every_path(&mut self, most: u32) -> Option<Result<(), String>> {
         let outcome = self.check_maps_suit().and_then(|()| {
             let mut number = Some(0);
@@ -252,7 +259,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `false`: there is no further path.
+    /// Takes a step; returns `false` if there is no further path.
     fn every_step(&mut self, most: u32) -> Check<bool> {
         if self.effort.insns_processed > most {
             return no(E2BIG, "");
@@ -277,7 +284,7 @@ impl Explorer<'_> {
     }
 }
 
-/// May a register that is so have this value?
+/// Returns whether a register in this state may have this value.
 fn holds(reg: &Reg, value: u64, innermost: usize, at: &Moment<'_>) -> bool {
     let start = match reg.kind {
         Type::Uninit => return true,
@@ -291,7 +298,7 @@ fn holds(reg: &Reg, value: u64, innermost: usize, at: &Moment<'_>) -> bool {
         Type::MapValue(_) | Type::Mem(_) | Type::Map(_) | Type::Packet => return value != 0,
         _ => return true,
     };
-    // Of a pointer the 64-bit bounds are of what was added.
+    // For a pointer, the 64-bit bounds are those of the added number.
     let moved = value
         .wrapping_sub(start)
         .wrapping_sub(i64::from(reg.off).cast_unsigned());

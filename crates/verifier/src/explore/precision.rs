@@ -1,6 +1,7 @@
-//! Which numbers mattered: when a bound decides about something, the path is followed back to where the number came from, and
-//! the registers and slots that it went through are marked in the states that were kept on the way. States are alike
-//! if they agree on these; other numbers may differ (`mark_chain_precision`, `backtrack_insn`).
+//! Tracks the numbers that mattered. When a bound decides something, the path is followed back to
+//! the number's origin, and the registers and slots on the way are marked in the states that were
+//! kept. States are alike if they agree on these; other numbers may differ (`mark_chain_precision`,
+//! `backtrack_insn`).
 
 use beeline_isa::{FRAME_POINTER, Op, Operand};
 use beeline_uapi::HelperId;
@@ -13,11 +14,11 @@ const TAIL_CALL: u32 = HelperId::TAIL_CALL.0;
 /// r1 to r5.
 const ARGUMENTS: u16 = 0b11_1110;
 
-/// What is looked for, by frame.
+/// The registers and slots that are searched, by frame.
 #[derive(Debug, Default)]
 struct Wanted {
     frames: Vec<(u16, u64)>,
-    /// The frame of the instruction that is looked at.
+    /// The frame of the instruction being looked at.
     frame: usize,
 }
 
@@ -55,20 +56,20 @@ impl Wanted {
         *self.registers() &= !(1 << register);
     }
 
-    /// Going back, the path comes into a function at its end.
+    /// Enters a function at its end, going back.
     fn enter_callee(&mut self) {
         self.frame += 1;
         let frame = self.frame;
         *self.at(frame) = (0, 0);
     }
 
-    /// Going back, the path leaves a function at its start.
+    /// Leaves a function at its start, going back.
     fn leave_callee(&mut self) -> Result<(), Lost> {
         self.frame = self.frame.checked_sub(1).ok_or(Lost)?;
         Ok(())
     }
 
-    /// Numbers that are the same by their ids matter together (`bt_sync_linked_regs`).
+    /// Adds linked numbers: numbers with the same id matter together (`bt_sync_linked_regs`).
     fn spread(&mut self, linked: &Linked) {
         let any = linked.iter().any(|place| {
             let (registers, slots) = *self.at(place.frame.into());
@@ -93,7 +94,7 @@ impl Wanted {
 }
 
 impl Explorer<'_> {
-    /// A register's number decides about something now.
+    /// Marks a register's number, which decides something now.
     pub(super) fn mark_precise(&mut self, register: u8) -> Check {
         if !self.cur.reg(register).is_scalar() {
             return Ok(());
@@ -109,8 +110,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// What mattered in a kept state matters in a state that is covered by it (`propagate_precision`). Says whether anything
-    /// was marked that was not.
+    /// Marks in a state the numbers that mattered in the kept state which covers it
+    /// (`propagate_precision`). Returns whether anything was newly marked.
     pub(super) fn take_over_precision(
         &mut self,
         from: StateId,
@@ -141,7 +142,7 @@ impl Explorer<'_> {
         (to, Ok(changed))
     }
 
-    /// The number in a stack slot of the current state decides about something.
+    /// Follows back the number in a stack slot of the current state, which decides something.
     pub(super) fn follow_slot_back(&mut self, state: &mut State, frame: usize, slot: usize) {
         let mut wanted = Wanted {
             frame: state.depth(),
@@ -151,7 +152,8 @@ impl Explorer<'_> {
         let _changed = self.follow_back(state, wanted);
     }
 
-    /// Marks in the kept states that a state comes from. Says whether anything was marked that was not.
+    /// Marks numbers in the kept states that a state comes from. Returns whether anything was newly
+    /// marked.
     fn follow_back(&mut self, state: &mut State, mut wanted: Wanted) -> bool {
         if wanted.is_empty() {
             return false;
@@ -171,7 +173,8 @@ impl Explorer<'_> {
         let (mut first, mut parent) = (state.first_insn, state.parent);
         let mut last = Some(state.insn);
         let mut after: Option<usize> = None;
-        // The instruction that the state stands before was not carried out, or asks itself.
+        // The instruction before which the state stands was not executed, or makes the request
+        // itself.
         let mut skip = true;
         loop {
             let mut left = history.len();
@@ -219,7 +222,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// At the start of a function that is walked by itself its parameters have no past.
+    /// Handles the start of a function that is walked by itself: its parameters have no past.
     fn at_function_entry(&self, wanted: &mut Wanted, changed: bool) -> Result<bool, Lost> {
         let only_arguments =
             wanted
@@ -236,7 +239,8 @@ impl Explorer<'_> {
         Ok(changed)
     }
 
-    /// Every number in this state, and in those that it comes from, matters (`mark_all_scalars_precise`).
+    /// Marks every number in this state, and in those that it comes from
+    /// (`mark_all_scalars_precise`).
     pub(super) fn everything_matters(&mut self, state: &mut State) {
         let mark = |state: &mut State| {
             state.for_each_reg(|reg| {
@@ -254,7 +258,8 @@ impl Explorer<'_> {
                 self.print_forced(&copy);
             }
             let kept = self.kept_mut(id);
-            // Then so does everything before it: paths with many states need not be gone back over each time.
+            // Then so does everything before it: paths with many states need not be gone back over
+            // each time.
             if std::mem::replace(&mut kept.all_precise, true) {
                 return;
             }
@@ -263,7 +268,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// What has to be known before an instruction for what is wanted after it (`backtrack_insn`).
+    /// Computes what must be known before an instruction for what is wanted after it
+    /// (`backtrack_insn`).
     fn back_over(
         &self,
         insn: usize,
@@ -328,7 +334,7 @@ impl Explorer<'_> {
                 if let (Some(fetched), true) = (fetched, fetched.is_some_and(|reg| wanted.has(reg)))
                 {
                     wanted.remove(fetched);
-                    // What was there before is what was fetched, however it came there.
+                    // The memory's content before is the fetched value, however it got there.
                     if stack.is_some() {
                         return Err(Lost);
                     }
@@ -366,7 +372,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Of a global function the call itself; of others the way out of their start.
+    /// Goes back over a call: for a global function the call itself; for others out of their start.
     fn back_over_call(&self, insn: usize, wanted: &mut Wanted) -> Result<(), Lost> {
         let callee = self.flow.callee(insn).ok_or(Lost)?;
         let function = self.flow.function_at(callee).ok_or(Lost)?;
@@ -389,7 +395,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A load from the packet, by which a function may have ended; or the second half of a 64-bit immediate.
+    /// Goes back over a load from the packet, by which a function may have ended, or over the
+    /// second half of a 64-bit immediate.
     fn back_over_odd(
         &self,
         insn: usize,
@@ -435,7 +442,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Into the end of a function that was called, or of a callback.
+    /// Goes back into the end of a function that was called, or of a callback.
     fn back_over_exit(&self, after: Option<usize>, wanted: &mut Wanted) -> Result<(), Lost> {
         let after = after.ok_or(Lost)?;
         if self.shape.at(after).calls_back {
@@ -481,7 +488,8 @@ fn back_over_store(
     Ok(())
 }
 
-/// Marks what is wanted in a kept state; what it marks already, or cannot mark, is wanted no more.
+/// Marks the wanted numbers in a kept state. Numbers that are marked already, or cannot be marked,
+/// are no longer wanted.
 fn mark(state: &mut State, wanted: &mut Wanted) -> bool {
     let mut changed = false;
     for (number, frame) in state.frames.iter_mut().enumerate() {
@@ -521,11 +529,12 @@ enum Before {
     Insn(usize),
     /// The segment begins here.
     Start,
-    /// So does the function.
+    /// The function begins here, too.
     Nothing,
 }
 
-/// The instruction that came before one on a path (`get_prev_insn_idx`). `left` is how much of the history lies before.
+/// Returns the instruction that came before one on a path (`get_prev_insn_idx`). `left` is the
+/// length of the history before it.
 fn previous(history: &[Step], first: usize, insn: usize, left: &mut usize) -> Before {
     if insn == first {
         match *left {

@@ -16,19 +16,19 @@ use crate::verdict::LogLevel;
 pub(super) struct Log {
     pub level: LogLevel,
     text: Text,
-    /// The next instruction's state is printed whole: the path is a new one.
+    /// True if the next instruction's state is printed whole, because the path is a new one.
     pub print_state: bool,
-    /// It is so because a function has returned: then once is enough.
+    /// True if that is because a function has returned: then once is enough.
     returned: bool,
-    /// The state that was printed last, of which only changes are printed.
+    /// The state that was printed last; only changes from it are printed.
     last: Option<(usize, Frame)>,
     /// The source line that was printed last.
     line: Option<u32>,
-    /// Registers that the current instruction reads or writes, a bit each.
+    /// The registers that the current instruction reads or writes, a bit each.
     touched: u16,
-    /// The same of slots of the stack.
+    /// The slots of the stack that the current instruction reads or writes.
     touched_slots: u64,
-    /// Where the current instruction's line ends, without its newline.
+    /// The end of the current instruction's line, without its newline.
     insn_end: usize,
 }
 
@@ -43,7 +43,7 @@ impl LogLevel {
 }
 
 impl Log {
-    /// With room for so many bytes.
+    /// Creates a log with room for so many bytes.
     pub(super) fn new(level: LogLevel, room: usize) -> Self {
         Self {
             level,
@@ -58,7 +58,7 @@ impl Log {
         }
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub(super) fn bytes(&self) -> usize {
         self.text.bytes()
     }
@@ -71,7 +71,7 @@ impl Log {
         self.text.back_to(len);
     }
 
-    /// Paths that were good are not shown.
+    /// Drops the text of paths that were good; they are not shown.
     pub(super) fn forget_paths(&mut self) {
         self.text.back_to(0);
     }
@@ -82,7 +82,7 @@ impl Log {
         }
     }
 
-    /// The current instruction reads or writes a slot of the stack.
+    /// Records that the current instruction reads or writes a slot of the stack.
     pub(super) fn touch_slot(&mut self, slot: usize) {
         self.touched_slots |= 1 << slot;
     }
@@ -109,9 +109,9 @@ impl Log {
 }
 
 impl Explorer<'_> {
-    /// The log with the line of figures at its end.
+    /// Returns the log with the line of figures at its end.
     ///
-    /// Also says how long it was at its longest.
+    /// Also returns its largest length at any time.
     pub(crate) fn take_log(&mut self) -> (usize, String) {
         let level = self.log.level;
         if level.0 != 0 {
@@ -122,7 +122,7 @@ impl Explorer<'_> {
         log.text.finish()
     }
 
-    /// Where the path is and what it does next.
+    /// Prints the path's place and its next instruction.
     pub(super) fn print_before(&mut self) {
         if !self.log.level.paths() {
             return;
@@ -151,7 +151,7 @@ impl Explorer<'_> {
         self.log.insn_end = self.log.text.len().saturating_sub(1);
     }
 
-    /// An instruction, with its code.
+    /// Returns an instruction's text, with its code.
     pub(super) fn insn_text(&self, index: usize) -> String {
         let insn = self.insn_at(index);
         match self.op_at(index) {
@@ -168,7 +168,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// What an instruction has changed, behind its line.
+    /// Prints an instruction's changes, behind its line.
     pub(super) fn print_after(&mut self) {
         if !self.log.level.paths() {
             return;
@@ -195,7 +195,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Registers that the instruction had to do with, and slots of the stack that have changed.
+    /// Returns the registers that the instruction touched, and the slots of the stack that have
+    /// changed.
     fn changes(&self, last: &Frame) -> String {
         let frame = self.cur.frame();
         let mut text = frame_prefix(self.cur.depth());
@@ -247,7 +248,7 @@ impl Explorer<'_> {
         self.log.last = Some((depth, self.cur.frame().clone()));
     }
 
-    /// Comes back from a function whose last state is given, to this instruction.
+    /// Prints the return from a function, with its last state, to this instruction.
     pub(super) fn print_return(&mut self, callee: &str, insn: usize) {
         if !self.log.level.paths() {
             return;
@@ -263,7 +264,7 @@ impl Explorer<'_> {
         self.log.returned = true;
     }
 
-    /// The innermost frame, as the log shows it.
+    /// Returns the innermost frame, as the log shows it.
     pub(super) fn state_text(&self) -> String {
         self.frame_text(&self.cur, self.cur.depth())
     }
@@ -324,7 +325,8 @@ impl Explorer<'_> {
         self.reg_text_in(reg, self.cur.depth())
     }
 
-    /// A register of this frame: whose stack a pointer is into goes without saying if it is the frame's own.
+    /// Returns the text of a register of this frame. A pointer into a stack names the frame only if
+    /// it is another one.
     fn reg_text_in(&self, reg: &Reg, own_frame: usize) -> String {
         let mark = if reg.precise { "P" } else { "" };
         if let Some(value) = reg.constant() {
@@ -402,7 +404,7 @@ impl Explorer<'_> {
     }
 }
 
-/// Registers that an operation has to do with: of calls, those that they destroy too.
+/// Returns the registers that an operation touches; for calls, also those that they destroy.
 fn touched_by(op: &Op) -> u16 {
     let is_call = matches!(
         op,
@@ -414,7 +416,8 @@ fn touched_by(op: &Op) -> u16 {
         .fold(call, |touched, register| touched | 1 << register)
 }
 
-/// Spaces between an instruction of so many characters and what follows (`vlog_alignment`, which counts the newline too).
+/// Returns the spaces between an instruction of so many characters and the text behind it
+/// (`vlog_alignment`, which counts the newline too).
 fn padding(column: usize) -> usize {
     (column + 5).max(40).next_multiple_of(8) - column - 2
 }

@@ -1,5 +1,6 @@
-//! What the log has at its second level only: the functions and the registers that are read later, before the first path
-//! (`check_subprogs`, `compute_live_registers`); and each way back to where a number came from (`mark_chain_precision`).
+//! The parts of the log at its second level only: the functions and the registers that are read
+//! later, before the first path (`check_subprogs`, `compute_live_registers`), and each way back to
+//! a number's origin (`mark_chain_precision`).
 
 use std::fmt::Write as _;
 
@@ -9,7 +10,7 @@ use super::Explorer;
 use crate::state::State;
 
 impl Explorer<'_> {
-    /// Where functions begin, and what is known of each instruction.
+    /// Prints the start of functions, and the facts about each instruction.
     pub(crate) fn print_shape(&mut self) {
         if !self.log.level.all() {
             return;
@@ -36,7 +37,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// A part of a path is about to be gone back over.
+    /// Prints that a part of a path is about to be gone back over.
     pub(super) fn print_segment(
         &mut self,
         frame: usize,
@@ -53,7 +54,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// An instruction is about to be gone back over.
+    /// Prints that an instruction is about to be gone back over.
     pub(super) fn print_back(&mut self, frame: usize, (registers, slots): (u16, u64), insn: usize) {
         if self.log.level.all() && self.flow.op(insn).is_some() {
             let what = self.insn_text(insn);
@@ -64,7 +65,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Numbers have been marked in a kept state; `wanted` are those of each frame.
+    /// Prints that numbers have been marked in a kept state; `wanted` are those of each frame.
     pub(super) fn print_marked(&mut self, state: &State, frame: usize, wanted: &[(u16, u64)]) {
         if !self.log.level.all() {
             return;
@@ -80,7 +81,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// What mattered in a kept state, of one frame.
+    /// Prints the numbers that mattered in a kept state, for one frame.
     pub(super) fn print_taken_over(&mut self, frame: usize, (registers, slots): (u16, u64)) {
         if !self.log.level.all() || (registers, slots) == (0, 0) {
             return;
@@ -92,7 +93,7 @@ impl Explorer<'_> {
             .line(&format!("frame {frame}: propagating {}", all.join(",")));
     }
 
-    /// The way back was lost.
+    /// Prints that the way back was lost.
     pub(super) fn print_everything_matters(&mut self, depth: usize) {
         if self.log.level.all() {
             self.log.line(&format!(
@@ -101,7 +102,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Every number of a kept state is about to be marked.
+    /// Prints that every number of a kept state is about to be marked.
     pub(super) fn print_forced(&mut self, state: &State) {
         if !self.log.level.all() {
             return;
@@ -126,7 +127,7 @@ fn number(insn: Option<usize>) -> i64 {
     insn.map_or(-1, |insn| insn as i64)
 }
 
-/// Bytes from the frame pointer to a slot.
+/// Returns the bytes from the frame pointer to a slot.
 fn place(slot: u32) -> i64 {
     -(i64::from(slot) + 1) * 8
 }
@@ -135,7 +136,7 @@ fn bits(mask: u64) -> impl Iterator<Item = u32> {
     (0..64).filter(move |bit| mask & 1 << bit != 0)
 }
 
-/// `regs=r1,r2 stack=-8`.
+/// Formats `regs=r1,r2 stack=-8`.
 fn wanted_text(registers: u16, slots: u64) -> String {
     let mut text = String::from("regs=");
     let mut separator = "";

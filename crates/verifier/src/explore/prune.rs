@@ -1,5 +1,6 @@
-//! Is there anything new in a state? States are kept at some instructions, and a path that comes there in a state that is
-//! covered by one of them need not be followed any further (`is_state_visited`).
+//! Decides whether there is anything new in a state. States are kept at some instructions. A path
+//! that arrives there in a state which one of them covers need not be followed any further
+//! (`is_state_visited`).
 
 use super::equal::{Alike, states_equal};
 use super::{Check, ExploredState, Explorer, no};
@@ -7,11 +8,11 @@ use crate::program::TEST_STATE_FREQ;
 use crate::reject::EINVAL;
 use crate::state::{Object, Reg, Slot, State, StateId};
 
-/// More history than this is not followed back.
+/// The longest history that is followed back.
 const LONG_HISTORY: usize = 40;
 
 impl Explorer<'_> {
-    /// `true` if the current path need not be followed.
+    /// Returns `true` if the current path need not be followed.
     pub(super) fn is_visited(&mut self) -> Check<bool> {
         let checkpoint = self.shape.at(self.insn).checkpoint;
         let forced = self.program.kind.flags & TEST_STATE_FREQ != 0
@@ -37,7 +38,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// The newest state that covers the current one, and whether that is in a loop. States that are not worth it are given up.
+    /// Finds the newest state that covers the current one, and whether that is in a loop. States
+    /// that are not worth it are given up.
     fn look_through(
         &mut self,
         candidates: &mut Vec<StateId>,
@@ -73,14 +75,14 @@ impl Explorer<'_> {
         Ok(found)
     }
 
-    /// Is the current state covered by a kept one? `Some(true)`: the kept one is not yet known to be good, but the current
-    /// one is a further turn of the same loop.
+    /// Returns whether a kept state covers the current one. `Some(true)`: the kept one is not yet
+    /// known to be good, but the current one is a further turn of the same loop.
     fn compare(&mut self, id: StateId, forced: bool, add: &mut bool) -> Check<Option<bool>> {
         let old = self.kept(id);
         if old.branches == 0 {
             let in_loop = self.is_incomplete(id);
-            // The kernel does not take calls of callbacks for loops here, and looks less closely; but what mattered is not known
-            // in them either.
+            // The kernel does not take calls of callbacks for loops here, and compares less
+            // closely; but the numbers that mattered are not known in them either.
             let alike = match in_loop {
                 true if self.only_calls_back(old) => Alike::Enclosed,
                 true => Alike::Within,
@@ -97,7 +99,7 @@ impl Explorer<'_> {
             .is_some_and(|op| super::kernel_call::is_next(self.program, &op));
         let is_may_goto = matches!(self.op_at(self.insn), Some(beeline_isa::Op::MayGoto { .. }));
         if another_async {
-            // Not a loop, and not known to be good either.
+            // This is not a loop, and not known to be good either.
         } else if is_next {
             if self.is_like(id, Alike::Within) && self.iterator_is_active() {
                 return Ok(Some(true));
@@ -139,7 +141,7 @@ impl Explorer<'_> {
         states_equal(self.program, self.kept(id), &self.cur, live, alike)
     }
 
-    /// The iterator that r1 points to has not come to its end.
+    /// Returns whether the iterator that r1 points to has not come to its end.
     fn iterator_is_active(&self) -> bool {
         let reg = self.cur.reg(1);
         let Some(off) = reg.var.constant() else {
@@ -174,7 +176,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// States that are often compared with and never equal are given up: `true` for such a one.
+    /// Counts a miss. States that are often compared and never equal are given up: returns `true`
+    /// for such a one.
     fn missed(&mut self, id: StateId, add: bool, checkpoint: bool) -> bool {
         let Some(kept) = &mut self.kept[id as usize] else {
             return false;
@@ -193,7 +196,7 @@ impl Explorer<'_> {
         retired
     }
 
-    /// A retired state goes when no path comes from it any more.
+    /// Drops a retired state when no path comes from it any more.
     pub(super) fn drop_retired(&mut self, id: StateId) {
         let done = self.kept[id as usize]
             .as_ref()
@@ -242,7 +245,8 @@ impl Explorer<'_> {
         self.cur.history = std::rc::Rc::default();
     }
 
-    /// The current path ends; states that all paths have come back from are done (`update_branch_counts`).
+    /// Ends the current path; states that all paths have returned from are done
+    /// (`update_branch_counts`).
     pub(super) fn path_ended(&mut self) -> Check {
         let mut next = self.cur.parent;
         while let Some(id) = next {
@@ -258,7 +262,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Drops from a done state what no path from it reads, so that more states are covered by it (`clean_live_states`).
+    /// Drops from a done state the parts that no path from it reads, so that it covers more states
+    /// (`clean_live_states`).
     fn clean(&mut self, id: StateId) {
         let state = self.kept(id);
         if state.branches > 0 || state.cleaned || self.is_incomplete(id) {
@@ -295,8 +300,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// An earlier turn of the loop that the current path is in, at this instruction, with fewer than `depth` kept states
-    /// before it (`find_prev_entry`).
+    /// Returns an earlier turn of the current path's loop, at this instruction, with fewer than
+    /// `depth` kept states before it (`find_prev_entry`).
     pub(super) fn earlier_turn(&self, insn: usize, depth: u32) -> Option<StateId> {
         let callsites = |state: &State| {
             state
@@ -313,14 +318,14 @@ impl Explorer<'_> {
         })
     }
 
-    /// The current state, to be put back.
+    /// Takes the current state, which must be put back.
     pub(super) fn take_state(&mut self) -> State {
         let frame = crate::state::Frame::new(None, 0, 0);
         std::mem::replace(&mut self.cur, State::new(frame))
     }
 }
 
-/// `states_maybe_looping`: a quick look.
+/// Does `states_maybe_looping`: a quick look.
 fn may_loop(old: &State, new: &State) -> bool {
     old.frames.len() == new.frames.len()
         && old.frame().regs[..10]
@@ -334,7 +339,7 @@ fn may_loop(old: &State, new: &State) -> bool {
             })
 }
 
-/// An iterator has moved on in between (`iter_active_depths_differ`).
+/// Returns whether an iterator has moved on in between (`iter_active_depths_differ`).
 fn iterators_differ(old: &State, new: &State) -> bool {
     old.frames.iter().zip(&new.frames).any(|(old, new)| {
         old.stack.iter().zip(&new.stack).any(|(old, new)| {

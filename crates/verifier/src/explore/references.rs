@@ -1,5 +1,5 @@
-//! References: what a program has taken and must give back (`acquire_reference`, `release_reference`), packet pointers that
-//! are void, constant texts, and owned pointers in maps.
+//! References: objects that a program has taken and must give back (`acquire_reference`,
+//! `release_reference`), packet pointers that are void, constant texts, and owned pointers in maps.
 
 use beeline_uapi::HelperId;
 use beeline_uapi::helper::maps::suits;
@@ -15,7 +15,8 @@ use crate::state::{Byte, Flags, HeldKind, Reg, Slot, Type};
 const RDONLY_PROG: u32 = 1 << 7;
 
 impl Explorer<'_> {
-    /// Gives a reference back: every copy of the pointer is a number from now on. `false` if there was none.
+    /// Gives a reference back: every copy of the pointer is a number from now on. Returns `false`
+    /// if there was none.
     pub(super) fn release(&mut self, id: u32) -> bool {
         if !self.cur.drop_held(HeldKind::Object, id) {
             return false;
@@ -24,7 +25,8 @@ impl Explorer<'_> {
         true
     }
 
-    /// An object goes into a map: nobody owns it any more, but in an RCU section per-CPU ones stay where they are.
+    /// Moves an object into a map: the program no longer owns it, but in an RCU section per-CPU
+    /// objects stay where they are.
     pub(super) fn hand_over(&mut self, id: u32) -> bool {
         if !self.cur.drop_held(HeldKind::Object, id) {
             return false;
@@ -44,7 +46,7 @@ impl Explorer<'_> {
         true
     }
 
-    /// Registers that are not to be used as pointers any more.
+    /// Voids registers that must not be used as pointers any more.
     pub(super) fn forget_pointers(&mut self, which: impl Fn(&Reg) -> bool) {
         self.cur.for_each_reg(|reg| {
             if which(reg) {
@@ -53,19 +55,20 @@ impl Explorer<'_> {
         });
     }
 
-    /// Packets may have moved (`clear_all_pkt_pointers`).
+    /// Voids packet pointers, because packets may have moved (`clear_all_pkt_pointers`).
     pub(super) fn forget_packet_pointers(&mut self) {
         self.forget_pointers(|reg| reg.is_packet_or_end() || reg.flags.has(Flags::DYNPTR_SLICE));
     }
 
-    /// Marks what a stack slot holds as something that mattered.
+    /// Marks the content of a stack slot as something that mattered.
     pub(super) fn mark_slot_precise(&mut self, frame: usize, slot: usize) {
         let mut cur = self.take_state();
         self.follow_slot_back(&mut cur, frame, slot);
         self.cur = cur;
     }
 
-    /// Locks are held only for a few instructions, and no helper is called meanwhile.
+    /// Checks an operation under a lock: locks are held only for a few instructions, and no helper
+    /// is called meanwhile.
     pub(super) fn allowed_under_lock(
         &self,
         found: &'static crate::helpers::Helper,
@@ -95,7 +98,7 @@ impl Explorer<'_> {
         )
     }
 
-    /// A text in a read-only map that was frozen (`check_reg_const_str`).
+    /// Returns a text in a read-only map that was frozen (`check_reg_const_str`).
     pub(super) fn constant_text(&mut self, number: u8, reg: &Reg) -> Check<Vec<u8>> {
         let Type::MapValue(id) = reg.kind else {
             return no(EINVAL, format!("R{number} does not point to a map value"));
@@ -131,7 +134,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// The format of `bpf_snprintf` (`check_bpf_snprintf_call`).
+    /// Checks the format of `bpf_snprintf` (`check_bpf_snprintf_call`).
     pub(super) fn check_format(&mut self) -> Check {
         debug_assert!(helper(HelperId::SNPRINTF, &self.program.kind, None).is_ok());
         let reg = *self.cur.reg(3);
@@ -145,7 +148,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The owned pointer at `place` in a map's value.
+    /// Returns the owned pointer at `place` in a map's value.
     pub(super) fn pointer_field(&self, reg: &Reg, place: i64) -> Option<MapField> {
         let Type::MapValue(id) = reg.kind else {
             return None;
@@ -157,7 +160,7 @@ impl Explorer<'_> {
             .find(|field| i64::from(field.offset) == place && is_pointer(field.kind))
     }
 
-    /// A load or store of such a pointer (`check_map_kptr_access`).
+    /// Checks a load or store of such a pointer (`check_map_kptr_access`).
     pub(super) fn access_pointer_field(
         &mut self,
         field: MapField,
@@ -253,7 +256,7 @@ impl Explorer<'_> {
                 .is_some_and(|kernel| kernel.matches(have, reg.off, wanted, strict))
     }
 
-    /// The place that `bpf_kptr_xchg` exchanges (`process_kptr_func`).
+    /// Returns the place that `bpf_kptr_xchg` exchanges (`process_kptr_func`).
     pub(super) fn exchanged_field(&mut self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let Some(variable) = reg.var.constant() else {
             return no(
@@ -304,7 +307,7 @@ impl Explorer<'_> {
         )
     }
 
-    /// `rcu_protected_object`, of the kernel's structures.
+    /// Does `rcu_protected_object`, for the kernel's structures.
     fn is_rcu_protected(&self, btf_id: u32) -> bool {
         const PROTECTED: [&str; 5] = [
             "task_struct",
@@ -323,7 +326,7 @@ impl Explorer<'_> {
         self.cur.rcu > 0 || self.cur.locks > 0 || !self.cur.in_sleepable
     }
 
-    /// A slot that is overwritten forgets what object it was part of.
+    /// Clears a slot that is overwritten, with the object that it was part of.
     pub(super) fn clear_slot(&mut self, frame: usize, slot: usize) {
         let content = &mut self.cur.frames[frame].stack[slot];
         *content = Slot::INVALID;
@@ -341,7 +344,8 @@ fn is_pointer(kind: FieldKind) -> bool {
     )
 }
 
-/// `bpf_bprintf_prepare`, without the arguments: each conversion has one (there may be more), and is one that the kernel knows.
+/// Does `bpf_bprintf_prepare`, without the arguments: each conversion has an argument (there may be
+/// more), and is one that the kernel knows.
 fn format_is_good(text: &[u8], arguments: u64) -> bool {
     let mut used = 0;
     let mut rest = text.iter().copied().peekable();
@@ -377,7 +381,7 @@ fn format_is_good(text: &[u8], arguments: u64) -> bool {
     used <= arguments
 }
 
-/// What may follow `%p`.
+/// Returns whether the text behind `%p` is allowed.
 fn pointer_is_good(rest: &mut std::iter::Peekable<impl Iterator<Item = u8>>) -> bool {
     match rest.peek() {
         Some(b'k' | b'u') => {

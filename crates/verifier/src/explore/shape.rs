@@ -1,5 +1,6 @@
-//! What the instructions tell before anything is walked: where states are kept, which registers are read later, and which
-//! instructions form loops (`check_cfg`, `compute_live_registers`, `compute_scc`).
+//! The facts that instructions tell before the walk: where states are kept, which registers are
+//! read later, and which instructions form loops (`check_cfg`, `compute_live_registers`,
+//! `compute_scc`).
 
 use std::collections::HashMap;
 
@@ -11,22 +12,22 @@ use crate::flow::{Flow, Odd};
 use crate::helpers::helper;
 use crate::program::Program;
 
-/// What is known of an instruction.
+/// The facts about an instruction.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Place {
-    /// States are compared here.
+    /// True if states are compared here.
     pub prune: bool,
-    /// The history says how a path came here.
+    /// True if the history records how a path came here.
     pub jump: bool,
-    /// A state is kept here each time: loops that end by themselves come round here.
+    /// True if a state is kept here each time: loops that end by themselves come round here.
     pub checkpoint: bool,
-    /// Calls a function of the program in its course.
+    /// True if it calls a function of the program during its own run.
     pub calls_back: bool,
-    /// The registers whose values are read from here on, a bit each.
+    /// The registers with values that are read from here on, a bit each.
     pub live: u16,
     /// Instructions with the same number other than 0 form a loop.
     pub component: u32,
-    /// It is a loop only in that it calls back more than once.
+    /// True if it is a loop only because it calls back more than once.
     pub only_calls_back: bool,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct Shape {
     places: Vec<Place>,
 }
 
-/// Where a jump of `off` leads.
+/// Returns the target of a jump of `off`.
 pub(super) fn target(insn: usize, off: i32) -> usize {
     (insn + 1).wrapping_add_signed(off as isize)
 }
@@ -58,7 +59,7 @@ impl Shape {
         self.places.get(insn).copied().unwrap_or_default()
     }
 
-    /// Backwards, until nothing changes.
+    /// Finds live registers: goes backwards until nothing changes.
     fn find_live(&mut self, flow: &Flow, program: &Program<'_>) {
         let uses: Vec<(u16, u16)> = (0..flow.len())
             .map(|index| {
@@ -90,7 +91,8 @@ impl Shape {
         }
     }
 
-    /// Strongly connected components, by Tarjan's algorithm without recursion; a function's way into its callees counts.
+    /// Finds strongly connected components, by Tarjan's algorithm without recursion; a function's
+    /// calls count as edges.
     fn find_loops(&mut self, flow: &Flow, program: &Program<'_>) {
         let edges = |index: usize| {
             let op = flow.op(index);
@@ -160,7 +162,7 @@ impl Shape {
     }
 }
 
-/// Where states are kept and how a path is followed back, for one instruction (`visit_insn`).
+/// Marks for one instruction where states are kept, and how a path is followed back (`visit_insn`).
 fn mark(flow: &Flow, program: &Program<'_>, index: usize, op: &Op, places: &mut [Place]) {
     match *op {
         Op::Jump { off } => prune_and_jump(places, target(index, off)),
@@ -214,7 +216,7 @@ fn prune_and_jump(places: &mut [Place], at: usize) {
     }
 }
 
-/// A bit for each register (`compute_insn_live_regs`).
+/// Returns the registers read and written, a bit each (`compute_insn_live_regs`).
 fn read_and_written(program: &Program<'_>, op: &Op) -> (u16, u16) {
     let bit = |register: u8| 1_u16 << register;
     let arguments = |count: u8| (1..=count).fold(0, |bits, register| bits | bit(register));

@@ -1,4 +1,5 @@
-//! The stack, byte by byte (`check_stack_read`, `check_stack_write`, `check_stack_range_initialized`).
+//! The stack, byte by byte (`check_stack_read`, `check_stack_write`,
+//! `check_stack_range_initialized`).
 
 use super::alu::MOST_OFFSET;
 use super::memory::Access;
@@ -9,7 +10,7 @@ use crate::state::{Byte, Object, Reg, SLOT, Slot, Type, place};
 /// `MAX_BPF_STACK`.
 pub(super) const MOST_STACK: i64 = 512;
 
-/// Memory on the stack that a helper gets.
+/// Memory on the stack that is passed to a helper.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Range {
     /// The register that points there.
@@ -17,14 +18,14 @@ pub(super) struct Range {
     pub off: i32,
     pub size: i32,
     pub zero_allowed: bool,
-    /// The helper writes there.
+    /// True if the helper writes there.
     pub write: bool,
-    /// It need not be initialised, and is afterwards.
+    /// True if it need not be initialised, and is afterwards.
     pub raw: bool,
 }
 
 impl Explorer<'_> {
-    /// The frame that a stack pointer points into.
+    /// Returns the frame that a stack pointer points into.
     pub(super) fn frame_of(reg: &Reg) -> usize {
         match reg.kind {
             Type::Stack(frame) => frame.into(),
@@ -32,7 +33,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `check_stack_access_within_bounds`; makes room for what is accessed.
+    /// Does `check_stack_access_within_bounds`; makes room for the accessed bytes.
     pub(super) fn check_stack_bounds(
         &mut self,
         number: u8,
@@ -75,7 +76,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A load; what comes out is put into its register here.
+    /// Does a load and sets its register.
     pub(super) fn read_stack(&mut self, reg: &Reg, access: Access, at: i32) -> Check {
         let frame = Self::frame_of(reg);
         match (reg.var.constant(), access.value) {
@@ -139,8 +140,9 @@ impl Explorer<'_> {
             };
             if size <= spilled && first == 0 {
                 let mut reg = content.reg;
-                // The kernel keeps the link where a fill extends the sign, and so believes of the number that was spilled what
-                // it learns of another (`check_stack_read_fixed_off`, Linux 6.18). A number whose sign is not set stays the same.
+                // The kernel keeps the link when a fill extends the sign. So it believes of the
+                // spilled number what it learns of another one (`check_stack_read_fixed_off`, Linux
+                // 6.18). A number without the sign bit set stays the same.
                 let bits = size as u32 * 8 - u32::from(access.signed);
                 if bits_of(&reg) > bits {
                     reg.id = 0;
@@ -169,7 +171,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Dynptrs and iterators are not to be read as bytes.
+    /// Checks that dynptrs and iterators are not read as bytes.
     fn check_readable(&self, bytes: &[Byte], at: i32, size: i32) -> Check {
         let bad = bytes
             .iter()
@@ -321,8 +323,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Memory that a helper reads or writes (`check_stack_range_initialized`). `true`: it is to be marked as written
-    /// afterwards.
+    /// Checks memory that a helper reads or writes (`check_stack_range_initialized`). Returns
+    /// `true` if it must be marked as written afterwards.
     pub(super) fn check_stack_range(&mut self, range: Range) -> Check<bool> {
         let Range {
             base,
@@ -377,7 +379,7 @@ impl Explorer<'_> {
         Ok(raw)
     }
 
-    /// Bytes that a helper has written (`check_mem_access` of each byte).
+    /// Marks bytes that a helper has written (`check_mem_access` of each byte).
     pub(super) fn mark_written(&mut self, base: u8, off: i32, size: i32) -> Check {
         for at in 0..size {
             self.access(Access {
@@ -410,7 +412,7 @@ fn uninitialised(reg: &Reg, number: u8, first: i32, at: i32, size: i32, write: b
     }
 }
 
-/// Forgets what was spilled: the bytes stay, as any bytes.
+/// Forgets a spilled register: the bytes stay, as any bytes.
 pub(super) fn scrub(content: &mut Slot) {
     let special = content.bytes[0] == Byte::Spill
         || matches!(content.bytes[7], Byte::Dynptr | Byte::Iter | Byte::IrqFlag)
@@ -426,7 +428,7 @@ pub(super) fn scrub(content: &mut Slot) {
     }
 }
 
-/// How many bits a number takes (`get_reg_width`).
+/// Returns the number of bits that a number takes (`get_reg_width`).
 fn bits_of(reg: &Reg) -> u32 {
     64 - reg.var.umax.leading_zeros()
 }

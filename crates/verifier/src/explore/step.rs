@@ -100,7 +100,8 @@ impl Explorer<'_> {
         Ok(next)
     }
 
-    /// What only the verifier knows: an undefined instruction is refused when a path comes to it.
+    /// Handles an instruction that only the verifier knows: an undefined one is refused when a path
+    /// reaches it.
     pub(super) fn odd_instruction(&mut self, odd: Odd) -> Check<Next> {
         let index = match odd {
             Odd::PacketLoad { index } => index,
@@ -135,11 +136,11 @@ impl Explorer<'_> {
         let depth = self.cur.depth();
         self.forget_caller_saved(depth);
         *self.cur.reg_mut(0) = Reg::UNKNOWN;
-        // Where the packet is too short, the function returns.
+        // If the packet is too short, the function returns.
         self.return_early(Reg::known(0), false)
     }
 
-    /// A copy from one address space into the other: nothing is known of what comes out.
+    /// Copies from one address space into the other: nothing is known of the result.
     fn change_space(&mut self, dst: u8, src: u8, inward: bool) -> Check {
         if !self.has_arena() {
             return no(
@@ -159,7 +160,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does any instruction name an arena?
+    /// Returns whether any instruction names an arena.
     fn has_arena(&self) -> bool {
         *self.has_arena.get_or_init(|| {
             let arenas = self.program.maps.iter().filter(|(_, map)| map.map_type == MapType::ARENA);
@@ -173,10 +174,10 @@ impl Explorer<'_> {
         })
     }
 
-    /// A register is about to be read (`check_reg_arg`).
+    /// Checks a register that is about to be read (`check_reg_arg`).
     pub(super) fn read_reg(&mut self, number: u8) -> Check {
         if number > FRAME_POINTER {
-            // Only loads from a packet name a register that their decoding has not looked at.
+            // Only loads from a packet name a register that decoding has not checked.
             return no(EINVAL, format!("R{number} is invalid"));
         }
         let reg = self.cur.reg(number);
@@ -187,7 +188,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `aligned`: an atomic access, which has to be (`check_atomic_load`).
+    /// Does a load; `aligned` means an atomic access, which must be aligned (`check_atomic_load`).
     fn load(
         &mut self,
         size: Size,
@@ -211,7 +212,8 @@ impl Explorer<'_> {
         })
     }
 
-    /// `aligned`: an atomic access, which has to be (`check_atomic_store`).
+    /// Does a store; `aligned` means an atomic access, which must be aligned
+    /// (`check_atomic_store`).
     fn store(&mut self, size: Size, dst: u8, src: Operand, off: i16, aligned: bool) -> Check {
         let (value, constant) = match src {
             Operand::Reg(src) => {
@@ -260,7 +262,8 @@ impl Explorer<'_> {
             signed: false,
             strict: true,
         };
-        // Read, without a register to read into, so that pointers on the stack do not count as numbers.
+        // A read without a destination register, so that pointers on the stack do not count as
+        // numbers.
         self.access(access)?;
         if let Some(register) = fetched {
             self.access(Access {
@@ -290,8 +293,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// An instruction is compiled once, so it may not access different kinds of memory on different paths
-    /// (`save_aux_ptr_type`).
+    /// Checks that an instruction accesses one kind of memory: it is compiled once, so it may not
+    /// access different kinds on different paths (`save_aux_ptr_type`).
     fn same_kind_as_before(&mut self, number: u8, load: bool) -> Check {
         let reg = self.cur.reg(number);
         let kind = match reg.kind {
@@ -364,7 +367,7 @@ impl Explorer<'_> {
                 format!("fd {fd} is not pointing to valid bpf_map"),
             );
         };
-        // Two descriptors of one map are one map.
+        // Two descriptors of one map count as one map.
         let index = maps
             .iter()
             .position(|(_, map)| map.id == named.1.id)
@@ -399,7 +402,8 @@ impl Explorer<'_> {
     }
 }
 
-/// What libbpf leaves where something could not be relocated.
+/// Returns the message for the instruction that libbpf leaves where something could not be
+/// relocated.
 fn poison(imm: i32) -> String {
     match imm {
         0 => "invalid kernel function call not eliminated in verifier pass".to_owned(),

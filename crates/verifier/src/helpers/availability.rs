@@ -1,7 +1,7 @@
-//! Which programs may call which helpers: sets of helpers, and which sets each type of program has.
+//! The helpers that programs may call: sets of helpers, and the sets that each type of program has.
 //!
-//! `probe_write_user`, which lockdown takes away, and `override_return`, which needs a kernel built for injecting errors, have
-//! only programs of which [`Kind::destructive`] says that they may.
+//! Only programs that are [`Kind::destructive`] have `probe_write_user`, which lockdown takes away,
+//! and `override_return`, which needs a kernel built for injecting errors.
 
 use beeline_uapi::helper::Helper;
 use beeline_uapi::helper::cgroup::*;
@@ -15,14 +15,14 @@ use super::hooks;
 use super::set::Set;
 use crate::program::Kind;
 
-/// The form of a helper that programs of this kind call.
+/// Returns the form of a helper that programs of this kind call.
 pub(super) fn find(id: HelperId, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
     let sets = sets(kind, target).iter().chain(intruding(kind));
     sets.into_iter().find_map(|set| set.get(id))
 }
 
-/// What programs have beside their sets that may change who is traced (`bpf_tracing_func_proto`,
-/// `kprobe_prog_func_proto`).
+/// Returns the sets that programs have besides their own if they may change the traced process
+/// (`bpf_tracing_func_proto`, `kprobe_prog_func_proto`).
 fn intruding(kind: &Kind) -> &'static [&'static Set] {
     match kind.prog_type {
         _ if !kind.destructive => &[],
@@ -36,7 +36,7 @@ fn intruding(kind: &Kind) -> &'static [&'static Set] {
     }
 }
 
-/// May it be called from programs at this target (`allowed` of `struct bpf_func_proto`)?
+/// Returns whether programs at this target may call it (`allowed` of `struct bpf_func_proto`).
 pub(super) fn is_allowed(helper: &'static Helper, kind: &Kind, target: Option<&str>) -> bool {
     match helper.id {
         HelperId::D_PATH => is_path_readable(kind, target),
@@ -57,7 +57,7 @@ pub(super) fn is_allowed(helper: &'static Helper, kind: &Kind, target: Option<&s
     }
 }
 
-/// Is a `struct path` there whole, and can none of its locks be held?
+/// Returns whether a `struct path` is whole there, and none of its locks can be held.
 fn is_path_readable(kind: &Kind, target: Option<&str>) -> bool {
     const FUNCTIONS: [&str; 9] = [
         "dentry_open",
@@ -78,7 +78,7 @@ fn is_path_readable(kind: &Kind, target: Option<&str>) -> bool {
     }
 }
 
-/// The sets of a kind of programs; the first that has a number counts.
+/// Returns the sets of a kind of programs; the first that has a number counts.
 fn sets(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
     match kind.prog_type {
         ProgramType::SOCKET_FILTER => &[SOCKET_FILTER, SOCKETS, BASE],
@@ -192,7 +192,7 @@ fn tracing(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
             TRACING,
             BASE,
         ],
-        // `BPF_PROG_TYPE_EXT`: who asks has to ask for the type of the program that it extends.
+        // `BPF_PROG_TYPE_EXT`: the caller must pass the type of the program that is extended.
         _ => &[],
     }
 }
@@ -210,7 +210,7 @@ fn struct_ops(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
     }
 }
 
-/// A [`Set`] of the helpers named.
+/// Defines a [`Set`] of the helpers named.
 macro_rules! set {
     ($($helper:ident)*) => { &Set::new(&[$(&$helper),*]) };
 }
@@ -233,7 +233,7 @@ const BASE: &Set = set! {
     CGRP_STORAGE_DELETE
 };
 
-/// The same, but a queueing discipline is left by returning only.
+/// `bpf_base_func_proto` without tail calls: a queueing discipline is left only by returning.
 const QDISC: &Set = &BASE.without(&TAIL_CALL);
 
 const OVERRIDES: &Set = set! { OVERRIDE_RETURN };
@@ -333,7 +333,7 @@ const SOCK_OPS: &Set = set! {
 /// `flow_dissector_func_proto`.
 const FLOW_DISSECTOR: &Set = set! { SKB_LOAD_BYTES };
 
-/// `cgroup_common_func_proto`, where the program can refuse.
+/// `cgroup_common_func_proto`, for programs that can refuse.
 const CGROUP_VERDICT: &Set = set! { GET_LOCAL_STORAGE GET_RETVAL SET_RETVAL };
 
 /// `cgroup_dev_func_proto`.
@@ -357,7 +357,7 @@ const CGROUP_SOCK_ADDR: &Set = set! {
     SK_LOOKUP_UDP SK_RELEASE SKC_LOOKUP_TCP SK_STORAGE_GET SK_STORAGE_DELETE GET_NETNS_COOKIE
 };
 
-/// The same where a socket connects.
+/// `sock_addr_func_proto` where a socket connects.
 const CGROUP_CONNECT: &Set = set! { BIND };
 
 /// `sysctl_func_proto`.
@@ -371,7 +371,7 @@ const CGROUP_SOCKOPT: &Set = set! {
     PERF_EVENT_OUTPUT TCP_SOCK SK_STORAGE_GET SK_STORAGE_DELETE GET_NETNS_COOKIE
 };
 
-/// The same where an option is set.
+/// `cg_sockopt_func_proto` where an option is set.
 const CGROUP_SETSOCKOPT: &Set = set! { SETSOCKOPT_SOCK GETSOCKOPT_SOCK };
 
 /// Options of a socket of the kernel.
@@ -385,19 +385,20 @@ const TCP_CONGESTION: &Set = set! {
 /// `bpf_tracing_func_proto`.
 const TRACING: &Set = set! { PROBE_READ PROBE_READ_STR GET_FUNC_IP };
 
-/// The event's own: of `kprobe_prog_func_proto`, `tp_prog_func_proto`, `pe_prog_func_proto` and `raw_tp_prog_func_proto`.
+/// The event's own helpers: of `kprobe_prog_func_proto`, `tp_prog_func_proto`, `pe_prog_func_proto`
+/// and `raw_tp_prog_func_proto`.
 const EVENTS: &Set = set! { PERF_EVENT_OUTPUT GET_STACKID GET_STACK };
 
-/// Where a link carries a cookie.
+/// For programs with a cookie in their link.
 const COOKIE: &Set = set! { GET_ATTACH_COOKIE };
 
-/// Of programs at many functions at once.
+/// For programs at many functions at once.
 const MULTI: &Set = set! { GET_FUNC_IP_MULTI };
 
 /// `pe_prog_func_proto`.
 const PERF_EVENT: &Set = set! { GET_STACKID_PERF_EVENT PERF_PROG_READ_VALUE READ_BRANCH_RECORDS };
 
-/// `tracing_prog_func_proto`, of all whose context is described by BTF.
+/// `tracing_prog_func_proto`, for all with a context that BTF describes.
 const KERNEL_OBJECTS: &Set = set! {
     GET_SOCKET_COOKIE_SOCK SK_STORAGE_GET_TRACING SK_STORAGE_DELETE_TRACING SKB_OUTPUT XDP_OUTPUT
     SKC_TO_TCP6_SOCK SKC_TO_TCP_SOCK SKC_TO_TCP_TIMEWAIT_SOCK SKC_TO_TCP_REQUEST_SOCK
@@ -405,10 +406,10 @@ const KERNEL_OBJECTS: &Set = set! {
     SKC_TO_MPTCP_SOCK
 };
 
-/// Where a trampoline keeps the arguments.
+/// For programs whose arguments a trampoline keeps.
 const TRAMPOLINE: &Set = set! { GET_FUNC_ARG GET_FUNC_RET GET_FUNC_ARG_CNT };
 
-/// Of iterators.
+/// For iterators.
 const ITER: &Set = set! { SEQ_PRINTF SEQ_WRITE SEQ_PRINTF_BTF };
 
 /// `bpf_lsm_func_proto`.

@@ -1,11 +1,12 @@
-//! What hooks of security modules allow: sleeping, and options of sockets.
+//! The rights at hooks of security modules: sleeping, and options of sockets.
 
-/// May a program at this hook (`bpf_lsm_NAME`) sleep (`bpf_lsm_is_sleepable_hook`)?
+/// Returns whether a program at this hook (`bpf_lsm_NAME`) may sleep (`bpf_lsm_is_sleepable_hook`).
 pub(super) fn is_sleepable_hook(function: &str) -> bool {
     hook(function).is_some_and(|name| SLEEPABLE.binary_search(&name).is_ok())
 }
 
-/// Is the socket of this hook locked, or not yet in use, so that its options may be read and set?
+/// Returns whether the socket of this hook is locked, or not yet in use, so that its options may be
+/// read and set.
 pub(super) fn are_options_safe(function: &str) -> bool {
     const HOOKS: [&str; 6] = [
         "inet_conn_established",

@@ -7,7 +7,7 @@ use beeline_uapi::helper::Helper;
 pub(super) struct Set([Option<&'static Helper>; HelperId::COUNT as usize]);
 
 impl Set {
-    /// Of these; no two have the same number.
+    /// Creates a set of these helpers; no two have the same number.
     pub(super) const fn new(helpers: &[&'static Helper]) -> Self {
         let mut by_id = [None; HelperId::COUNT as usize];
         let mut at = 0;
@@ -20,7 +20,7 @@ impl Set {
         Self(by_id)
     }
 
-    /// All but one.
+    /// Returns all helpers but one.
     pub(super) const fn without(&self, helper: &Helper) -> Self {
         let mut by_id = self.0;
         by_id[helper.id.0 as usize] = None;

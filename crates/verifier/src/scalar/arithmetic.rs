@@ -7,9 +7,10 @@ use super::range::{Narrow, Wide};
 use crate::tnum::Tnum;
 
 impl Scalar {
-    /// `self op other` (`adjust_scalar_min_max_vals`). A 32-bit operation leaves the high half zero.
+    /// Computes `self op other` (`adjust_scalar_min_max_vals`).
     ///
-    /// Nothing is known of a division's result, nor of a shift by a count that is not one number below the width.
+    /// A 32-bit operation leaves the high half zero. Nothing is known of a division's result, nor
+    /// of a shift by a count that is not one number below the width.
     #[must_use]
     pub fn alu(self, op: Alu, wide: bool, other: Self) -> Self {
         let mut result = self;
@@ -42,7 +43,7 @@ impl Scalar {
         Self::known(0).alu(Alu::Sub, wide, self)
     }
 
-    /// Byte order; all but the low `size` bytes are zero afterwards.
+    /// Changes the byte order; all but the low `size` bytes are zero afterwards.
     #[must_use]
     pub fn swap(mut self, kind: Swap, size: Size) -> Self {
         // The host is little-endian.
@@ -59,10 +60,11 @@ impl Scalar {
         self.truncated(size)
     }
 
-    /// All bits clear, and all set, if the number can only be one of these, as after `s>>= 63`; or its low half.
+    /// Splits a number that can only be all bits clear, or all set, as after `s>>= 63`; or its low
+    /// half.
     ///
-    /// The kernel follows both by themselves through an `&` or `|` with a constant: the second one first
-    /// (`maybe_fork_scalars`).
+    /// The kernel follows both separately through an `&` or `|` with a constant: the second one
+    /// first (`maybe_fork_scalars`).
     pub fn split(&self) -> Option<[Self; 2]> {
         if (self.smin, self.smax) == (-1, 0) {
             Some([Self::known(0), Self::known(u64::MAX)])
@@ -79,7 +81,7 @@ impl Scalar {
         self
     }
 
-    /// Numbers that `self + off` may be, for a constant.
+    /// Returns the numbers that `self + off` may be, for a constant.
     #[must_use]
     pub fn plus(self, off: i64) -> Self {
         let mut sum = self.sum(Self::known(off as u64));
@@ -87,10 +89,11 @@ impl Scalar {
         sum
     }
 
-    /// The variable part of a pointer's offset after the pointer was moved by `other`, forwards or, if `back`,
-    /// backwards (`adjust_ptr_min_max_vals`).
+    /// Returns the variable part of a pointer's offset after the pointer was moved by `other`,
+    /// forwards or, if `back`, backwards (`adjust_ptr_min_max_vals`).
     ///
-    /// Less is known than of numbers: unsigned bounds that wrap are lost, as are those of the low half.
+    /// Less is known than of numbers: unsigned bounds that wrap are lost, as are those of the low
+    /// half.
     #[must_use]
     pub fn moved(self, other: Self, back: bool) -> Self {
         let (from, by) = (self.wide(), other.wide());
@@ -167,7 +170,7 @@ impl Scalar {
         self.learn_from_bits();
     }
 
-    /// The shift count, if there is only one and it is below the width.
+    /// Returns the shift count, if there is only one and it is below the width.
     fn shift_count(&self, wide: bool) -> Option<u32> {
         let (is_known, width) = if wide {
             let range = self.wide();
@@ -228,12 +231,12 @@ impl Scalar {
         }
         match (op, wide) {
             (Alu::Lsh, true) => self.learn_from_bits(),
-            // What was the high half's moves into the low one.
+            // The high half's bits move into the low one.
             (_, true) => {
                 self.set_narrow(Narrow::UNKNOWN);
                 self.learn_from_bits();
             }
-            // The bounds of the whole are made from those of the low half when that is extended.
+            // The bounds of the whole follow from those of the low half when that is extended.
             (_, false) => {
                 self.set_wide(Wide::UNKNOWN);
                 self.learn_narrow_from_bits();

@@ -1,4 +1,4 @@
-//! What one kind of bound says of the others.
+//! Derives each kind of bound from the others.
 
 use super::Scalar;
 use super::range::{Narrow, Wide};
@@ -7,7 +7,7 @@ use crate::tnum::Tnum;
 impl Scalar {
     /// Lets each kind of bound learn from the others (`reg_bounds_sync`).
     ///
-    /// It stops where the kernel does, which is not always where nothing more could be learnt.
+    /// It stops where the kernel does, even if more could be learnt.
     pub fn sync(&mut self) {
         self.learn_from_bits();
         for _ in 0..3 {
@@ -15,11 +15,12 @@ impl Scalar {
             self.wide_from_narrow();
         }
         self.learn_bits();
-        // The new bits, with what was known of them before, may exclude more.
+        // The new bits, together with the known ones, may exclude more.
         self.learn_from_bits();
     }
 
-    /// Bounds that contradict each other, and which, as the kernel's log says it (`reg_bounds_sanity_check`).
+    /// Returns the bounds that contradict each other, as the kernel's log names them
+    /// (`reg_bounds_sanity_check`).
     pub fn contradiction(&self) -> Option<&'static str> {
         let (wide, narrow) = (self.wide(), self.narrow());
         if wide.is_contradiction() || narrow.is_contradiction() {
@@ -40,7 +41,8 @@ impl Scalar {
         None
     }
 
-    /// Keeps the bits only (`__mark_reg_unbounded`), as the kernel does where bounds contradict each other.
+    /// Keeps only the bits (`__mark_reg_unbounded`), as the kernel does if bounds contradict each
+    /// other.
     pub fn forget_bounds(&mut self) {
         *self = Self {
             bits: self.bits,
@@ -76,7 +78,7 @@ impl Scalar {
         (self.smin32, self.smax32) = (range.smin, range.smax);
     }
 
-    /// Bounds of both widths from the bits (`__update_reg_bounds`).
+    /// Sets bounds of both widths from the bits (`__update_reg_bounds`).
     pub(super) fn learn_from_bits(&mut self) {
         self.learn_narrow_from_bits();
         let mut wide = self.wide();
@@ -87,7 +89,8 @@ impl Scalar {
         }
     }
 
-    /// The number, if the unsigned bounds leave the bits only one. If they leave none, it may be any.
+    /// Returns the number, if the unsigned bounds leave the bits only one. If they leave none, it
+    /// may be any.
     fn only_value(&self) -> Option<u64> {
         let next = self.bits.next(self.umin);
         if self.bits.has(self.umin) {
@@ -99,7 +102,7 @@ impl Scalar {
         }
     }
 
-    /// Bounds of the low half from its bits (`__update_reg32_bounds`).
+    /// Sets bounds of the low half from its bits (`__update_reg32_bounds`).
     pub(super) fn learn_narrow_from_bits(&mut self) {
         let mut narrow = self.narrow();
         narrow.learn_bits(self.bits);
@@ -138,7 +141,8 @@ impl Scalar {
             (wide.smin as u64 & HIGH | low_min) as i64,
             (wide.smax as u64 & HIGH | low_max) as i64,
         );
-        // After a load with sign extension: a low half that is not negative was not extended by ones.
+        // After a load with sign extension: a low half that is not negative was not extended by
+        // ones.
         if narrow.smin >= 0 && wide.smin >= i32::MIN.into() && wide.smax <= i32::MAX.into() {
             wide = Wide {
                 umin: narrow.smin as u64,
@@ -151,7 +155,7 @@ impl Scalar {
         self.set_wide(wide);
     }
 
-    /// Bits that the bounds leave no choice about (`__reg_bound_offset`).
+    /// Sets the bits that the bounds determine (`__reg_bound_offset`).
     fn learn_bits(&mut self) {
         let bits = self.bits.intersect(Tnum::range(self.umin, self.umax));
         let low = Tnum::range(self.umin32.into(), self.umax32.into());
@@ -159,7 +163,7 @@ impl Scalar {
     }
 }
 
-/// What 64-bit bounds, signed or not, say of the low halves.
+/// The facts that 64-bit bounds, signed or not, tell about the low halves.
 struct Span {
     same_high: bool,
     next_high: bool,
@@ -178,8 +182,8 @@ impl Span {
         }
     }
 
-    /// Are the low halves signed numbers from `low_min` to `low_max`? They may go from negative ones to others where
-    /// the high half increases by one.
+    /// Returns whether the low halves are signed numbers from `low_min` to `low_max`. They may go
+    /// from negative ones to others where the high half increases by one.
     fn is_signed_range(&self) -> bool {
         self.same_high && self.low_min <= self.low_max
             || self.next_high && self.low_min < 0 && self.low_max >= 0

@@ -1,4 +1,4 @@
-//! What a comparison decides, and what is known after it.
+//! The outcome of a comparison, and the facts after it.
 
 use beeline_isa::Cond;
 
@@ -7,7 +7,7 @@ use super::range::{Narrow, Wide};
 use crate::tnum::Tnum;
 
 impl Scalar {
-    /// Does `left cond right` always hold, or never (`is_scalar_branch_taken`)?
+    /// Returns whether `left cond right` always holds, or never (`is_scalar_branch_taken`).
     pub fn decide(cond: Cond, wide: bool, left: &Self, right: &Self) -> Option<bool> {
         let (l, r) = (left.compared(wide), right.compared(wide));
         match cond {
@@ -35,8 +35,8 @@ impl Scalar {
         }
     }
 
-    /// What is known of both where `left cond right` holds, or where it does not (`regs_refine_cond_op` for either
-    /// branch, with `reg_bounds_sync`).
+    /// Refines both operands where `left cond right` holds, or does not (`regs_refine_cond_op` for
+    /// either branch, with `reg_bounds_sync`).
     ///
     /// If [`decide`](Self::decide) rules the branch out, bounds may wrap.
     pub fn refine(cond: Cond, wide: bool, holds: bool, left: &mut Self, right: &mut Self) {
@@ -45,7 +45,7 @@ impl Scalar {
         right.sync();
     }
 
-    /// As [`refine`](Self::refine) for a register that is compared with itself.
+    /// Like [`refine`](Self::refine), for a register that is compared with itself.
     pub fn refine_same(&mut self, cond: Cond, wide: bool, holds: bool) {
         // The kernel does not notice, and believes that a number may be less than itself.
         let mut other = *self;
@@ -106,7 +106,7 @@ impl Scalar {
         apart.then_some(false)
     }
 
-    /// The number, or its low half, if there is only one.
+    /// Returns the number, or its low half, if there is only one.
     fn low_constant(&self, wide: bool) -> Option<u64> {
         if wide {
             self.constant()
@@ -147,14 +147,15 @@ impl Scalar {
         }
     }
 
-    /// After a test of the bits in `mask`, of which one is set if it `holds`, else none.
+    /// Refines after a test of the bits in `mask`: one of them is set if it `holds`, else none.
     fn test(&mut self, mask: u64, wide: bool, holds: bool) {
         let bits = match holds {
-            // Which of several bits is set remains open.
+            // It stays open which of several bits is set.
             true if mask.is_power_of_two() => self.bits.or(Tnum::known(mask)),
             true => return,
             false => {
-                // The kernel drops the bounds, lest they contradict the bits on a path that is never taken.
+                // The kernel drops the bounds, lest they contradict the bits on a path that is
+                // never taken.
                 self.forget_bounds();
                 self.bits.and(Tnum::known(!mask))
             }
@@ -162,7 +163,7 @@ impl Scalar {
         self.bits = if wide { bits } else { self.bits.with_low(bits) };
     }
 
-    /// `self <= other`, or `self < other` if `strict`.
+    /// Refines for `self <= other`, or `self < other` if `strict`.
     fn below(&mut self, other: &mut Self, wide: bool, signed: bool, strict: bool) {
         if wide {
             let (mut low, mut high) = (self.wide(), other.wide());
@@ -185,7 +186,7 @@ impl Scalar {
         }
     }
 
-    /// What a comparison of this width looks at.
+    /// Returns the part that a comparison of this width looks at.
     fn compared(&self, wide: bool) -> Compared {
         if wide {
             let Wide {
@@ -228,7 +229,8 @@ struct Compared {
     smax: i64,
 }
 
-/// Is every number of the first bounds less than every one of the second, or none than any?
+/// Returns whether every number of the first bounds is less than every one of the second, or none
+/// is less than any.
 fn less<T: Ord>(min: T, max: T, other_min: T, other_max: T) -> Option<bool> {
     if max < other_min {
         Some(true)

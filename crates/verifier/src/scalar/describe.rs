@@ -1,4 +1,4 @@
-//! Numbers in the manner of the kernel's log.
+//! Formats numbers in the manner of the kernel's log.
 
 use std::fmt::Write;
 
@@ -6,10 +6,11 @@ use super::Scalar;
 use crate::tnum::{Signed, Unsigned};
 
 impl Scalar {
-    /// Appends what is known, as the kernel's log lists it between the parentheses of `scalar(...)` or of a pointer:
-    /// `smin=0,smax=umax=255,var_off=(0x0; 0xff)`. A comma comes before unless `out` is empty or ends with `(`.
+    /// Appends the facts, as the kernel's log lists them between the parentheses of `scalar(...)`
+    /// or of a pointer: `smin=0,smax=umax=255,var_off=(0x0; 0xff)`.
     ///
-    /// Of a number that is [`constant`](Self::constant) the log says only that, as [`Signed`].
+    /// A comma comes before unless `out` is empty or ends with `(`. For a number that is
+    /// [`constant`](Self::constant) the log has only that, as [`Signed`].
     pub fn describe(&self, out: &mut String) {
         for (names, value) in self.bounds() {
             separate(out);
@@ -29,8 +30,10 @@ impl Scalar {
         }
     }
 
-    /// The line of the kernel's log if bounds contradict each other, with the name of the place where that was noticed:
-    /// `alu`, `true_reg1`, `true_reg2`, `false_reg1` or `false_reg2`.
+    /// Returns the line of the kernel's log if bounds contradict each other, with the name of the
+    /// place where that was noticed.
+    ///
+    /// The names are `alu`, `true_reg1`, `true_reg2`, `false_reg1` or `false_reg2`.
     pub fn violation(&self, place: &str) -> Option<String> {
         let what = self.contradiction()?;
         let Self { bits, .. } = self;
@@ -50,9 +53,9 @@ impl Scalar {
         ))
     }
 
-    /// The bounds that say something; those of one value are named together.
+    /// Returns the bounds that say something; those of one value are named together.
     fn bounds(&self) -> Vec<(Vec<&'static str>, Bound)> {
-        // What hexadecimal digits show of a negative number depends on its width.
+        // The width decides which hexadecimal digits a negative number has.
         let narrow = |value: i32| match i16::try_from(value) {
             Ok(_) => i64::from(value),
             Err(_) => i64::from(value as u32),
@@ -93,7 +96,7 @@ enum Bound {
 }
 
 impl Bound {
-    /// Is it written the same?
+    /// Returns whether it is written the same.
     fn is_like(self, other: Self) -> bool {
         let parts = |bound| match bound {
             Self::Signed(value) => (value as u64, value < 0),

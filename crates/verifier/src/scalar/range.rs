@@ -40,7 +40,7 @@ macro_rules! range {
                     && self.smax >= other.smax
             }
 
-            /// Have they no number in common?
+            /// Returns whether they have no number in common.
             pub(super) fn is_apart(&self, other: &Self) -> bool {
                 self.umin > other.umax
                     || self.umax < other.umin
@@ -68,10 +68,11 @@ macro_rules! range {
                 self.umax = self.umax.min(max);
             }
 
-            /// What signed and unsigned bounds say of each other. Numbers of one sign have the same order in both.
+            /// Lets signed and unsigned bounds learn from each other. Numbers of one sign have the
+            /// same order in both.
             ///
-            /// Signed bounds from both signs are two unsigned ranges, at the bottom and at the top; where the unsigned
-            /// bounds exclude one of these, the other remains.
+            /// Signed bounds of both signs are two unsigned ranges, at the bottom and at the top;
+            /// if the unsigned bounds exclude one of these, the other remains.
             pub(super) fn learn_signs(&mut self) {
                 if self.umin as $S <= self.umax as $S {
                     self.learn_signed(self.umin as $S, self.umax as $S);
@@ -142,7 +143,7 @@ macro_rules! range {
                 product
             }
 
-            /// Unsigned bounds; signed ones follow if they stay on one side.
+            /// Creates unsigned bounds; signed ones follow if they stay on one side.
             pub(super) fn of_unsigned(umin: $U, umax: $U) -> Self {
                 let mut range = Self {
                     umin,
@@ -155,14 +156,14 @@ macro_rules! range {
                 range
             }
 
-            /// Both are equal.
+            /// Makes both equal.
             pub(super) fn meet(&mut self, other: &mut Self) {
                 self.learn_unsigned(other.umin, other.umax);
                 self.learn_signed(other.smin, other.smax);
                 *other = *self;
             }
 
-            /// The value is none of these.
+            /// Excludes a value.
             pub(super) fn exclude(&mut self, value: $U) {
                 if self.umin == value {
                     self.umin = self.umin.wrapping_add(1);
@@ -178,14 +179,14 @@ macro_rules! range {
                 }
             }
 
-            /// `self <= other`, or `self < other` if `strict`.
+            /// Refines for `self <= other`, or `self < other` if `strict`.
             pub(super) fn below(&mut self, other: &mut Self, strict: bool) {
                 let step = strict as $U;
                 self.umax = self.umax.min(other.umax.wrapping_sub(step));
                 other.umin = other.umin.max(self.umin.wrapping_add(step));
             }
 
-            /// As [`Self::below`], for signed numbers.
+            /// Like [`Self::below`], for signed numbers.
             pub(super) fn below_signed(&mut self, other: &mut Self, strict: bool) {
                 let step = strict as $S;
                 self.smax = self.smax.min(other.smax.wrapping_sub(step));

@@ -7,7 +7,7 @@ use super::range::{Narrow, Wide};
 use crate::tnum::Tnum;
 
 impl Scalar {
-    /// The low 32 bits, the others zero (`zext_32_to_64` and `reg_bounds_sync`).
+    /// Returns the low 32 bits, the others zero (`zext_32_to_64` and `reg_bounds_sync`).
     #[must_use]
     pub fn zero_extended(mut self) -> Self {
         self.bits = self.bits.low();
@@ -27,7 +27,7 @@ impl Scalar {
         self
     }
 
-    /// The low `size` bytes, the others zero (`coerce_reg_to_size`).
+    /// Returns the low `size` bytes, the others zero (`coerce_reg_to_size`).
     #[must_use]
     pub fn truncated(mut self, size: Size) -> Self {
         if size == Size::B8 {
@@ -53,8 +53,8 @@ impl Scalar {
         self
     }
 
-    /// The low `from` bytes, sign-extended to 64 bits, or to 32 and the high half zero (`coerce_reg_to_size_sx`,
-    /// `coerce_subreg_to_size_sx`).
+    /// Returns the low `from` bytes, sign-extended to 64 bits, or to 32 with the high half zero
+    /// (`coerce_reg_to_size_sx`, `coerce_subreg_to_size_sx`).
     #[must_use]
     pub fn sign_extended(self, from: Size, wide: bool) -> Self {
         if from == Size::B8 {
@@ -94,7 +94,7 @@ impl Scalar {
         }
     }
 
-    /// Leaves the 64-bit bounds as they are.
+    /// Extends the low half; leaves the 64-bit bounds unchanged.
     fn narrow_extended(mut self, from: Size) -> Self {
         if let Some(value) = self.constant() {
             let value = sign_extend(value, from) as u32;
@@ -123,7 +123,8 @@ impl Scalar {
     }
 }
 
-/// Bounds of the extended low parts, if the bounds differ in nothing else, and if the extended ones have one sign.
+/// Returns bounds of the extended low parts, if the bounds differ in nothing else, and if the
+/// extended ones have one sign.
 fn extended_bounds(smin: i64, smax: i64, from: Size) -> Option<(i64, i64)> {
     let width = 8 * u32::from(from.bytes());
     if smin >> width != smax >> width {

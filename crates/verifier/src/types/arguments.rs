@@ -343,7 +343,8 @@ pub(super) fn is_named_as_context(name: &str, of: ProgramType) -> bool {
     })
 }
 
-/// The structure that programs of a type have for a context, where it has a name (`linux/bpf_types.h`).
+/// The structure that programs of a type have for a context, where it has a name
+/// (`linux/bpf_types.h`).
 fn context_structure(of: ProgramType) -> Option<&'static str> {
     Some(match of {
         ProgramType::SOCKET_FILTER

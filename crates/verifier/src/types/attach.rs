@@ -1,4 +1,5 @@
-//! May a program attach to what it names in the kernel's BTF (`check_attach_btf_id`, `bpf_check_attach_target`)?
+//! May a program attach to what it names in the kernel's BTF (`check_attach_btf_id`,
+//! `bpf_check_attach_target`)?
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::{AttachType, ProgramType};
@@ -113,8 +114,8 @@ const MODIFIABLE: [&str; 5] = [
 const MODIFIABLE_ASLEEP: &str = "bpf_fentry_test1";
 
 impl KernelTypes {
-    /// `check_attach_btf_id`: may a program of this kind attach there? The error is the log's line. Kinds that do not
-    /// attach by BTF may.
+    /// `check_attach_btf_id`: may a program of this kind attach there? The error is the log's line.
+    /// Kinds that do not attach by BTF may.
     pub fn check_attach(&self, kind: &Kind) -> Result<(), Refused> {
         if kind.prog_type == ProgramType::SYSCALL {
             return if kind.is_sleepable() {
@@ -337,7 +338,8 @@ fn can_sleep(kind: &Kind) -> bool {
 }
 
 impl KernelTypes {
-    /// Programs that sleep need a place where that is good; others that change a result need one where that is.
+    /// Programs that sleep need a place where that is good; others that change a result need one
+    /// where that is.
     fn check_sleep(&self, kind: &Kind, name: &str) -> Result<(), Refused> {
         if kind.is_sleepable() {
             let good = match kind.prog_type {
@@ -360,11 +362,12 @@ impl KernelTypes {
         Ok(())
     }
 
-    /// May an error be put in the place of its result (`within_error_injection_list`)? The kernel's list is of addresses and not in
-    /// its BTF; nearly all of it is system calls.
+    /// May an error be put in the place of its result (`within_error_injection_list`)? The kernel's
+    /// list is of addresses and not in its BTF; nearly all of it is system calls.
     fn is_injectable(&self, id: u32, name: &str) -> bool {
         let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
-        // On x86 a call without arguments is another name of the function behind it, and types know that one only.
+        // On x86 a call without arguments is another name of the function behind it, and types know
+        // that one only.
         let is_bare_call = || {
             let prototype = self.types.prototype(id);
             name.starts_with("__do_sys_")

@@ -1,5 +1,5 @@
-//! Contexts that the kernel's BTF describes: of programs on its tracepoints, functions, LSM hooks, iterators and operations
-//! (`btf_ctx_access`).
+//! Contexts that the kernel's BTF describes: of programs on its tracepoints, functions, LSM hooks,
+//! iterators and operations (`btf_ctx_access`).
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::{AttachType, ProgramType};
@@ -25,9 +25,9 @@ struct Attached<'a> {
 }
 
 impl KernelTypes {
-    /// `btf_ctx_access`: what a load from the context of a program gives that is attached by BTF (tp_btf, fentry, fexit,
-    /// fmod_ret, LSM, iterators, struct_ops). The error is what the log says before "invalid bpf_context access off=%d
-    /// size=%d"; empty if nothing.
+    /// `btf_ctx_access`: what a load from the context of a program gives that is attached by BTF
+    /// (tp_btf, fentry, fexit, fmod_ret, LSM, iterators, struct_ops). The error is what the log
+    /// says before "invalid bpf_context access off=%d size=%d"; empty if nothing.
     pub fn context(&self, kind: &Kind, off: i32, size: u32) -> Result<Member, String> {
         let aligned = u32::try_from(off).is_ok_and(|off| off.checked_rem(size) == Some(0));
         if !aligned || off >= MOST_BYTES {
@@ -44,7 +44,8 @@ impl KernelTypes {
         attached.note(off, self.context(kind, off.cast_signed(), 8).ok()?)
     }
 
-    /// Is this what the hook returns that an LSM program is attached to (`bpf_insn_access_aux::is_retval`)?
+    /// Is this what the hook returns that an LSM program is attached to
+    /// (`bpf_insn_access_aux::is_retval`)?
     pub fn is_hook_result(&self, kind: &Kind, off: i32) -> bool {
         if kind.prog_type != ProgramType::LSM || kind.attach_type != AttachType::LSM_MAC {
             return false;
@@ -57,8 +58,9 @@ impl KernelTypes {
             .is_ok_and(|off| attached.argument(off).is_ok_and(|(arg, _)| arg == count))
     }
 
-    /// Where the context has objects that the program owns from its beginning on, and has to give back or hand on: arguments of an
-    /// operation that are marked with `__ref` (`bpf_ctx_arg_aux::refcounted`). Offsets in bytes, ascending.
+    /// Where the context has objects that the program owns from its beginning on, and has to give
+    /// back or hand on: arguments of an operation that are marked with `__ref`
+    /// (`bpf_ctx_arg_aux::refcounted`). Offsets in bytes, ascending.
     pub fn owned_arguments(&self, kind: &Kind) -> Vec<u32> {
         if kind.prog_type != ProgramType::STRUCT_OPS {
             return Vec::new();
@@ -165,7 +167,8 @@ impl<'a> Attached<'a> {
         self.pointer(arg, it, (btf_id, target))
     }
 
-    /// The parameter at an offset: which, and its type; past the last one, the result where a program may see it.
+    /// The parameter at an offset: which, and its type; past the last one, the result where a
+    /// program may see it.
     fn argument(&self, off: u32) -> Result<(usize, u32), String> {
         let (kernel, kind, name) = (self.kernel, self.kind, self.name);
         let params: Vec<u32> = kernel
@@ -203,8 +206,8 @@ impl<'a> Attached<'a> {
         }
     }
 
-    /// Which of the words at an offset: parameters take as many words as they need. The kernel counts from the first
-    /// parameter, also where that one is skipped.
+    /// Which of the words at an offset: parameters take as many words as they need. The kernel
+    /// counts from the first parameter, also where that one is skipped.
     fn index(&self, params: &[u32], off: u32) -> usize {
         let mut end = 0u32;
         let mut is_before = |id: &u32| {
@@ -333,8 +336,8 @@ const PLAIN: Known = Known::Pointer {
 const KEY: Known = Known::Buffer { writable: false };
 const VALUE: Known = Known::Buffer { writable: true };
 
-/// What an iterator is registered with (`struct bpf_iter_reg`), by the function that it is attached by; `None` if there is no
-/// such iterator.
+/// What an iterator is registered with (`struct bpf_iter_reg`), by the function that it is attached
+/// by; `None` if there is no such iterator.
 pub(super) fn iterator(function: &str) -> Option<&'static [(u32, Known)]> {
     Some(match function.strip_prefix("bpf_iter_")? {
         "bpf_map" | "task" | "cgroup" | "tcp" | "udp" | "kmem_cache" => &[(8, TRUSTED)],

@@ -143,7 +143,8 @@ pub(super) fn parse(
     Ok(fields)
 }
 
-/// Fields are where they are said to be, none over another; and a list or tree has a lock beside it.
+/// Fields are where they are said to be, none over another; and a list or tree has a lock beside
+/// it.
 fn check(fields: &[MapField]) -> Result<(), i32> {
     let mut next = 0;
     for field in fields {
@@ -322,7 +323,8 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    /// A pointer with a tag that says who owns what it leads to (`btf_find_kptr`, `btf_parse_kptr`).
+    /// A pointer with a tag that says who owns what it leads to (`btf_find_kptr`,
+    /// `btf_parse_kptr`).
     fn pointer(&self, mut it: Type<'a>) -> Result<Option<FieldKind>, i32> {
         if it.kind == kind::VOLATILE {
             it = self.types.at(it.refers_to());
@@ -364,7 +366,8 @@ impl<'a> Search<'a> {
         }))
     }
 
-    /// What a list or tree holds, by its tag `contains:STRUCTURE:MEMBER`: the structure, and where in it the node is.
+    /// What a list or tree holds, by its tag `contains:STRUCTURE:MEMBER`: the structure, and where
+    /// in it the node is.
     fn contained(&self, (id, component): (u32, i32), node: &str) -> Result<(u32, u32), i32> {
         let mut tags = self.types.tags(id, component, "contains:");
         let (Some(tag), None) = (tags.next(), tags.next()) else {

@@ -9,8 +9,8 @@ use super::table::{TypeTable, is_struct, text};
 use super::walk::Step;
 use crate::reject::{EINVAL, ENOENT};
 
-/// The kernel's BTF, with an index of its names. The types of modules have numbers behind the kernel's own
-/// ([`KernelTypes::in_module`]).
+/// The kernel's BTF, with an index of its names. The types of modules have numbers behind the
+/// kernel's own ([`KernelTypes::in_module`]).
 #[derive(Debug)]
 pub struct KernelTypes {
     pub(super) types: TypeTable,
@@ -31,18 +31,19 @@ pub enum Member {
         /// It has to be checked before it is followed.
         or_null: bool,
     },
-    /// A pointer in a structure to anything else (`PTR_TO_MEM | MEM_RDONLY | PTR_UNTRUSTED` of no known size): loads
-    /// through it are probed.
+    /// A pointer in a structure to anything else (`PTR_TO_MEM | MEM_RDONLY | PTR_UNTRUSTED` of no
+    /// known size): loads through it are probed.
     UntrustedMem,
-    /// A pointer in an iterator's context to a key or a value of a map (`PTR_TO_BUF | PTR_MAYBE_NULL`).
+    /// A pointer in an iterator's context to a key or a value of a map (`PTR_TO_BUF |
+    /// PTR_MAYBE_NULL`).
     Buffer {
         /// Else `MEM_RDONLY`.
         writable: bool,
     },
 }
 
-/// How far a pointer to a structure of the kernel is trusted. Where the kernel has several flags, the one that decides what
-/// may be done with it.
+/// How far a pointer to a structure of the kernel is trusted. Where the kernel has several flags,
+/// the one that decides what may be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
     /// `PTR_TRUSTED`.
@@ -68,8 +69,8 @@ impl KernelTypes {
         })
     }
 
-    /// The same with modules, which are named by their places in `modules`: files such as `/sys/kernel/btf/nf_conntrack`.
-    /// `None` if one of them does not go with the kernel's.
+    /// The same with modules, which are named by their places in `modules`: files such as
+    /// `/sys/kernel/btf/nf_conntrack`. `None` if one of them does not go with the kernel's.
     pub fn with_modules(btf: &[u8], modules: &[&[u8]]) -> Option<Self> {
         let mut joined = Joined::new(btf)?;
         for module in modules {
@@ -123,9 +124,9 @@ impl KernelTypes {
         self.types.sized(id).ok().map(|sized| sized.bytes)
     }
 
-    /// `btf_struct_access`: what a load of `size` bytes at `off` into a structure gives. `base` is how the pointer to it is
-    /// trusted; `rcu` says that nothing read here goes away meanwhile (`in_rcu_cs`: a program that cannot sleep, or an RCU or
-    /// lock section).
+    /// `btf_struct_access`: what a load of `size` bytes at `off` into a structure gives. `base` is
+    /// how the pointer to it is trusted; `rcu` says that nothing read here goes away meanwhile
+    /// (`in_rcu_cs`: a program that cannot sleep, or an RCU or lock section).
     pub fn member(
         &self,
         structure: u32,
@@ -174,8 +175,8 @@ impl KernelTypes {
         })
     }
 
-    /// Does the kernel itself say of this member that it keeps its parent's trust (`btf_nested_type_is_trusted`)? It does so by
-    /// structures of the parent's name and a suffix.
+    /// Does the kernel itself say of this member that it keeps its parent's trust
+    /// (`btf_nested_type_is_trusted`)? It does so by structures of the parent's name and a suffix.
     fn is_listed(&self, structure: u32, field: &str, target: u32, suffix: &str) -> bool {
         let types = &self.types;
         let it = types.at(structure);
@@ -191,14 +192,14 @@ impl KernelTypes {
         })
     }
 
-    /// `btf_struct_ids_match`: may a pointer to `have`, `off` bytes on, stand for one to `want`? With `strict` only if they are
-    /// the same.
+    /// `btf_struct_ids_match`: may a pointer to `have`, `off` bytes on, stand for one to `want`?
+    /// With `strict` only if they are the same.
     pub fn matches(&self, have: u32, off: i32, want: u32, strict: bool) -> bool {
         self.types.matches(have, off, want, strict)
     }
 
-    /// The kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` gives them (`get_kern_ctx_btf_id`); the
-    /// error is the log's line.
+    /// The kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` gives them
+    /// (`get_kern_ctx_btf_id`); the error is the log's line.
     pub fn kernel_context(&self, prog_type: ProgramType) -> Result<u32, Refused> {
         let types = &self.types;
         let name = format!("{}_kern", prog_type.name().unwrap_or_default());
@@ -223,7 +224,8 @@ impl KernelTypes {
         self.types.find(kind::FUNC, name)
     }
 
-    /// A `typedef`'s BTF id by its name, such as `btf_trace_sched_switch`: what programs on tracepoints attach to.
+    /// A `typedef`'s BTF id by its name, such as `btf_trace_sched_switch`: what programs on
+    /// tracepoints attach to.
     pub fn typedef(&self, name: &str) -> Option<u32> {
         self.types.find(kind::TYPEDEF, name)
     }
@@ -248,7 +250,8 @@ impl KernelTypes {
         Some(field.offset)
     }
 
-    /// May an instruction load the address of this (`check_pseudo_btf_id`)? If not, an errno and the log's line.
+    /// May an instruction load the address of this (`check_pseudo_btf_id`)? If not, an errno and
+    /// the log's line.
     pub(crate) fn check_addressable(&self, id: u32) -> Result<(), Refused> {
         let signed = id.cast_signed();
         match self.types.get(id) {
@@ -264,7 +267,8 @@ impl KernelTypes {
         }
     }
 
-    /// A variable (`VAR`) by its BTF id: its type's number, its size (0 where it cannot be told), and whether it is per CPU.
+    /// A variable (`VAR`) by its BTF id: its type's number, its size (0 where it cannot be told),
+    /// and whether it is per CPU.
     pub fn variable(&self, id: u32) -> Option<(u32, u32, bool)> {
         let it = self.types.get(id).filter(|it| it.kind == kind::VAR)?;
         let (type_id, types) = (it.refers_to(), &self.types);

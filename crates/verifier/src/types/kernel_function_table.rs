@@ -1,4 +1,5 @@
-//! The kernel's functions that programs may call (`BTF_ID_FLAGS` of each `btf_kfunc_id_set`, Linux 6.18), ascending by name.
+//! The kernel's functions that programs may call (`BTF_ID_FLAGS` of each `btf_kfunc_id_set`, Linux
+//! 6.18), ascending by name.
 
 use super::kernel_functions::{KernelFunction, callers::*, flags::*};
 

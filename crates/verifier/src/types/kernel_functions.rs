@@ -1,4 +1,5 @@
-//! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on what terms.
+//! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on
+//! what terms.
 
 use beeline_uapi::{AttachType, ProgramType};
 
@@ -51,7 +52,8 @@ pub(super) mod callers {
     pub(in super::super) const SOCKET_FILTER: u32 = 1 << 9;
     pub(in super::super) const LWT: u32 = 1 << 10;
     pub(in super::super) const NETFILTER: u32 = 1 << 11;
-    /// Programs on both ends of a function (`BPF_TRACE_KPROBE_SESSION`, `BPF_TRACE_UPROBE_SESSION`).
+    /// Programs on both ends of a function (`BPF_TRACE_KPROBE_SESSION`,
+    /// `BPF_TRACE_UPROBE_SESSION`).
     pub(in super::super) const SESSION: u32 = 1 << 12;
     /// Of `TRACING`, LSM programs only.
     pub(in super::super) const LSM: u32 = 1 << 13;
@@ -90,12 +92,14 @@ impl KernelFunction {
         self.flags & flags != 0
     }
 
-    /// May programs of this kind call it? If not, the kernel says "calling kernel function NAME is not allowed".
+    /// May programs of this kind call it? If not, the kernel says "calling kernel function NAME is
+    /// not allowed".
     pub fn may_be_called_by(&self, kind: &Kind) -> bool {
         self.callers & (callers::COMMON | callers_of(kind)) != 0
     }
 
-    /// Is it about the device that a program is bound to? Others cannot call it: "metadata kfuncs require device-bound program".
+    /// Is it about the device that a program is bound to? Others cannot call it: "metadata kfuncs
+    /// require device-bound program".
     pub fn needs_device(&self) -> bool {
         self.name.starts_with("bpf_xdp_metadata_")
     }

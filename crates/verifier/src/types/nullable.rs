@@ -1,5 +1,5 @@
-//! Tracepoints whose pointers are not what their types say: some may be null, some may be an error number
-//! (`raw_tp_null_args`). Names and arguments are Linux 6.18's.
+//! Tracepoints whose pointers are not what their types say: some may be null, some may be an error
+//! number (`raw_tp_null_args`). Names and arguments are Linux 6.18's.
 
 /// May this argument (from 0, without `__data`) of the tracepoint be null?
 pub(super) fn may_be_null(tracepoint: &str, arg: usize) -> bool {

@@ -1,4 +1,5 @@
-//! A program's own BTF, with what it says of functions and lines (`check_btf_func`, `check_btf_line`).
+//! A program's own BTF, with what it says of functions and lines (`check_btf_func`,
+//! `check_btf_line`).
 
 use std::sync::Arc;
 
@@ -34,8 +35,8 @@ impl FileTypes {
         TypeTable::new(btf).map(|types| Self(Arc::new(types)))
     }
 
-    /// Special fields of a map's value (`btf_parse_fields`). Where they make no sense the kernel takes the map for one
-    /// without.
+    /// Special fields of a map's value (`btf_parse_fields`). Where they make no sense the kernel
+    /// takes the map for one without.
     pub fn map_fields(&self, value_type: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
         fields::parse(&self.0, value_type, Holder::Value, kernel).unwrap_or_default()
     }
@@ -63,7 +64,8 @@ pub struct FunctionType {
     pub name: String,
     /// Not static: it is verified on its own, for any arguments of these types.
     pub global: bool,
-    /// Of its parameters (`btf_prepare_func_args`); an error says why a global function cannot have them.
+    /// Of its parameters (`btf_prepare_func_args`); an error says why a global function cannot have
+    /// them.
     pub args: Result<Vec<FunctionArg>, Refused>,
     /// Does it return a number (`int`, an enumeration ...)? A global function has to.
     pub returns: Returns,
@@ -86,8 +88,9 @@ type FuncInfo = [u32; 2];
 type LineInfo = [u32; 4];
 
 impl ProgramTypes {
-    /// `func_info` and `line_info` as in `union bpf_attr`; `starts` is where the program's functions begin. `kernel` is for
-    /// arguments that point to its structures. Errors are the kernel's log lines, with its errno.
+    /// `func_info` and `line_info` as in `union bpf_attr`; `starts` is where the program's
+    /// functions begin. `kernel` is for arguments that point to its structures. Errors are the
+    /// kernel's log lines, with its errno.
     pub fn new(
         btf: &[u8],
         func_info: &[FuncInfo],
@@ -135,8 +138,9 @@ impl ProgramTypes {
         })
     }
 
-    /// Where the function begins that runs when the program throws, if it has one (`exception_callback:` of its first function's
-    /// tags): it begins a function also if nothing calls it, so this has to be known before functions are counted.
+    /// Where the function begins that runs when the program throws, if it has one
+    /// (`exception_callback:` of its first function's tags): it begins a function also if nothing
+    /// calls it, so this has to be known before functions are counted.
     pub fn exception_callback(
         btf: &[u8],
         func_info: &[FuncInfo],
@@ -216,7 +220,8 @@ impl ProgramTypes {
         fields::parse(&self.types, id, Holder::Object, kernel).unwrap_or_default()
     }
 
-    /// What `size` bytes at `off` of an allocated structure are: numbers, as far as they may be touched at all.
+    /// What `size` bytes at `off` of an allocated structure are: numbers, as far as they may be
+    /// touched at all.
     pub fn member(
         &self,
         structure: u32,
@@ -242,8 +247,9 @@ impl ProgramTypes {
         self.types.matches(have, off, want, strict)
     }
 
-    /// Special fields of a map's value (`btf_parse_fields`), of a type in any BTF: a map's comes from the same file as the
-    /// program's. Where they make no sense the kernel takes the map for one without.
+    /// Special fields of a map's value (`btf_parse_fields`), of a type in any BTF: a map's comes
+    /// from the same file as the program's. Where they make no sense the kernel takes the map for
+    /// one without.
     pub fn map_fields(btf: &[u8], value_type: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
         FileTypes::parse(btf.to_vec())
             .map(|types| types.map_fields(value_type, kernel))

@@ -1,4 +1,5 @@
-//! What a kernel function takes and gives, by its prototype and the suffixes of its parameters' names.
+//! What a kernel function takes and gives, by its prototype and the suffixes of its parameters'
+//! names.
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::ProgramType;
@@ -167,7 +168,8 @@ impl KernelTypes {
         }
     }
 
-    /// What the function returns that a program of this kind stands for; `None` where it stands for none.
+    /// What the function returns that a program of this kind stands for; `None` where it stands for
+    /// none.
     pub fn hook_result(&self, kind: &Kind) -> Option<ParamType> {
         match kind.prog_type {
             ProgramType::LSM => Some(self.prototype(kind.attach_btf_id)?.result),
@@ -182,7 +184,8 @@ impl KernelTypes {
         }
     }
 
-    /// Is a pointer to this structure what programs of the type have for a context (`btf_is_prog_ctx_type`)?
+    /// Is a pointer to this structure what programs of the type have for a context
+    /// (`btf_is_prog_ctx_type`)?
     pub fn is_context(&self, structure: u32, prog_type: ProgramType) -> bool {
         arguments::is_named_as_context(self.name(structure), prog_type)
     }

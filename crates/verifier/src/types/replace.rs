@@ -7,8 +7,8 @@ use super::{EFAULT, ProgramTypes, Refused};
 use crate::reject::EINVAL;
 
 impl ProgramTypes {
-    /// May this program's first function replace `function` of the other program? Both are numbers of `FUNC`s. The error is the
-    /// kernel's line.
+    /// May this program's first function replace `function` of the other program? Both are numbers
+    /// of `FUNC`s. The error is the kernel's line.
     pub fn may_replace(&self, other: &Self, function: u32) -> Result<(), Refused> {
         let Some(own) = self.function(0) else {
             return refuse("Program extension requires BTF".to_owned());

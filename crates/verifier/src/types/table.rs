@@ -13,7 +13,8 @@ pub(super) const DEEPEST: u32 = 32;
 #[derive(Debug)]
 pub(super) struct TypeTable {
     btf: OwnedBtf,
-    /// Of functions, and of all else: there are several times as many functions in a kernel, and few ask for them.
+    /// Of functions, and of all else: there are several times as many functions in a kernel, and
+    /// few ask for them.
     functions: OnceLock<Index>,
     names: OnceLock<Index>,
     tags: OnceLock<Vec<u32>>,
@@ -22,7 +23,8 @@ pub(super) struct TypeTable {
 /// Types by their names.
 #[derive(Debug)]
 struct Index {
-    /// An open hash table of numbers. They went in ascending, so that the first of equal ones is found first.
+    /// An open hash table of numbers. They went in ascending, so that the first of equal ones is
+    /// found first.
     slots: Vec<u32>,
     /// Types whose names say behind `___` which of several they are.
     flavors: Vec<u32>,
@@ -150,7 +152,8 @@ impl TypeTable {
         Index { slots, flavors }
     }
 
-    /// The values of the tags of a declaration's component (-1 for the whole) that begin with `key`, without it.
+    /// The values of the tags of a declaration's component (-1 for the whole) that begin with
+    /// `key`, without it.
     pub(super) fn tags<'a>(
         &'a self,
         declaration: u32,
@@ -236,7 +239,8 @@ pub(super) fn text(name: &[u8]) -> &str {
     std::str::from_utf8(name).unwrap_or_default()
 }
 
-/// A name without what says which of several types of the name it is (`bpf_core_essential_name_len`).
+/// A name without what says which of several types of the name it is
+/// (`bpf_core_essential_name_len`).
 fn essential(name: &[u8]) -> &[u8] {
     let is_mark = |it: &[u8]| matches!(it, [x, b'_', b'_', b'_', y] if *x != b'_' && *y != b'_');
     let last = name.windows(5).rposition(is_mark);

@@ -40,8 +40,9 @@ impl TypeTable {
         Err((EINVAL, String::new()))
     }
 
-    /// May a pointer to `have`, `off` bytes on, stand for one to `want` (`btf_struct_ids_match`)? It may where a structure begins
-    /// with the one that is wanted, unless they have to be the same (`strict`).
+    /// May a pointer to `have`, `off` bytes on, stand for one to `want` (`btf_struct_ids_match`)?
+    /// It may where a structure begins with the one that is wanted, unless they have to be the same
+    /// (`strict`).
     pub(super) fn matches(&self, have: u32, off: i32, want: u32, strict: bool) -> bool {
         if off == 0 && have == want {
             return true;

@@ -1,4 +1,5 @@
-//! What programs may write in the kernel's structures (`btf_struct_access` of each `struct bpf_verifier_ops`).
+//! What programs may write in the kernel's structures (`btf_struct_access` of each `struct
+//! bpf_verifier_ops`).
 
 use beeline_uapi::ProgramType;
 
@@ -25,7 +26,8 @@ const OF_TASK: [&str; 3] = ["scx.slice", "scx.dsq_vtime", "scx.disallow"];
 const OF_CONNECTION: [&str; 1] = ["mark"];
 
 impl KernelTypes {
-    /// May a program of this kind write `size` bytes at `off` of a structure of the kernel? The error is the log's line.
+    /// May a program of this kind write `size` bytes at `off` of a structure of the kernel? The
+    /// error is the log's line.
     pub fn may_write(
         &self,
         kind: &Kind,

@@ -1,4 +1,4 @@
-//! What kernel functions are given (`check_kfunc_args`, `get_kfunc_ptr_arg_type`).
+//! Checks the arguments of kernel functions (`check_kfunc_args`, `get_kfunc_ptr_arg_type`).
 
 use super::super::print::type_name;
 use super::super::{Check, Explorer, no};
@@ -10,7 +10,7 @@ use crate::state::{DynptrKind, Flags, Reg, Type};
 use crate::types::kernel_functions::flags;
 use crate::types::{Annotation, KernelParam, ParamType};
 
-/// What a parameter asks for (`enum kfunc_ptr_arg_type`).
+/// The kind of argument that a parameter requires (`enum kfunc_ptr_arg_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Context,
@@ -31,13 +31,13 @@ enum Wanted {
     ResilientLock,
     Structure(u32),
     Callback,
-    /// So many bytes.
+    /// Memory of so many bytes.
     Mem(u32),
-    /// As many bytes as the next argument says.
+    /// Memory of as many bytes as the next argument says.
     SizedMem,
 }
 
-/// Flags of pointers that are safe whatever the function does with them (`BPF_REG_TRUSTED_MODIFIERS`).
+/// Flags of pointers that are safe regardless of the function (`BPF_REG_TRUSTED_MODIFIERS`).
 const SAFE: Flags = Flags::TRUSTED.with(Flags::ALLOC).with(Flags::NON_OWN_REF);
 
 impl Explorer<'_> {
@@ -61,7 +61,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `true`: it was memory, and the next argument is its size.
+    /// Checks an argument. Returns `true` if it was memory, and the next argument is its size.
     fn check_kernel_argument(
         &mut self,
         call: &Call<'_>,
@@ -413,7 +413,7 @@ impl Explorer<'_> {
         )
     }
 
-    /// Memory with its size in the next argument (`check_kfunc_mem_size_reg`).
+    /// Checks memory with its size in the next argument (`check_kfunc_mem_size_reg`).
     fn sized_argument(
         &mut self,
         call: &Call<'_>,
@@ -489,7 +489,7 @@ impl Explorer<'_> {
     }
 }
 
-/// What structures with rules of their own ask for.
+/// Returns the requirement of structures with rules of their own.
 fn special(call: &Call<'_>, number: u8, param: &KernelParam<'_>, btf_id: u32) -> Option<Wanted> {
     let of_iterator = call.has(flags::ITER_NEW | flags::ITER_NEXT | flags::ITER_DESTROY);
     if of_iterator && number == 1 || param.name.ends_with("__iter") {
@@ -508,7 +508,7 @@ fn special(call: &Call<'_>, number: u8, param: &KernelParam<'_>, btf_id: u32) ->
     })
 }
 
-/// To a structure of the kernel, by whatever name.
+/// Returns whether it points to a structure of the kernel, by any name.
 fn is_structure(reg: &Reg) -> bool {
     match reg.kind {
         Type::Btf(_) | Type::Map(_) => true,
@@ -517,7 +517,7 @@ fn is_structure(reg: &Reg) -> bool {
     }
 }
 
-/// Without `bpf_type_has_unsafe_modifiers`.
+/// Returns whether it is without `bpf_type_has_unsafe_modifiers`.
 fn is_safe(reg: &Reg) -> bool {
     reg.flags.without(SAFE) == Flags::NONE
 }
@@ -528,7 +528,8 @@ fn is_trusted(reg: &Reg) -> bool {
     reg.ref_id != 0 || is_safe(reg) && (known || reg.flags.has(SAFE))
 }
 
-/// Two names of one structure, of which only one may be written to (`btf_type_ids_nocast_alias`).
+/// Returns whether these are two names of one structure, of which only one may be written
+/// (`btf_type_ids_nocast_alias`).
 fn is_uncast_alias(one: &str, other: &str) -> bool {
     const SUFFIX: &str = "___init";
     one.strip_suffix(SUFFIX) == Some(other) || other.strip_suffix(SUFFIX) == Some(one)

@@ -1,4 +1,5 @@
-//! Iterators: a structure on the stack that only its own functions may touch (`process_iter_arg`, `process_iter_next_call`).
+//! Iterators: a structure on the stack that only its own functions may access (`process_iter_arg`,
+//! `process_iter_next_call`).
 
 use beeline_uapi::{AttachType, ProgramType};
 
@@ -11,11 +12,11 @@ use crate::types::KernelParam;
 use crate::types::ParamType;
 use crate::types::kernel_functions::flags;
 
-/// Where an object on the stack is, or would be.
+/// The place of an object on the stack, present or not.
 pub(super) enum Place {
-    /// The frame, and the slot of the lowest address: the others have lower numbers.
+    /// The frame, and the slot of the lowest address; the other slots have lower numbers.
     At(usize, usize),
-    /// Below what the program has used so far.
+    /// Below the stack that the program has used so far.
     Beyond,
 }
 
@@ -83,7 +84,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `check_css_task_iter_allowlist`: the iterator takes a lock that others must not be interrupted with.
+    /// Does `check_css_task_iter_allowlist`: the iterator takes a lock that must not be held while
+    /// others are interrupted.
     fn may_walk_tasks(&self) -> bool {
         let kind = &self.program.kind;
         match kind.prog_type {
@@ -148,7 +150,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// Makes room for an object where none of its kind is.
+    /// Makes room for an object where there is none of its kind.
     pub(super) fn make_room(
         &mut self,
         number: u8,
@@ -169,7 +171,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Is some byte there part of such an object?
+    /// Returns whether any byte there is part of such an object.
     fn holds(&self, place: &Place, slots: usize, kind: Byte) -> bool {
         let Place::At(frame, low) = *place else {
             return false;
@@ -180,7 +182,7 @@ impl Explorer<'_> {
             .any(|slot| slot.bytes.contains(&kind))
     }
 
-    /// Room for an object, which nothing else may be in afterwards.
+    /// Reserves room for an object, in which nothing else may be afterwards.
     fn write_object(&mut self, number: u8, slots: usize) -> Check {
         for slot in 0..slots as i32 {
             self.access(Access {
@@ -204,7 +206,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// The whole of an iterator of this type, as it was made (`is_iter_reg_valid_init`).
+    /// Returns a whole iterator of this type, as it was made (`is_iter_reg_valid_init`).
     fn live_iterator(&self, place: &Place, wanted: u32, slots: usize) -> Option<(usize, usize)> {
         let Place::At(frame, low) = *place else {
             return None;
@@ -218,7 +220,8 @@ impl Explorer<'_> {
         whole.then_some((frame, low))
     }
 
-    /// An iterator gives a further element, or comes to its end: the former is put off.
+    /// Advances an iterator: it returns a further element, or comes to its end. The former way is
+    /// put off.
     pub(super) fn advance_iterator(&mut self, meta: &Meta) -> Check {
         let Some((frame, low)) = meta.iterator else {
             return no(EINVAL, "no iterator");
@@ -262,7 +265,7 @@ impl Explorer<'_> {
     }
 }
 
-/// Lines of the log, the first of which may be none.
+/// Joins lines of the log; the first may be empty.
 pub(super) fn lines(first: &str, second: &str) -> String {
     if first.is_empty() {
         second.to_owned()
@@ -271,7 +274,7 @@ pub(super) fn lines(first: &str, second: &str) -> String {
     }
 }
 
-/// What the log calls an iterator's structure.
+/// Returns the log's name for an iterator's structure.
 fn short_name<'a>(call: &Call<'a>, btf_id: u32) -> &'a str {
     let name = call.kernel.name(btf_id);
     name.strip_prefix("bpf_iter_").unwrap_or(name)

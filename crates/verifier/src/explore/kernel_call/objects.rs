@@ -11,7 +11,7 @@ use crate::reject::EINVAL;
 use crate::state::{Flags, HeldKind, LockPlace, Reg, Type};
 use crate::types::kernel_functions::KernelFunction;
 
-/// Does it take over its second argument (`bpf_list_push_*`, `bpf_rbtree_add`)?
+/// Returns whether it takes over its second argument (`bpf_list_push_*`, `bpf_rbtree_add`).
 pub(super) fn is_given_to(function: &KernelFunction) -> bool {
     matches!(
         function.name,
@@ -20,7 +20,7 @@ pub(super) fn is_given_to(function: &KernelFunction) -> bool {
 }
 
 impl Explorer<'_> {
-    /// What is dropped was allocated by the program, in the same manner.
+    /// Checks that a dropped object was allocated by the program, in the same manner.
     pub(super) fn dropped_argument(&self, call: &Call<'_>, arg: u8, reg: &Reg) -> Check {
         let per_cpu = Flags::ALLOC.with(Flags::PERCPU);
         let wanted = match (reg.kind, reg.flags) {
@@ -74,7 +74,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// Special fields of the value or object that a register points to.
+    /// Returns the special fields of the value or object that a register points to.
     pub(in super::super) fn fields_behind(&self, reg: &Reg) -> Vec<MapField> {
         match reg.kind {
             Type::MapValue(id) => self.map(id).fields.clone(),
@@ -83,7 +83,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// A list's head or a tree's root: in a value or an object whose lock is held.
+    /// Checks a list's head or a tree's root: it must be in a value or an object with its lock
+    /// held.
     pub(super) fn root_argument(&self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let arg = number - 1;
         let is_object = matches!(reg.kind, Type::Btf(_)) && reg.flags == Flags::ALLOC;
@@ -115,7 +116,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// What the function of the current call works on.
+    /// Returns the name of the current function's root.
     fn root_name(&self, _meta: &Meta) -> &'static str {
         match self.op_at(self.insn) {
             Some(Op::CallKernel { btf_id })
@@ -181,7 +182,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A node is of the type that the list or tree is for, and the member that it is for.
+    /// Checks that a node is of the type, and the member, that the list or tree is for.
     pub(super) fn node_argument(&self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let Some(root) = meta.root else {
             return no(EINVAL, "a node without a root");
@@ -233,7 +234,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The list or tree owns the object from now on; while the lock is held, the program may go on using it.
+    /// Gives the object to the list or tree. While the lock is held, the program may keep using it.
     pub(super) fn give_object(&mut self) -> Check {
         let ref_id = self.cur.reg(2).ref_id;
         let counted = match self.cur.reg(2).kind {
@@ -252,7 +253,7 @@ impl Explorer<'_> {
         no(EINVAL, "reference has not been acquired before")
     }
 
-    /// A node of a list or tree, as its functions give it.
+    /// Returns a node of a list or tree, as its functions return it.
     pub(super) fn node(&self, root: MapField) -> Reg {
         let (btf_id, node) = match root.kind {
             FieldKind::ListHead { btf_id, node } | FieldKind::RbRoot { btf_id, node } => {
@@ -266,13 +267,14 @@ impl Explorer<'_> {
         }
     }
 
-    /// The same while it stays where it is.
+    /// Returns a node that stays where it is.
     pub(super) fn node_in_place(&self, reg: Reg) -> Reg {
         let counted = matches!(reg.kind, Type::Btf(btf_id) if self.is_counted(btf_id));
         not_owning(reg, counted)
     }
 
-    /// `bpf_rbtree_add` compares the new node with others, by a function that gets two nodes.
+    /// Calls back for `bpf_rbtree_add`, which compares the new node with others, by a function that
+    /// takes two nodes.
     pub(super) fn compare_in_tree(&mut self, function: usize, meta: &Meta) -> Check {
         let Some(root) = meta.root else {
             return no(EINVAL, "a tree without a root");
@@ -284,7 +286,8 @@ impl Explorer<'_> {
         self.put_off_callback(function, Callback { args, returns })
     }
 
-    /// Is this the function that compares a tree's nodes (`in_rbtree_lock_required_cb`)?
+    /// Returns whether this is the function that compares a tree's nodes
+    /// (`in_rbtree_lock_required_cb`).
     pub(in super::super) fn in_tree_callback(&self) -> bool {
         let frame = self.cur.frame();
         let call = frame.callsite.filter(|_| frame.in_callback);

@@ -1,4 +1,4 @@
-//! What r0 is after a call of a kernel function (`check_kfunc_call`, `check_special_kfunc`).
+//! The content of r0 after a call of a kernel function (`check_kfunc_call`, `check_special_kfunc`).
 
 use super::super::{Check, Explorer, no};
 use super::{Call, Meta};
@@ -34,7 +34,7 @@ impl Explorer<'_> {
             Some(reg) => reg,
             None => self.plain_result(call, meta)?,
         };
-        // Of an object that is the program's own there is another reference.
+        // The program has another reference to an object of its own.
         let or_null = call.has(flags::RET_NULL) && !meta.owned;
         if or_null {
             reg = reg.flagged(Flags::MAYBE_NULL);
@@ -61,7 +61,7 @@ impl Explorer<'_> {
         Ok(reg)
     }
 
-    /// Of functions that say in their arguments what they give.
+    /// Returns the result of functions that define it by their arguments.
     fn special_result(&self, call: &Call<'_>, meta: &Meta, is_node: bool) -> Check<Option<Reg>> {
         let constant = meta.constant.unwrap_or(0);
         Ok(Some(match call.function.name {
@@ -90,7 +90,7 @@ impl Explorer<'_> {
         }))
     }
 
-    /// A new object of one of the program's types.
+    /// Returns a new object of one of the program's types.
     fn allocated(&self, constant: u64, per_cpu: bool) -> Check<Reg> {
         let Ok(btf_id) = u32::try_from(constant) else {
             return no(
@@ -132,7 +132,7 @@ impl Explorer<'_> {
         Ok(reg.flagged(Flags::PERCPU))
     }
 
-    /// Something that may be read as if it were a structure of the kernel, or bytes.
+    /// Returns something that may be read like a structure of the kernel, or bytes.
     fn cast(&self, call: &Call<'_>, constant: u64) -> Check<Reg> {
         let btf_id = constant as u32;
         if btf_id == 0 {
@@ -153,7 +153,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Memory of a dynptr: it goes with it.
+    /// Returns memory of a dynptr, which ends with it.
     fn slice(&self, meta: &Meta) -> Reg {
         let bytes = meta.constant.unwrap_or(0) as u32;
         let mut reg = Reg::pointer(Type::Mem(bytes));
@@ -169,7 +169,7 @@ impl Explorer<'_> {
         reg
     }
 
-    /// Of all others: by the prototype.
+    /// Returns the result of all other functions, by the prototype.
     fn plain_result(&self, call: &Call<'_>, meta: &Meta) -> Check<Reg> {
         let rcu = if call.has(flags::RCU_PROTECTED) {
             Flags::RCU

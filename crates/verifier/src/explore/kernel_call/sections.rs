@@ -1,5 +1,5 @@
-//! Sections of a program in which it may not sleep, and what is safe in them only: RCU, no preemption, no interrupts, and
-//! resilient spin locks.
+//! Sections of a program in which it may not sleep, and the objects that are safe only in them:
+//! RCU, no preemption, no interrupts, and resilient spin locks.
 
 use super::super::{Check, Explorer, no};
 use super::Call;
@@ -13,7 +13,7 @@ use crate::types::kernel_functions::flags;
 pub(super) const MOST_ERRNO: i64 = 4095;
 
 impl Explorer<'_> {
-    /// Begins or ends a section; what may sleep is refused in all of them.
+    /// Begins or ends a section; functions that may sleep are refused in all of them.
     pub(super) fn pass_sections(&mut self, call: &Call<'_>) -> Check {
         self.pass_rcu(call)?;
         let name = call.function.name;
@@ -87,7 +87,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// What was safe in the section is trusted no more.
+    /// Ends an RCU section: objects that were safe in it are no longer trusted.
     fn end_rcu(&mut self) {
         let end = |reg: &mut Reg| {
             if reg.flags.has(Flags::RCU) {
@@ -105,7 +105,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// The state of interrupts, kept on the stack until it is restored (`process_irq_flag`).
+    /// Checks the state of interrupts, which is kept on the stack until it is restored
+    /// (`process_irq_flag`).
     pub(super) fn irq_flag_argument(&mut self, call: &Call<'_>, number: u8) -> Check {
         let reg = *self.cur.reg(number);
         let arg = number - 1;
@@ -195,7 +196,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A resilient lock may not be had: then r0 says why, and nothing is held.
+    /// Puts off the failure of a resilient lock: then r0 has the reason, and nothing is held.
     pub(super) fn put_off_failed_lock(&mut self) -> Check {
         let next = self.insn + 1;
         let state = self.put_off(next)?;
@@ -208,7 +209,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `process_spin_lock`, for a resilient one.
+    /// Does `process_spin_lock` for a resilient lock.
     pub(super) fn resilient_lock_argument(&mut self, call: &Call<'_>, number: u8) -> Check {
         let reg = *self.cur.reg(number);
         let is_object = reg.is_allocated_object() && reg.flags == Flags::ALLOC;

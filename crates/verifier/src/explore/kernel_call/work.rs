@@ -1,4 +1,5 @@
-//! Work that is done later: functions for work queues and for tasks on their way out of the kernel.
+//! Work that is done later: functions for work queues, and for tasks on their way out of the
+//! kernel.
 
 use super::super::callback::Callback;
 use super::super::{Check, Explorer, no};
@@ -8,11 +9,12 @@ use crate::reject::EINVAL;
 use crate::state::{Flags, MapId, Reg, Type};
 
 impl Explorer<'_> {
-    /// The map that some work is in is passed beside it.
+    /// Checks the map that contains some work, which is passed beside it.
     pub(super) fn map_argument(&self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let map = match reg.kind {
             Type::Map(map) | Type::MapValue(map) | Type::MapKey(map) => map,
-            // A map that the kernel hands over, as to its iterators: looked at as a structure, and which one it is nobody knows.
+            // A map that the kernel passes, as to its iterators: it is treated as a structure, and
+            // its identity is unknown.
             Type::Btf(_) => return Ok(()),
             _ => return no(EINVAL, format!("pointer in R{number} isn't map pointer")),
         };
@@ -40,7 +42,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A work queue or a task's work in a map's value (`process_wq_func`, `process_task_work_func`).
+    /// Checks a work queue or a task's work in a map's value (`process_wq_func`,
+    /// `process_task_work_func`).
     pub(super) fn work_argument(
         &self,
         number: u8,
@@ -86,14 +89,14 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// The one that was put off just now runs where sleeping is fine.
+    /// Lets the callback that was just put off sleep.
     pub(super) fn callback_may_sleep(&mut self) {
         if let Some(pending) = self.pending.last_mut() {
             pending.state.in_sleepable = true;
         }
     }
 
-    /// A function that a task runs on its way out of the kernel.
+    /// Puts off a function that a task runs on its way out of the kernel.
     pub(super) fn put_off_task_work(&mut self, function: usize, map: Option<MapId>) -> Check {
         let Some(map) = map else {
             return no(EINVAL, "work without a map");
