@@ -87,8 +87,8 @@ struct Elements {
 }
 
 impl Handler<'_> {
-    /// Does `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`. At the map's end it
-    /// returns ENOENT, with the count of elements that were read.
+    /// Carries out `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`. At the map's end
+    /// it returns ENOENT, with the count of elements that were read.
     pub(crate) fn lookup_batch(&self, attr: &BpfAttr, delete: bool) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_read()?;

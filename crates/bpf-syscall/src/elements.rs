@@ -46,7 +46,8 @@ impl Handler<'_> {
         is_map_of_maps(wanted.map_type).then(|| self.local.fds.map(self.tid, wanted.inner_map_fd))
     }
 
-    /// Does `BPF_MAP_UPDATE_ELEM` with a descriptor as value; the checks are in the kernel's order.
+    /// Carries out `BPF_MAP_UPDATE_ELEM` with a descriptor as value; the checks are in the kernel's
+    /// order.
     pub(crate) fn set_object(
         &self,
         map: &Map,

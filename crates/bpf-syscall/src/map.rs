@@ -43,8 +43,8 @@ impl Map {
 }
 
 impl Handler<'_> {
-    /// Does `BPF_MAP_CREATE`, with the kernel's checks in the kernel's order: the attribute, the
-    /// type's own, the name, the type information.
+    /// Carries out `BPF_MAP_CREATE`, with the kernel's checks in the kernel's order: the attribute,
+    /// the type's own, the name, the type information.
     pub(crate) fn map_create(&self, attr: &BpfAttr) -> Answer {
         let mut wanted = MapCreate::parse(attr)?;
         let token = wanted.flags & flags::TOKEN_FD != 0;
@@ -279,7 +279,7 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// Does `BPF_MAP_FREEZE`: EBUSY while the tool has a writable mapping of the map.
+    /// Carries out `BPF_MAP_FREEZE`: EBUSY while the tool has a writable mapping of the map.
     pub(crate) fn map_freeze(&self, attr: &BpfAttr) -> Answer {
         attr.ends_at(4)?;
         let (map, mode) = self.local.fds.map_and_mode(self.tid, attr.i32(0))?;

@@ -183,7 +183,7 @@ impl<P: Clone> BpfFs<P> {
         Ok(())
     }
 
-    /// Does `renameat2` within the file system.
+    /// Carries out `renameat2` within the file system.
     pub fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Errno> {
         let (from, to) = (self.place(from)?, self.place(to)?);
         rustix::fs::renameat_with(&from.directory, &from.name, &to.directory, &to.name, flags)

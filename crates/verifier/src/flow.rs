@@ -65,8 +65,8 @@ impl Flow {
         Self::made(insns, false, None)
     }
 
-    /// Does the same if instructions that may be dead code need not be valid. `exception_callback`
-    /// is the start of a function that runs when the program throws.
+    /// Finds the shape if instructions that may be dead code need not be valid.
+    /// `exception_callback` is the start of a function that runs when the program throws.
     pub(crate) fn tolerant(
         insns: &[Insn],
         exception_callback: Option<usize>,

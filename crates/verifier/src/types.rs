@@ -1,20 +1,20 @@
-//! Types: what a program's own BTF says of its functions and lines, and what the kernel's BTF says
-//! of the structures that a program may look at (`kernel/bpf/btf.c`, Linux 6.18).
+//! Types: the functions and lines in a program's own BTF, and the structures in the kernel's BTF
+//! that a program may look at (`kernel/bpf/btf.c`, Linux 6.18).
 //!
-//! | module | question |
+//! | module | content |
 //! | --- | --- |
-//! | `program` | which functions and source lines has the program? |
-//! | `arguments` | what does a function of the program take? |
-//! | `fields` | which parts of a map's value or an allocated object need helpers? |
-//! | `kernel` | what is behind a pointer into the kernel, and how far is it trusted? |
-//! | `walk` | what stands at an offset of a structure? |
-//! | `writes` | may a program write there? |
-//! | `context` | what does a program get that is attached by BTF? |
-//! | `attach` | may it attach there? |
-//! | `replace` | may it stand in for a function of another program? |
-//! | [`kernel_functions`] | which functions of the kernel may it call, and what do they ask? |
+//! | `program` | the functions and source lines of the program |
+//! | `arguments` | the arguments of the program's functions |
+//! | `fields` | the parts of a map's value or an allocated object that need helpers |
+//! | `kernel` | the memory behind a pointer into the kernel, and the pointer's trust |
+//! | `walk` | the member at an offset of a structure |
+//! | `writes` | the members that a program may write |
+//! | `context` | the context of a program that is attached by BTF |
+//! | `attach` | the places to which a program may attach |
+//! | `replace` | the functions of another program that it may replace |
+//! | [`kernel_functions`] | the functions of the kernel that it may call, and their requirements |
 //!
-//! No BTF is trusted: lookups of what is not there say so, walks are bounded.
+//! No BTF is trusted: a look-up of something that is missing says so, and walks are bounded.
 
 mod arguments;
 mod attach;
@@ -38,7 +38,8 @@ pub use kernel::{KernelTypes, Member, Trust};
 pub use program::{FileTypes, FunctionType, ProgramTypes, Returns, SourceLine};
 pub use prototype::{Annotation, KernelParam, ParamType, Prototype};
 
-/// An errno and a line of the log, without a newline; empty where the kernel says nothing.
+/// An errno and a line of the log, without a newline; the line is empty if the kernel prints
+/// nothing.
 pub type Refused = (i32, String);
 
 /// "No such file or directory".
@@ -47,7 +48,7 @@ const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 /// "Bad address".
 const EFAULT: i32 = 14;
-/// "File exists": two of what there may be one of, or one over another.
+/// "File exists": two objects where only one may be, or one over another.
 const EEXIST: i32 = 17;
 /// "Operation not supported".
 const EOPNOTSUPP: i32 = 95;

@@ -1,29 +1,31 @@
-//! The answer: yes with what was learnt, or no with the reason.
+//! The answer: yes with the facts, or no with the reason.
 
 use std::fmt;
 
 use crate::reject::Reject;
 
-/// What came out.
+/// The result of verifying a program.
 #[derive(Debug, Clone)]
 pub struct Verdict {
-    /// Accepted, with what the program does; or refused.
+    /// Accepted, with a summary of the program; or refused.
     pub result: Result<ProgramSummary, Refusal>,
-    /// What the kernel would have written into the log buffer at the level asked for; ends with the
-    /// line `processed N insns ...` unless the level is 0.
+    /// The text that the kernel would have written into the log buffer at the requested level.
+    ///
+    /// It ends with the line `processed N insns ...` unless the level is 0.
     pub log: String,
-    /// Bytes of the log at its longest, whether there was room for them or not: what it says of
-    /// paths that turn out good is taken back.
+    /// The bytes of the log at its longest, regardless of the room for them.
+    ///
+    /// Text on paths that turn out good is taken back.
     pub longest_log: usize,
-    /// What it took.
+    /// The effort.
     pub effort: Effort,
 }
 
 impl Verdict {
-    /// No, before any instruction was looked at.
+    /// Creates a refusal before any instruction was looked at.
     pub fn refused(reject: Reject, level: LogLevel) -> Self {
         let effort = Effort::default();
-        // Of what it does not look at the kernel says nothing.
+        // The kernel says nothing of a program that it does not look at.
         let log = if level.0 == 0 || reject.log.trim_end().is_empty() {
             String::new()
         } else {
@@ -38,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// How much of a log to write; the bits of `log_level`.
+/// The amount of log to write; the bits of `log_level`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LogLevel(pub u32);
 
@@ -49,11 +51,11 @@ impl LogLevel {
     pub const ALL: u32 = 2;
     /// `BPF_LOG_STATS`: the last lines only.
     pub const STATS: u32 = 4;
-    /// `BPF_LOG_FIXED`: what there is no room for is left out at the end, and not at the beginning.
+    /// `BPF_LOG_FIXED`: if there is no room, the end is left out, and not the beginning.
     pub const FIXED: u32 = 8;
 }
 
-/// Why not.
+/// The reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The error number of `BPF_PROG_LOAD`, positive.
@@ -62,8 +64,7 @@ pub struct Refusal {
     pub reason: String,
     /// The instruction that was looked at.
     pub insn: Option<usize>,
-    /// The registers and the stack before it, as the kernel prints them; empty where none were
-    /// known.
+    /// The registers and the stack before it, as the kernel prints them; empty if none were known.
     pub state: String,
 }
 
@@ -84,20 +85,20 @@ impl From<Reject> for Refusal {
     }
 }
 
-/// What the walk took: the kernel's own figures (`struct bpf_verifier_env`).
+/// The effort of the walk: the kernel's own figures (`struct bpf_verifier_env`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Effort {
-    /// Instructions looked at, each as often as it was.
+    /// The number of instructions looked at; each counts as often as it was.
     pub insns_processed: u32,
-    /// States that were kept.
+    /// The number of states that were kept.
     pub total_states: u32,
-    /// The most at once.
+    /// The most states kept at once.
     pub peak_states: u32,
-    /// The most at one instruction.
+    /// The most states at one instruction.
     pub max_states_per_insn: u32,
 }
 
-/// The log's last line.
+/// Formats the log's last line.
 impl fmt::Display for Effort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -113,42 +114,42 @@ impl fmt::Display for Effort {
     }
 }
 
-/// What an accepted program does.
+/// The facts about an accepted program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProgramSummary {
-    /// Numbers of the helpers that some path calls, ascending.
+    /// The numbers of the helpers that some path calls, ascending.
     pub helpers: Vec<u32>,
     /// Kernel functions that some path calls, by BTF id, ascending.
     pub kernel_functions: Vec<u32>,
     /// The maps that it names, each descriptor once, in the order of first use.
     pub maps: Vec<MapUse>,
-    /// Bytes of the context that some path reads or writes, as `(offset, size, written)`,
+    /// The bytes of the context that some path reads or writes, as `(offset, size, written)`,
     /// ascending.
     pub context: Vec<(u32, u32, bool)>,
-    /// Does the program use what r1 points to at its start, or hand it on?
+    /// True if the program uses the memory that r1 points to at its start, or passes it on.
     pub reads_context: bool,
-    /// Bytes of eBPF stack, by function, in the order of their first instructions.
+    /// The bytes of eBPF stack, by function, in the order of their first instructions.
     pub stack_bytes: Vec<u32>,
-    /// Has the program more functions than one that can be reached?
+    /// True if the program has more than one reachable function.
     pub calls_subprograms: bool,
-    /// Functions in the longest chain of calls, 1 where there are no calls.
+    /// The number of functions in the longest chain of calls, 1 if there are no calls.
     pub frame_depth: usize,
-    /// Does some path touch a value that is each CPU's own?
+    /// True if some path accesses a value that is each CPU's own.
     pub per_cpu: bool,
-    /// The first instruction, by what paths come to first, that reads the kernel's own structure of
-    /// a map (`struct bpf_map`).
+    /// The first instruction, in the order of the walk, that reads the kernel's own structure of a
+    /// map (`struct bpf_map`).
     pub map_structure: Option<usize>,
     /// Instructions that no path reaches.
     pub dead: Vec<usize>,
 }
 
-/// How a program uses a map.
+/// The use of a map by a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapUse {
-    /// As the tool wrote it.
+    /// The descriptor, as the tool wrote it.
     pub fd: i32,
-    /// The map itself is loaded, as an argument of helpers.
+    /// True if the map itself is loaded, as an argument of helpers.
     pub by_handle: bool,
-    /// The address of its first value is loaded.
+    /// True if the address of its first value is loaded.
     pub by_value: bool,
 }

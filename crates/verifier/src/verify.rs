@@ -1,4 +1,4 @@
-//! From a program to a verdict.
+//! Computes the verdict on a program.
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_uapi::{MapType, ProgramType};
@@ -12,25 +12,24 @@ use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::{modules, replace};
 
-/// Judges a program as the kernel does: may it run?
+/// Judges a program as the kernel does.
 ///
-/// `level` says how much of a log to write; of a longer one than [`MOST_LOG`] bytes a part is left
-/// out. Whatever the program's bytes, there is an answer after at most 1,000,000 instructions
-/// looked at.
+/// `level` says how much of a log to write; if the log is longer than [`MOST_LOG`] bytes, a part is
+/// left out. For any bytes, there is an answer after at most 1,000,000 instructions looked at.
 pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
     verify_within(program, level, MOST_LOG, None)
 }
 
-/// Bytes of log that are kept where nobody says how many: the end, or with [`LogLevel::FIXED`] the
+/// The bytes of log that are kept if no size is given: the end, or with [`LogLevel::FIXED`] the
 /// beginning.
 pub const MOST_LOG: usize = 16 << 20;
 
-/// The same with a log of at most `room` bytes (`log_size`).
+/// Judges a program with a log of at most `room` bytes (`log_size`).
 pub fn verify_with_room(program: &Program<'_>, level: LogLevel, room: usize) -> Verdict {
     verify_within(program, level, room, None)
 }
 
-/// The same with fewer instructions to be looked at, if so many are given.
+/// Judges a program with fewer instructions to be looked at, if a limit is given.
 pub(crate) fn verify_within(
     program: &Program<'_>,
     level: LogLevel,
@@ -68,7 +67,7 @@ pub(crate) fn verify_within(
     }
 }
 
-/// A program that replaces a function is looked at as one of the kind of that function's program.
+/// Returns a program that replaces a function as one of the kind of that function's program.
 fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
     match program.target {
         Some(target) if program.kind.prog_type == ProgramType::EXT => Program {
@@ -82,21 +81,23 @@ fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
     }
 }
 
-/// Where the functions of a program begin, called or not, ascending: what its type information has
-/// to describe, and where that says that one runs when the program throws, that one.
+/// Returns the starts of a program's functions, called or not, ascending.
+///
+/// Its type information must describe them. If that names one that runs when the program throws,
+/// that one is included.
 pub fn function_starts(insns: &[Insn]) -> Result<Vec<usize>, Reject> {
     let flow = Flow::tolerant(insns, None)?;
     let functions = flow.functions().iter();
     Ok(functions.map(|function| function.start).collect())
 }
 
-/// The shape of a program by its instructions and its types.
+/// Returns the shape of a program from its instructions and its types.
 pub(crate) fn shape(program: &Program<'_>) -> Result<Flow, Reject> {
     let exception_callback = program.types.and_then(ProgramTypes::exception_start);
     Flow::tolerant(program.insns, exception_callback)
 }
 
-/// What can be said without walking: the kind of program, its instructions, jumps and functions.
+/// Makes the checks that need no walk: the kind of program, its instructions, jumps and functions.
 fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     let kind = &program.kind;
     if !attach::is_loadable(kind) {
@@ -140,8 +141,8 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     Ok(flow)
 }
 
-/// Whoever is called by a tail call does not have the objects that the program was handed
-/// (`check_struct_ops_btf_id`).
+/// Checks tail calls: the program called by one does not have the objects that this program was
+/// passed (`check_struct_ops_btf_id`).
 fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
     let calls = (0..flow.len()).any(|index| flow.op(index) == Some(TAIL_CALL));
     let Some(kernel) = program.kernel.filter(|_| calls) else {
@@ -156,8 +157,8 @@ fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Rejec
 
 const TAIL_CALL: Op = Op::CallHelper { id: 12 };
 
-/// What may end a function in its middle, as a tail call does, gives its caller a number: the
-/// function has to return one (`check_abnormal_return`).
+/// Checks functions that may end in the middle, as by a tail call: that returns a number to the
+/// caller, so the function must return one (`check_abnormal_return`).
 fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
     for function in flow.functions().iter().skip(1) {
         let mut insns = function.start..function.end;
@@ -180,10 +181,10 @@ fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject>
     Ok(())
 }
 
-/// The maps that instructions name, reachable or not, each descriptor once
+/// Returns the maps that instructions name, reachable or not, each descriptor once
 /// (`resolve_pseudo_ldimm64`).
 fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
-    /// An arena's elements are pages.
+    /// The size of an arena's elements, which are pages.
     const PAGE: u64 = 4096;
     let mut uses: Vec<MapUse> = Vec::new();
     for (index, pair) in program.insns.windows(2).enumerate() {

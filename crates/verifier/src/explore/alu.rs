@@ -207,7 +207,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `pointer op number`, or with `reversed` the other way round.
+    /// Computes `pointer op number`, or with `reversed` the other way round.
     fn move_pointer(
         &mut self,
         op: Alu,

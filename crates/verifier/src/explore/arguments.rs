@@ -182,7 +182,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `check_mem_size_reg`: checks the memory before it for the largest possible size.
+    /// Implements `check_mem_size_reg`: checks the memory before it for the largest possible size.
     pub(super) fn check_size(
         &mut self,
         number: u8,
@@ -226,8 +226,8 @@ impl Explorer<'_> {
         self.mark_precise(number)
     }
 
-    /// Does `check_helper_mem_access`. Returns `true` if the bytes must be marked as written when
-    /// the helper is done.
+    /// Implements `check_helper_mem_access`. Returns `true` if the bytes must be marked as written
+    /// when the helper is done.
     pub(super) fn helper_memory(
         &mut self,
         number: u8,

@@ -304,7 +304,8 @@ fn decide(test: Test, left: &Reg, right: &Reg) -> Option<bool> {
     }
 }
 
-/// Does `is_pkt_ptr_branch_taken`: uses only the result of an earlier comparison with the end.
+/// Implements `is_pkt_ptr_branch_taken`: uses only the result of an earlier comparison with the
+/// end.
 fn decide_packets(cond: Cond, left: &Reg, right: &Reg) -> Option<bool> {
     let (packet, cond) = match (left.kind, right.kind) {
         (_, Type::PacketEnd) => (left, cond),
@@ -423,8 +424,8 @@ impl Rules {
     }
 }
 
-/// Does `try_match_pkt_pointers`: a comparison with the packet's end shows that some bytes are
-/// there.
+/// Implements `try_match_pkt_pointers`: a comparison with the packet's end shows that some bytes
+/// are there.
 fn learn_of_packets(this: &mut State, other: &mut State, cond: Cond, dst: u8, src: u8) {
     let (left, right) = (*this.reg(dst), *this.reg(src));
     let comparable = |packet: &Reg, end: &Reg| {
@@ -477,7 +478,8 @@ fn learn_of_packets(this: &mut State, other: &mut State, cond: Cond, dst: u8, sr
     }
 }
 
-/// Does `reg_is_init_pkt_pointer`: detects the packet's very beginning, which ends the metadata.
+/// Implements `reg_is_init_pkt_pointer`: detects the packet's very beginning, which ends the
+/// metadata.
 fn is_packet_start(reg: &Reg) -> bool {
     reg.off == 0 && reg.id == 0 && reg.var.constant() == Some(0)
 }
@@ -501,7 +503,7 @@ fn extend(state: &mut State, at: &Reg, open: bool) {
     });
 }
 
-/// Does `mark_pkt_end`: the pointer is beyond the end, or beyond or at it.
+/// Implements `mark_pkt_end`: the pointer is beyond the end, or beyond or at it.
 fn compared(state: &mut State, number: u8, beyond: bool) {
     let reg = state.reg_mut(number);
     if reg.kind == Type::Packet {

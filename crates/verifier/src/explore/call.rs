@@ -127,7 +127,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Does `check_mem_reg`: the memory must be readable and writable.
+    /// Implements `check_mem_reg`: the memory must be readable and writable.
     pub(super) fn check_memory_argument(&mut self, number: u8, bytes: u32) -> Check {
         let saved = *self.cur.reg(number);
         if saved.is_null() {

@@ -134,8 +134,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `push_async_cb`: the state when it runs is unknown, and the paths before it continue
-    /// without it.
+    /// Implements `push_async_cb`: the state when it runs is unknown, and the paths before it
+    /// continue without it.
     pub(super) fn put_off_asynchronous(&mut self, function: usize, callback: Callback) -> Check {
         self.async_callbacks[function] = true;
         let start = self.flow.functions()[function].start;

@@ -305,7 +305,7 @@ impl Explorer<'_> {
         self.access_structure(reg, access).map(|_| ())
     }
 
-    /// Does `check_ptr_to_map_access`: accesses the kernel's own structure of a map.
+    /// Implements `check_ptr_to_map_access`: accesses the kernel's own structure of a map.
     pub(super) fn access_map_itself(&mut self, reg: &Reg, access: Access) -> Check<Reg> {
         let Type::Map(id) = reg.kind else {
             return Ok(Reg::UNKNOWN);

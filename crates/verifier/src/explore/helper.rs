@@ -373,7 +373,7 @@ impl Explorer<'_> {
     }
 }
 
-/// Does `is_ptr_cast_function`: the result is the argument, under another name.
+/// Implements `is_ptr_cast_function`: the result is the argument, under another name.
 fn is_cast(helper: HelperId) -> bool {
     matches!(
         helper,

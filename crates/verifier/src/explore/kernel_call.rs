@@ -181,7 +181,7 @@ impl<'a> Explorer<'a> {
         Ok(Next::Insn(self.insn + 1))
     }
 
-    /// Does `fetch_kfunc_meta`, and the checks of calls that come before their arguments.
+    /// Implements `fetch_kfunc_meta`, and the checks of calls that come before their arguments.
     fn find_kernel_function(&self, btf_id: i32) -> Check<Call<'a>> {
         let id = btf_id.cast_unsigned();
         let unknown = || no(EINVAL, format!("kernel btf_id {id} is not a function"));
@@ -258,8 +258,8 @@ impl<'a> Explorer<'a> {
         )
     }
 
-    /// Does `bpf_throw`: the program ends here, in whichever frame it is, with r1 as its result, or
-    /// with the result of its own function for exceptions.
+    /// Implements `bpf_throw`: the program ends here, in whichever frame it is, with r1 as its
+    /// result, or with the result of its own function for exceptions.
     fn throw(&mut self) -> Check<Next> {
         if self.exception_callback().is_none() {
             self.check_program_result(1)?;

@@ -272,7 +272,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `check_mem_region_access`: every possible offset of the register must be inside.
+    /// Implements `check_mem_region_access`: every possible offset of the register must be inside.
     pub(super) fn check_region(
         &self,
         number: u8,
@@ -329,7 +329,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `check_packet_access`; `off` does not include the register's own offset.
+    /// Implements `check_packet_access`; `off` does not include the register's own offset.
     pub(super) fn check_packet(&self, number: u8, off: i32, size: i32, zero: bool) -> Check {
         let reg = self.cur.reg(number);
         let off = off + reg.off;
@@ -360,8 +360,8 @@ impl Explorer<'_> {
         )
     }
 
-    /// Does `__check_buffer_access`: records the access; the buffer is checked against it when it
-    /// is known.
+    /// Implements `__check_buffer_access`: records the access; the buffer is checked against it
+    /// when it is known.
     pub(super) fn check_buffer(
         &self,
         reg: &Reg,

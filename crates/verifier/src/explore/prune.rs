@@ -325,7 +325,7 @@ impl Explorer<'_> {
     }
 }
 
-/// Does `states_maybe_looping`: a quick look.
+/// Implements `states_maybe_looping`: a quick look.
 fn may_loop(old: &State, new: &State) -> bool {
     old.frames.len() == new.frames.len()
         && old.frame().regs[..10]

@@ -307,7 +307,7 @@ impl Explorer<'_> {
         )
     }
 
-    /// Does `rcu_protected_object`, for the kernel's structures.
+    /// Implements `rcu_protected_object`, for the kernel's structures.
     fn is_rcu_protected(&self, btf_id: u32) -> bool {
         const PROTECTED: [&str; 5] = [
             "task_struct",
@@ -344,8 +344,8 @@ fn is_pointer(kind: FieldKind) -> bool {
     )
 }
 
-/// Does `bpf_bprintf_prepare`, without the arguments: each conversion has an argument (there may be
-/// more), and is one that the kernel knows.
+/// Implements `bpf_bprintf_prepare`, without the arguments: each conversion has an argument (there
+/// may be more), and is one that the kernel knows.
 fn format_is_good(text: &[u8], arguments: u64) -> bool {
     let mut used = 0;
     let mut rest = text.iter().copied().peekable();

@@ -33,7 +33,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Does `check_stack_access_within_bounds`; makes room for the accessed bytes.
+    /// Implements `check_stack_access_within_bounds`; makes room for the accessed bytes.
     pub(super) fn check_stack_bounds(
         &mut self,
         number: u8,

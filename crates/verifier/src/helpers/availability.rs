@@ -406,7 +406,7 @@ const KERNEL_OBJECTS: &Set = set! {
     SKC_TO_MPTCP_SOCK
 };
 
-/// For programs whose arguments a trampoline keeps.
+/// For programs with arguments that a trampoline keeps.
 const TRAMPOLINE: &Set = set! { GET_FUNC_ARG GET_FUNC_RET GET_FUNC_ARG_CNT };
 
 /// For iterators.

@@ -19,18 +19,18 @@ pub enum FunctionArg {
     Context,
     /// Memory of so many bytes (`ARG_PTR_TO_MEM`), null unless `nonnull`.
     Mem {
-        /// Bytes.
+        /// The bytes of the memory.
         bytes: u32,
-        /// Without `__arg_nonnull`.
+        /// True without `__arg_nonnull`.
         or_null: bool,
     },
-    /// `__arg_untrusted` pointer to numbers or to anything: read only, loads are probed.
+    /// An `__arg_untrusted` pointer to numbers or to anything: read only, with probed loads.
     UntrustedMem,
     /// `struct bpf_dynptr *`.
     Dynptr,
     /// `__arg_arena`.
     Arena,
-    /// `__arg_trusted`, `__arg_untrusted` pointer to a structure of the kernel.
+    /// An `__arg_trusted` or `__arg_untrusted` pointer to a structure of the kernel.
     Btf {
         /// The structure, in the kernel's BTF.
         btf_id: u32,
@@ -41,7 +41,7 @@ pub enum FunctionArg {
     },
 }
 
-/// As many as registers can hold.
+/// The number that registers can hold.
 const MOST_ARGS: usize = 5;
 
 const CTX: u32 = 1 << 0;
@@ -51,7 +51,7 @@ const UNTRUSTED: u32 = 1 << 3;
 const NULLABLE: u32 = 1 << 4;
 const ARENA: u32 = 1 << 5;
 
-/// The arguments of a function.
+/// Returns the arguments of a function.
 pub(super) fn of(
     types: &TypeTable,
     function: u32,
@@ -132,7 +132,7 @@ impl Param<'_> {
         Ok(tags)
     }
 
-    /// `None` for one that says nothing, in a static function.
+    /// Parses a pointer; returns `None` for one that says nothing, in a static function.
     fn pointer(&self, it: Type<'_>, tags: u32) -> Result<Option<FunctionArg>, Refused> {
         let index = self.index;
         let invalid = || refuse(format!("arg#{index} has invalid combination of tags"));
@@ -234,7 +234,7 @@ impl Param<'_> {
         ))
     }
 
-    /// The one type of the kernel that has this name, up to `___`.
+    /// Returns the only type of the kernel with this name, up to `___`.
     fn of_kernel(&self, target: Type<'_>) -> Result<u32, Refused> {
         let matching = self
             .kernel
@@ -249,7 +249,8 @@ impl Param<'_> {
         Err((errno, line))
     }
 
-    /// Is it a pointer to what the program's type has for a context (`btf_is_prog_ctx_type`)?
+    /// Returns whether it is a pointer to the context type of the program's type
+    /// (`btf_is_prog_ctx_type`).
     fn is_context(&self, pointer: Type<'_>) -> bool {
         if self.kind.prog_type == ProgramType::KPROBE && self.is_user_regs(pointer) {
             return true;
@@ -258,7 +259,7 @@ impl Param<'_> {
         is_struct(target) && is_named_as_context(text(target.name), self.kind.prog_type)
     }
 
-    /// `bpf_user_pt_regs_t *`, which is told by its name.
+    /// Returns whether it is a `bpf_user_pt_regs_t *`, which its name tells.
     fn is_user_regs(&self, pointer: Type<'_>) -> bool {
         let mut it = self.types.at(pointer.refers_to());
         for _ in 0..super::table::DEEPEST {
@@ -273,7 +274,7 @@ impl Param<'_> {
         false
     }
 
-    /// May what is tagged as a context be one (`btf_validate_prog_ctx_type`)?
+    /// Checks that an argument tagged as a context can be one (`btf_validate_prog_ctx_type`).
     fn validate_context(&self, pointer: Type<'_>) -> Result<(), Refused> {
         let (index, kind) = (self.index, self.kind);
         let regs = matches!(
@@ -323,14 +324,14 @@ impl Param<'_> {
     }
 }
 
-/// What `bpf_user_pt_regs_t` is.
+/// The structure behind `bpf_user_pt_regs_t`.
 const USER_REGS: &str = if cfg!(target_arch = "aarch64") {
     "user_pt_regs"
 } else {
     "pt_regs"
 };
 
-/// Is a structure of this name a context's, or what the kernel has behind one?
+/// Returns whether a structure of this name is a context's, or the kernel's structure behind one.
 pub(super) fn is_named_as_context(name: &str, of: ProgramType) -> bool {
     context_structure(of).is_some_and(|wanted| {
         let projected = matches!(
@@ -343,8 +344,7 @@ pub(super) fn is_named_as_context(name: &str, of: ProgramType) -> bool {
     })
 }
 
-/// The structure that programs of a type have for a context, where it has a name
-/// (`linux/bpf_types.h`).
+/// Returns the context structure of programs of a type, if it has a name (`linux/bpf_types.h`).
 fn context_structure(of: ProgramType) -> Option<&'static str> {
     Some(match of {
         ProgramType::SOCKET_FILTER

@@ -1,5 +1,5 @@
-//! May a program attach to what it names in the kernel's BTF (`check_attach_btf_id`,
-//! `bpf_check_attach_target`)?
+//! Checks that a program may attach to the target that it names in the kernel's BTF
+//! (`check_attach_btf_id`, `bpf_check_attach_target`).
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::{AttachType, ProgramType};
@@ -11,7 +11,7 @@ use crate::reject::{EINVAL, ENOTSUPP};
 
 /// `MAX_BPF_FUNC_ARGS`.
 const MOST_ARGS: usize = 12;
-/// Bytes of the biggest argument.
+/// The bytes of the biggest argument.
 const BIGGEST_ARG: u32 = 16;
 
 /// Functions that tracing programs themselves go through (`btf_id_deny`).
@@ -25,7 +25,7 @@ const DENIED: [&str; 7] = [
     "__rcu_read_unlock",
 ];
 
-/// Functions that a program after their end would never see (`noreturn_deny`).
+/// Functions that never return, so that a program at their end would never run (`noreturn_deny`).
 const NEVER_RETURNING: [&str; 9] = [
     "__ia32_sys_exit",
     "__ia32_sys_exit_group",
@@ -41,7 +41,7 @@ const NEVER_RETURNING: [&str; 9] = [
 /// Operations that programs cannot implement, by structure.
 const UNSUPPORTED_OPERATIONS: [(&str, &str); 1] = [("tcp_congestion_ops", "get_info")];
 
-/// Structures of which only these operations may sleep (their `check_member`); of others all may.
+/// Structures of which only these operations may sleep (their `check_member`); in others all may.
 const SLEEPABLE_OPERATIONS: [(&str, &[&str]); 3] = [
     ("bpf_dummy_ops", &["test_sleepable"]),
     (
@@ -63,7 +63,7 @@ const SLEEPABLE_OPERATIONS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Functions other than system calls in whose place an error may be put (`ALLOW_ERROR_INJECTION`).
+/// Functions other than system calls that an error may replace (`ALLOW_ERROR_INJECTION`).
 const INJECTABLE: [&str; 27] = [
     "__filemap_add_folio",
     "bpf_testmod_test_read",
@@ -94,14 +94,14 @@ const INJECTABLE: [&str; 27] = [
     "ssh_rtl_should_drop_response",
 ];
 
-/// Of these, those that are called where nobody may sleep (`btf_non_sleepable_error_inject`).
+/// Those of them that are called where sleeping is forbidden (`btf_non_sleepable_error_inject`).
 const INJECTABLE_ASLEEP: [&str; 3] = [
     "__filemap_add_folio",
     "should_fail_alloc_page",
     "should_failslab",
 ];
 
-/// Functions whose result may be changed all the same (`btf_kfunc_is_modify_return`).
+/// Functions with a result that may be changed nevertheless (`btf_kfunc_is_modify_return`).
 const MODIFIABLE: [&str; 5] = [
     "bpf_fentry_test1",
     "bpf_modify_return_test",
@@ -110,12 +110,13 @@ const MODIFIABLE: [&str; 5] = [
     "update_socket_protocol",
 ];
 
-/// Of these, the one where programs may sleep (`KF_SLEEPABLE`).
+/// The one of them where programs may sleep (`KF_SLEEPABLE`).
 const MODIFIABLE_ASLEEP: &str = "bpf_fentry_test1";
 
 impl KernelTypes {
-    /// `check_attach_btf_id`: may a program of this kind attach there? The error is the log's line.
-    /// Kinds that do not attach by BTF may.
+    /// Checks that a program of this kind may attach to its target (`check_attach_btf_id`).
+    ///
+    /// Kinds that do not attach by BTF may. The error is the log's line.
     pub fn check_attach(&self, kind: &Kind) -> Result<(), Refused> {
         if kind.prog_type == ProgramType::SYSCALL {
             return if kind.is_sleepable() {
@@ -137,7 +138,7 @@ impl KernelTypes {
         }
     }
 
-    /// An operation of a structure that programs may implement.
+    /// Checks an operation of a structure that programs may implement.
     fn check_operation(&self, kind: &Kind) -> Result<(), Refused> {
         let (id, index) = (kind.attach_btf_id, kind.attach_type.0);
         let it = self.types.at(id);
@@ -236,7 +237,7 @@ impl KernelTypes {
         Ok(())
     }
 
-    /// A function whose arguments a trampoline can hand on (`btf_distill_func_proto`).
+    /// Checks a function with arguments that a trampoline can pass on (`btf_distill_func_proto`).
     fn check_function(&self, id: u32, it: Type<'_>) -> Result<(), Refused> {
         if it.kind != kind::FUNC {
             return refuse(format!("attach_btf_id {id} is not a function"));
@@ -286,7 +287,7 @@ impl KernelTypes {
         Ok(())
     }
 
-    /// `bpf_lsm_verify_prog`, but for the licence.
+    /// Implements `bpf_lsm_verify_prog`, except for the licence.
     fn check_hook(&self, id: u32, name: &str) -> Result<(), Refused> {
         if lsm::DISABLED.contains(&name) {
             return refuse(format!("attach_btf_id {id} points to disabled hook {name}"));
@@ -311,7 +312,7 @@ fn unsupported(id: u32) -> Result<(), Refused> {
     ))
 }
 
-/// Bytes of what is passed to a function.
+/// Returns the bytes that are passed to a function.
 fn passed(it: Type<'_>) -> Option<u32> {
     match it.kind {
         kind::PTR => Some(8),
@@ -331,15 +332,15 @@ fn can_sleep(kind: &Kind) -> bool {
                 | AttachType::TRACE_ITER
         ),
         ProgramType::LSM => true,
-        // Whether a probe is on user space is not known before it is attached.
+        // A probe may turn out to be on user space only when it is attached.
         ProgramType::KPROBE | ProgramType::STRUCT_OPS => true,
         _ => false,
     }
 }
 
 impl KernelTypes {
-    /// Programs that sleep need a place where that is good; others that change a result need one
-    /// where that is.
+    /// Checks the place: programs that sleep need one where sleeping is allowed; others that change
+    /// a result need one where that is allowed.
     fn check_sleep(&self, kind: &Kind, name: &str) -> Result<(), Refused> {
         if kind.is_sleepable() {
             let good = match kind.prog_type {
@@ -362,12 +363,12 @@ impl KernelTypes {
         Ok(())
     }
 
-    /// May an error be put in the place of its result (`within_error_injection_list`)? The kernel's
-    /// list is of addresses and not in its BTF; nearly all of it is system calls.
+    /// Returns whether an error may replace its result (`within_error_injection_list`). The
+    /// kernel's list consists of addresses and is not in its BTF; nearly all of it is system calls.
     fn is_injectable(&self, id: u32, name: &str) -> bool {
         let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
-        // On x86 a call without arguments is another name of the function behind it, and types know
-        // that one only.
+        // On x86 a call without arguments is another name of the function behind it, and types only
+        // have that name.
         let is_bare_call = || {
             let prototype = self.types.prototype(id);
             name.starts_with("__do_sys_")

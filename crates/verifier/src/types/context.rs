@@ -11,23 +11,26 @@ use crate::program::Kind;
 /// `MAX_BPF_FUNC_ARGS` words.
 const MOST_BYTES: i32 = 12 * 8;
 
-/// What a program is attached to, as far as its context goes.
+/// The target of a program, as far as its context goes.
 struct Attached<'a> {
     kernel: &'a KernelTypes,
     kind: &'a Kind,
-    /// For messages.
+    /// The name for messages.
     name: &'a str,
     prototype: Type<'a>,
-    /// The first parameter of a tracepoint's prototype, `void *__data`, is not for the program.
+    /// The number of skipped parameters: the first one of a tracepoint's prototype, `void *__data`,
+    /// is not for the program.
     skipped: usize,
-    /// The prototype that has the parameters' names, with the suffixes that say what may be null.
+    /// The prototype with the parameters' names; suffixes say which may be null.
     named: Option<Type<'a>>,
 }
 
 impl KernelTypes {
-    /// `btf_ctx_access`: what a load from the context of a program gives that is attached by BTF
-    /// (tp_btf, fentry, fexit, fmod_ret, LSM, iterators, struct_ops). The error is what the log
-    /// says before "invalid bpf_context access off=%d size=%d"; empty if nothing.
+    /// Returns the result of a load from the context of a program that is attached by BTF
+    /// (`btf_ctx_access`).
+    ///
+    /// Such programs are tp_btf, fentry, fexit, fmod_ret, LSM, iterators, struct_ops. The error is
+    /// the log's text before "invalid bpf_context access off=%d size=%d"; empty if there is none.
     pub fn context(&self, kind: &Kind, off: i32, size: u32) -> Result<Member, String> {
         let aligned = u32::try_from(off).is_ok_and(|off| off.checked_rem(size) == Some(0));
         if !aligned || off >= MOST_BYTES {
@@ -37,15 +40,15 @@ impl KernelTypes {
         attached.access(off.cast_unsigned(), size)
     }
 
-    /// What the log says of a load that [`KernelTypes::context`] found to be good, if anything.
+    /// Returns the log's note on a load that [`KernelTypes::context`] found to be good, if any.
     pub fn context_note(&self, kind: &Kind, off: i32) -> Option<String> {
         let attached = self.attached(kind)?;
         let off = u32::try_from(off).ok()?;
         attached.note(off, self.context(kind, off.cast_signed(), 8).ok()?)
     }
 
-    /// Is this what the hook returns that an LSM program is attached to
-    /// (`bpf_insn_access_aux::is_retval`)?
+    /// Returns whether this is the result of the hook that an LSM program is attached to
+    /// (`bpf_insn_access_aux::is_retval`).
     pub fn is_hook_result(&self, kind: &Kind, off: i32) -> bool {
         if kind.prog_type != ProgramType::LSM || kind.attach_type != AttachType::LSM_MAC {
             return false;
@@ -58,9 +61,11 @@ impl KernelTypes {
             .is_ok_and(|off| attached.argument(off).is_ok_and(|(arg, _)| arg == count))
     }
 
-    /// Where the context has objects that the program owns from its beginning on, and has to give
-    /// back or hand on: arguments of an operation that are marked with `__ref`
-    /// (`bpf_ctx_arg_aux::refcounted`). Offsets in bytes, ascending.
+    /// Returns the offsets in the context of objects that the program owns from the start, in
+    /// bytes, ascending.
+    ///
+    /// The program must give them back or pass them on: they are arguments of an operation that are
+    /// marked with `__ref` (`bpf_ctx_arg_aux::refcounted`).
     pub fn owned_arguments(&self, kind: &Kind) -> Vec<u32> {
         if kind.prog_type != ProgramType::STRUCT_OPS {
             return Vec::new();
@@ -82,7 +87,7 @@ impl KernelTypes {
         owned
     }
 
-    /// Bytes of a context that an argument of a type takes.
+    /// Returns the bytes of a context that an argument of a type takes.
     fn passed_bytes(&self, type_id: u32) -> u32 {
         let (_, it) = self.types.skip_modifiers(type_id);
         if it.kind == kind::PTR {
@@ -167,7 +172,7 @@ impl<'a> Attached<'a> {
         self.pointer(arg, it, (btf_id, target))
     }
 
-    /// The parameter at an offset: which, and its type; past the last one, the result where a
+    /// Returns the parameter at an offset, with its type; past the last one, the result if a
     /// program may see it.
     fn argument(&self, off: u32) -> Result<(usize, u32), String> {
         let (kernel, kind, name) = (self.kernel, self.kind, self.name);
@@ -206,8 +211,8 @@ impl<'a> Attached<'a> {
         }
     }
 
-    /// Which of the words at an offset: parameters take as many words as they need. The kernel
-    /// counts from the first parameter, also where that one is skipped.
+    /// Returns the number of the parameter at an offset: parameters take as many words as they
+    /// need. The kernel counts from the first parameter, even if that one is skipped.
     fn index(&self, params: &[u32], off: u32) -> usize {
         let mut end = 0u32;
         let mut is_before = |id: &u32| {
@@ -224,7 +229,7 @@ impl<'a> Attached<'a> {
         }
     }
 
-    /// A pointer of which nothing is said elsewhere.
+    /// Returns a pointer that no other rule describes.
     fn pointer(
         &self,
         arg: usize,
@@ -282,13 +287,14 @@ impl<'a> Attached<'a> {
         }
     }
 
-    /// Its operations are handed a `struct sock` that is known to be a `struct tcp_sock`.
+    /// Returns whether its operations are passed a `struct sock` that is known to be a `struct
+    /// tcp_sock`.
     fn is_congestion_control(&self) -> bool {
         self.kind.prog_type == ProgramType::STRUCT_OPS
             && self.kernel.name(self.kind.attach_btf_id) == "tcp_congestion_ops"
     }
 
-    /// What is said of an iterator's parameter beside its type.
+    /// Returns the facts about an iterator's parameter besides its type.
     fn known(&self, off: u32) -> Option<Known> {
         let kind = self.kind;
         if kind.prog_type != ProgramType::TRACING || kind.attach_type != AttachType::TRACE_ITER {
@@ -336,8 +342,8 @@ const PLAIN: Known = Known::Pointer {
 const KEY: Known = Known::Buffer { writable: false };
 const VALUE: Known = Known::Buffer { writable: true };
 
-/// What an iterator is registered with (`struct bpf_iter_reg`), by the function that it is attached
-/// by; `None` if there is no such iterator.
+/// Returns the registration of an iterator (`struct bpf_iter_reg`), by the function that it is
+/// attached by; `None` if there is no such iterator.
 pub(super) fn iterator(function: &str) -> Option<&'static [(u32, Known)]> {
     Some(match function.strip_prefix("bpf_iter_")? {
         "bpf_map" | "task" | "cgroup" | "tcp" | "udp" | "kmem_cache" => &[(8, TRUSTED)],

@@ -9,10 +9,10 @@ use crate::reject::{E2BIG, EINVAL};
 
 /// `BTF_FIELDS_MAX`.
 const MOST_FIELDS: usize = 11;
-/// Members that one look visits at the most: a type may hold others many times over.
+/// The most members that one look visits: a type may hold others many times over.
 const MOST_VISITS: u32 = 100_000;
-/// Structures of the kernel whose owned pointers may be kept in maps: somebody releases them
-/// (`register_btf_id_dtor_kfuncs`).
+/// Structures of the kernel with owned pointers that may be kept in maps, because a destructor
+/// releases them (`register_btf_id_dtor_kfuncs`).
 const KEPT: [&str; 6] = [
     "task_struct",
     "cgroup",
@@ -22,7 +22,7 @@ const KEPT: [&str; 6] = [
     "prog_test_member",
 ];
 
-/// What a field is looked for in: it decides about nodes of lists and trees.
+/// The container of a field: it decides about nodes of lists and trees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holder {
     /// The value of a map.
@@ -37,9 +37,9 @@ struct Special {
     kind: FieldKind,
     bytes: u32,
     align: u32,
-    /// At most one in a structure.
+    /// True if there is at most one in a structure.
     unique: bool,
-    /// Where it may be: in values, in objects.
+    /// True where it may be: in values, in objects.
     places: (bool, bool),
 }
 
@@ -119,7 +119,7 @@ static SPECIALS: [Special; 10] = [
     ),
 ];
 
-/// The fields of a type, ascending by offset; an errno where the type makes no sense.
+/// Returns the fields of a type, ascending by offset; an errno if the type makes no sense.
 pub(super) fn parse(
     types: &TypeTable,
     of: u32,
@@ -143,8 +143,8 @@ pub(super) fn parse(
     Ok(fields)
 }
 
-/// Fields are where they are said to be, none over another; and a list or tree has a lock beside
-/// it.
+/// Checks that fields are at their proper places, without overlap, and that a list or tree has a
+/// lock beside it.
 fn check(fields: &[MapField]) -> Result<(), i32> {
     let mut next = 0;
     for field in fields {
@@ -174,11 +174,11 @@ struct Search<'a> {
 
 /// A member of a structure, or a variable of a section.
 struct Place<'a> {
-    /// Whose tags say what a list holds, and of which component.
+    /// The declaration with the tags that say what a list holds, and its component.
     declaration: (u32, i32),
     it: Type<'a>,
     offset: u32,
-    /// Of a variable.
+    /// The size of a variable.
     size: Option<u32>,
 }
 
@@ -217,7 +217,7 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    /// What a member or variable is or holds; of an array, once for each element.
+    /// Finds the fields that a member or variable is or holds; for an array, once for each element.
     fn one(
         &mut self,
         place: &Place<'a>,
@@ -272,7 +272,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What a structure of this name is here.
+    /// Returns the special field that a structure of this name is here.
     fn special(&self, it: Type<'a>) -> Option<&'static Special> {
         let here = |special: &&Special| match self.holder {
             Holder::Value => special.places.0,
@@ -282,7 +282,7 @@ impl<'a> Search<'a> {
         SPECIALS.iter().filter(here).find(named)
     }
 
-    /// A list or tree, with what it holds.
+    /// Returns a list or tree, with its content.
     fn filled(&self, kind: FieldKind, declaration: (u32, i32)) -> Result<FieldKind, i32> {
         Ok(match kind {
             FieldKind::ListHead { .. } => {
@@ -323,7 +323,7 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    /// A pointer with a tag that says who owns what it leads to (`btf_find_kptr`,
+    /// Returns a pointer field, if a tag says which side owns the object (`btf_find_kptr`,
     /// `btf_parse_kptr`).
     fn pointer(&self, mut it: Type<'a>) -> Result<Option<FieldKind>, i32> {
         if it.kind == kind::VOLATILE {
@@ -366,8 +366,8 @@ impl<'a> Search<'a> {
         }))
     }
 
-    /// What a list or tree holds, by its tag `contains:STRUCTURE:MEMBER`: the structure, and where
-    /// in it the node is.
+    /// Returns the content of a list or tree, by its tag `contains:STRUCTURE:MEMBER`: the
+    /// structure, and the node's offset in it.
     fn contained(&self, (id, component): (u32, i32), node: &str) -> Result<(u32, u32), i32> {
         let mut tags = self.types.tags(id, component, "contains:");
         let (Some(tag), None) = (tags.next(), tags.next()) else {
@@ -410,7 +410,7 @@ fn repeated(
     })
 }
 
-/// One field in each element of an array; only of some kinds there may be many.
+/// Repeats a field for each element of an array; only some kinds may occur more than once.
 fn repeated_each(
     offset: u32,
     (kind, size): (FieldKind, u32),

@@ -9,15 +9,16 @@ use super::table::{TypeTable, is_struct, text};
 use super::walk::Step;
 use crate::reject::{EINVAL, ENOENT};
 
-/// The kernel's BTF, with an index of its names. The types of modules have numbers behind the
-/// kernel's own ([`KernelTypes::in_module`]).
+/// The kernel's BTF, with an index of its names.
+///
+/// The types of modules have numbers behind the kernel's own ([`KernelTypes::in_module`]).
 #[derive(Debug)]
 pub struct KernelTypes {
     pub(super) types: TypeTable,
     modules: Layout,
 }
 
-/// What stands at a place in a structure of the kernel, or in a BTF-described context.
+/// The content at a place in a structure of the kernel, or in a BTF-described context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Member {
     /// A number.
@@ -26,24 +27,25 @@ pub enum Member {
     Pointer {
         /// The structure.
         btf_id: u32,
-        /// By type tags, by the walk, and by what it is known for.
+        /// The trust by type tags, by the walk, and by special rules.
         trust: Trust,
-        /// It has to be checked before it is followed.
+        /// True if it must be checked before it is followed.
         or_null: bool,
     },
-    /// A pointer in a structure to anything else (`PTR_TO_MEM | MEM_RDONLY | PTR_UNTRUSTED` of no
-    /// known size): loads through it are probed.
+    /// A pointer in a structure to anything else (`PTR_TO_MEM | MEM_RDONLY | PTR_UNTRUSTED` of
+    /// unknown size): loads through it are probed.
     UntrustedMem,
     /// A pointer in an iterator's context to a key or a value of a map (`PTR_TO_BUF |
     /// PTR_MAYBE_NULL`).
     Buffer {
-        /// Else `MEM_RDONLY`.
+        /// True if writable, else `MEM_RDONLY`.
         writable: bool,
     },
 }
 
-/// How far a pointer to a structure of the kernel is trusted. Where the kernel has several flags,
-/// the one that decides what may be done with it.
+/// The trust in a pointer to a structure of the kernel.
+///
+/// Where the kernel has several flags, this is the one that decides how the pointer may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
     /// `PTR_TRUSTED`.
@@ -52,9 +54,9 @@ pub enum Trust {
     Rcu,
     /// `MEM_USER`: reading through it is refused.
     User,
-    /// `MEM_PERCPU`: likewise; helpers turn it into one that can be read.
+    /// `MEM_PERCPU`: reading through it is refused; helpers turn it into one that can be read.
     PerCpu,
-    /// Neither trusted nor not: loads are probed, helpers that want trust refuse it.
+    /// Neither trusted nor untrusted: loads are probed, and helpers that require trust refuse it.
     Plain,
     /// `PTR_UNTRUSTED`.
     Untrusted,
@@ -69,8 +71,11 @@ impl KernelTypes {
         })
     }
 
-    /// The same with modules, which are named by their places in `modules`: files such as
-    /// `/sys/kernel/btf/nf_conntrack`. `None` if one of them does not go with the kernel's.
+    /// Indexes the kernel's types together with modules, which are named by their places in
+    /// `modules`.
+    ///
+    /// They are files such as `/sys/kernel/btf/nf_conntrack`. `None` if one of them does not belong
+    /// to the kernel's.
     pub fn with_modules(btf: &[u8], modules: &[&[u8]]) -> Option<Self> {
         let mut joined = Joined::new(btf)?;
         for module in modules {
@@ -83,12 +88,12 @@ impl KernelTypes {
         })
     }
 
-    /// The number here of what a module calls `id`; `None` if it has no such type.
+    /// Returns the number here for a module's type `id`; `None` if it has no such type.
     pub fn in_module(&self, module: usize, id: u32) -> Option<u32> {
         self.modules.number(module, id)
     }
 
-    /// What the kernel calls a type: that of a module by the module's own number.
+    /// Returns the kernel's number for a type: for a module's type, the module's own number.
     pub fn own_number(&self, id: u32) -> u32 {
         if self.modules == Layout::default() {
             return id;
@@ -96,37 +101,40 @@ impl KernelTypes {
         self.modules.place(id).1
     }
 
-    /// Makes the indexes of names now, which else the first look-up does: some milliseconds.
+    /// Builds the indexes of names now instead of at the first look-up, which takes some
+    /// milliseconds.
     #[must_use]
     pub fn indexed(self) -> Self {
         let _ = (self.structure(""), self.function(""));
         self
     }
 
-    /// A structure's or union's number by its name.
+    /// Returns a structure's or union's number by its name.
     pub fn structure(&self, name: &str) -> Option<u32> {
         let find = |kind| self.types.find(kind, name);
         find(kind::STRUCT).or_else(|| find(kind::UNION))
     }
 
-    /// Is it a structure or union? `None` where there is no such type.
+    /// Returns whether it is a structure or union; `None` if there is no such type.
     pub fn is_structure(&self, id: u32) -> Option<bool> {
         self.types.get(id).map(is_struct)
     }
 
-    /// A type's name, for messages.
+    /// Returns a type's name, for messages.
     pub fn name(&self, id: u32) -> &str {
         self.types.name(id)
     }
 
-    /// Of a type, in bytes.
+    /// Returns the bytes of a type.
     pub fn size(&self, id: u32) -> Option<u32> {
         self.types.sized(id).ok().map(|sized| sized.bytes)
     }
 
-    /// `btf_struct_access`: what a load of `size` bytes at `off` into a structure gives. `base` is
-    /// how the pointer to it is trusted; `rcu` says that nothing read here goes away meanwhile
-    /// (`in_rcu_cs`: a program that cannot sleep, or an RCU or lock section).
+    /// Returns the result of a load of `size` bytes at `off` into a structure
+    /// (`btf_struct_access`).
+    ///
+    /// `base` is the trust in the pointer to it. `rcu` says that nothing read here goes away
+    /// meanwhile (`in_rcu_cs`: a program that cannot sleep, or an RCU or lock section).
     pub fn member(
         &self,
         structure: u32,
@@ -175,8 +183,9 @@ impl KernelTypes {
         })
     }
 
-    /// Does the kernel itself say of this member that it keeps its parent's trust
-    /// (`btf_nested_type_is_trusted`)? It does so by structures of the parent's name and a suffix.
+    /// Returns whether the kernel declares that this member keeps its parent's trust
+    /// (`btf_nested_type_is_trusted`). It does so by structures with the parent's name and a
+    /// suffix.
     fn is_listed(&self, structure: u32, field: &str, target: u32, suffix: &str) -> bool {
         let types = &self.types;
         let it = types.at(structure);
@@ -192,14 +201,18 @@ impl KernelTypes {
         })
     }
 
-    /// `btf_struct_ids_match`: may a pointer to `have`, `off` bytes on, stand for one to `want`?
-    /// With `strict` only if they are the same.
+    /// Returns whether a pointer to `have`, `off` bytes on, may stand for one to `want`
+    /// (`btf_struct_ids_match`).
+    ///
+    /// With `strict`, only if they are the same.
     pub fn matches(&self, have: u32, off: i32, want: u32, strict: bool) -> bool {
         self.types.matches(have, off, want, strict)
     }
 
-    /// The kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` gives them
-    /// (`get_kern_ctx_btf_id`); the error is the log's line.
+    /// Returns the kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` returns
+    /// (`get_kern_ctx_btf_id`).
+    ///
+    /// The error is the log's line.
     pub fn kernel_context(&self, prog_type: ProgramType) -> Result<u32, Refused> {
         let types = &self.types;
         let name = format!("{}_kern", prog_type.name().unwrap_or_default());
@@ -213,29 +226,29 @@ impl KernelTypes {
         Err((EINVAL, format!("kern ctx type id {id} is not a struct")))
     }
 
-    /// A function's name by its BTF id (`FUNC`), for calls of kernel functions.
+    /// Returns a function's name by its BTF id (`FUNC`), for calls of kernel functions.
     pub fn function_name(&self, id: u32) -> Option<&str> {
         let it = self.types.get(id)?;
         (it.kind == kind::FUNC).then(|| text(it.name))
     }
 
-    /// A function's BTF id by its name.
+    /// Returns a function's BTF id by its name.
     pub fn function(&self, name: &str) -> Option<u32> {
         self.types.find(kind::FUNC, name)
     }
 
-    /// A `typedef`'s BTF id by its name, such as `btf_trace_sched_switch`: what programs on
-    /// tracepoints attach to.
+    /// Returns a `typedef`'s BTF id by its name, such as `btf_trace_sched_switch`: programs on
+    /// tracepoints attach to it.
     pub fn typedef(&self, name: &str) -> Option<u32> {
         self.types.find(kind::TYPEDEF, name)
     }
 
-    /// Functions that programs may call, by BTF id (those with the tag `bpf_kfunc`).
+    /// Returns the functions that programs may call, by BTF id (those with the tag `bpf_kfunc`).
     pub fn kernel_functions(&self) -> Vec<u32> {
         self.types.tagged("bpf_kfunc").collect()
     }
 
-    /// `typedef`s and functions whose names begin so.
+    /// Returns the `typedef`s and functions with names that begin so.
     pub fn named_with(&self, prefix: &str) -> Vec<u32> {
         let named = |id: &u32| {
             let it = self.types.at(*id);
@@ -244,14 +257,14 @@ impl KernelTypes {
         (1..self.types.view().len()).filter(named).collect()
     }
 
-    /// Where a member of a structure is, in bytes.
+    /// Returns the offset of a structure's member, in bytes.
     pub fn offset_of(&self, structure: &str, path: &str) -> Option<u32> {
         let field = self.types.view().field(self.structure(structure)?, path)?;
         Some(field.offset)
     }
 
-    /// May an instruction load the address of this (`check_pseudo_btf_id`)? If not, an errno and
-    /// the log's line.
+    /// Checks that an instruction may load the address of this (`check_pseudo_btf_id`). The error
+    /// is an errno and the log's line.
     pub(crate) fn check_addressable(&self, id: u32) -> Result<(), Refused> {
         let signed = id.cast_signed();
         match self.types.get(id) {
@@ -267,8 +280,8 @@ impl KernelTypes {
         }
     }
 
-    /// A variable (`VAR`) by its BTF id: its type's number, its size (0 where it cannot be told),
-    /// and whether it is per CPU.
+    /// Returns a variable (`VAR`) by its BTF id: its type's number, its size (0 if unknown), and
+    /// whether it is per CPU.
     pub fn variable(&self, id: u32) -> Option<(u32, u32, bool)> {
         let it = self.types.get(id).filter(|it| it.kind == kind::VAR)?;
         let (type_id, types) = (it.refers_to(), &self.types);
@@ -281,12 +294,13 @@ impl KernelTypes {
         Some((target, self.size(target).unwrap_or(0), per_cpu))
     }
 
-    /// The type of the same kind and name.
+    /// Returns the type of the same kind and name.
     pub(super) fn named(&self, like: Type<'_>) -> Option<u32> {
         self.types.find(like.kind, text(like.name))
     }
 
-    /// Types of the same kind and name, up to `___`: what a program's own type may stand for.
+    /// Returns the types of the same kind and name, up to `___`: a program's own type may stand for
+    /// them.
     pub(super) fn candidates(&self, like: Type<'_>) -> Vec<u32> {
         match text(like.name) {
             "" => Vec::new(),

@@ -1,32 +1,32 @@
-//! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on
-//! what terms.
+//! Functions of the kernel that programs may call by their BTF ids (kfuncs): the programs that may,
+//! and the terms.
 
 use beeline_uapi::{AttachType, ProgramType};
 
 use super::{kernel_function_table, module_function_table};
 use crate::program::Kind;
 
-/// What may be said of a kernel function (`KF_*`).
+/// The properties of a kernel function (`KF_*`).
 pub mod flags {
     /// The result is owned, until it is released.
     pub const ACQUIRE: u32 = 1 << 0;
-    /// What is owned is given back.
+    /// The owned argument is given back.
     pub const RELEASE: u32 = 1 << 1;
     /// The result may be null.
     pub const RET_NULL: u32 = 1 << 2;
-    /// Pointers have to be trusted.
+    /// Pointers must be trusted.
     pub const TRUSTED_ARGS: u32 = 1 << 4;
-    /// Only programs that may sleep.
+    /// Only for programs that may sleep.
     pub const SLEEPABLE: u32 = 1 << 5;
     /// Only with `CAP_SYS_BOOT`.
     pub const DESTRUCTIVE: u32 = 1 << 6;
-    /// Pointers have to be trusted, or protected by RCU.
+    /// Pointers must be trusted, or protected by RCU.
     pub const RCU: u32 = 1 << 7;
     /// Makes an iterator.
     pub const ITER_NEW: u32 = 1 << 8;
-    /// Advances one.
+    /// Advances an iterator.
     pub const ITER_NEXT: u32 = 1 << 9;
-    /// Ends one.
+    /// Ends an iterator.
     pub const ITER_DESTROY: u32 = 1 << 10;
     /// Only in an RCU section.
     pub const RCU_PROTECTED: u32 = 1 << 11;
@@ -38,7 +38,7 @@ pub mod flags {
     pub const ARENA_ARG2: u32 = 1 << 15;
 }
 
-/// Kinds of programs, as far as kernel functions tell them apart (`enum btf_kfunc_hook`).
+/// Kinds of programs, as far as kernel functions distinguish them (`enum btf_kfunc_hook`).
 pub(super) mod callers {
     pub(in super::super) const COMMON: u32 = 1 << 0;
     pub(in super::super) const XDP: u32 = 1 << 1;
@@ -55,9 +55,9 @@ pub(super) mod callers {
     /// Programs on both ends of a function (`BPF_TRACE_KPROBE_SESSION`,
     /// `BPF_TRACE_UPROBE_SESSION`).
     pub(in super::super) const SESSION: u32 = 1 << 12;
-    /// Of `TRACING`, LSM programs only.
+    /// Those of `TRACING` that are LSM programs.
     pub(in super::super) const LSM: u32 = 1 << 13;
-    /// Of `TRACING`, iterators only.
+    /// Those of `TRACING` that are iterators.
     pub(in super::super) const ITERATOR: u32 = 1 << 14;
 
     pub(in super::super) const GENERIC: u32 = TC | XDP | TRACING | STRUCT_OPS | SYSCALL | CGROUP;
@@ -72,13 +72,13 @@ pub(super) mod callers {
 pub struct KernelFunction {
     /// Its name.
     pub name: &'static str,
-    /// [`flags`].
+    /// The [`flags`].
     pub flags: u32,
     pub(super) callers: u32,
 }
 
 impl KernelFunction {
-    /// The function of this name; `None` if programs cannot call it.
+    /// Returns the function with this name; `None` if programs cannot call it.
     pub fn named(name: &str) -> Option<&'static Self> {
         let tables = [&kernel_function_table::ALL[..], &module_function_table::ALL];
         tables.into_iter().find_map(|table| {
@@ -87,19 +87,19 @@ impl KernelFunction {
         })
     }
 
-    /// Has it one of these flags?
+    /// Returns whether it has one of these flags.
     pub fn has(&self, flags: u32) -> bool {
         self.flags & flags != 0
     }
 
-    /// May programs of this kind call it? If not, the kernel says "calling kernel function NAME is
-    /// not allowed".
+    /// Returns whether programs of this kind may call it. If not, the kernel says "calling kernel
+    /// function NAME is not allowed".
     pub fn may_be_called_by(&self, kind: &Kind) -> bool {
         self.callers & (callers::COMMON | callers_of(kind)) != 0
     }
 
-    /// Is it about the device that a program is bound to? Others cannot call it: "metadata kfuncs
-    /// require device-bound program".
+    /// Returns whether it concerns the device that a program is bound to. Others cannot call it:
+    /// "metadata kfuncs require device-bound program".
     pub fn needs_device(&self) -> bool {
         self.name.starts_with("bpf_xdp_metadata_")
     }

@@ -1,6 +1,6 @@
-//! What is special about some LSM hooks (`kernel/bpf/bpf_lsm.c`).
+//! Special properties of some LSM hooks (`kernel/bpf/bpf_lsm.c`).
 
-/// Programs cannot attach: what the hook gives back, a program could not give.
+/// Hooks to which programs cannot attach: a program could not return what the hook returns.
 pub(super) const DISABLED: [&str; 12] = [
     "bpf_lsm_vm_enough_memory",
     "bpf_lsm_inode_need_killpriv",
@@ -16,7 +16,7 @@ pub(super) const DISABLED: [&str; 12] = [
     "bpf_lsm_ismaclabel",
 ];
 
-/// Called where it is good to sleep.
+/// Hooks that are called where sleeping is allowed.
 pub(super) const SLEEPABLE: [&str; 84] = [
     "bpf_lsm_bpf",
     "bpf_lsm_bpf_map",
@@ -104,7 +104,7 @@ pub(super) const SLEEPABLE: [&str; 84] = [
     "bpf_lsm_bdev_setintegrity",
 ];
 
-/// Called while their objects are made or unmade: pointers to these are not trusted.
+/// Hooks that are called while their objects are made or unmade: pointers to these are not trusted.
 pub(super) const UNTRUSTED: [&str; 9] = [
     "bpf_lsm_bpf_map_free",
     "bpf_lsm_bpf_prog_free",

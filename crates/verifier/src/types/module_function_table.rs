@@ -1,6 +1,6 @@
-//! Functions of kernel modules that programs may call and that are nowhere part of the kernel
-//! itself (Linux 6.18), ascending by name: of `nf_flow_table`, and of `bpf_testmod`, with which the
-//! kernel's own tests go.
+//! Functions of kernel modules that programs may call and that are never part of the kernel itself
+//! (Linux 6.18), ascending by name: of `nf_flow_table`, and of `bpf_testmod`, which the kernel's
+//! own tests use.
 
 use super::kernel_functions::{KernelFunction, callers::*, flags::*};
 

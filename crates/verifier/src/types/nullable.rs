@@ -1,7 +1,7 @@
-//! Tracepoints whose pointers are not what their types say: some may be null, some may be an error
+//! Tracepoints with pointers that differ from their types: some may be null, some may be an error
 //! number (`raw_tp_null_args`). Names and arguments are Linux 6.18's.
 
-/// May this argument (from 0, without `__data`) of the tracepoint be null?
+/// Returns whether this argument (from 0, without `__data`) of the tracepoint may be null.
 pub(super) fn may_be_null(tracepoint: &str, arg: usize) -> bool {
     let names: &[&str] = match arg {
         0 => &[
@@ -155,7 +155,7 @@ pub(super) fn may_be_null(tracepoint: &str, arg: usize) -> bool {
     names.binary_search(&tracepoint).is_ok()
 }
 
-/// May it be an error number? Then it is taken for a number.
+/// Returns whether it may be an error number. Then it counts as a number.
 pub(super) fn may_be_error(tracepoint: &str, arg: usize) -> bool {
     let names: &[&str] = match arg {
         2 => &[

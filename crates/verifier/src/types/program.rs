@@ -1,4 +1,4 @@
-//! A program's own BTF, with what it says of functions and lines (`check_btf_func`,
+//! A program's own BTF, with its descriptions of functions and lines (`check_btf_func`,
 //! `check_btf_line`).
 
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::reject::{EACCES, EINVAL};
 #[derive(Debug)]
 pub struct ProgramTypes {
     pub(super) types: Arc<TypeTable>,
-    /// By their first instructions, ascending.
+    /// The functions by their first instructions, ascending.
     functions: Vec<(usize, FunctionType)>,
     /// `struct bpf_line_info`, ascending by instruction.
     lines: Vec<[u32; 4]>,
-    /// Where the function begins that runs when the program throws.
+    /// The start of the function that runs when the program throws.
     exception_callback: Option<usize>,
 }
 
@@ -30,13 +30,14 @@ pub struct ProgramTypes {
 pub struct FileTypes(Arc<TypeTable>);
 
 impl FileTypes {
-    /// `None` if the data is no BTF.
+    /// Parses a file's BTF; `None` if the data is no BTF.
     pub fn parse(btf: Vec<u8>) -> Option<Self> {
         TypeTable::new(btf).map(|types| Self(Arc::new(types)))
     }
 
-    /// Special fields of a map's value (`btf_parse_fields`). Where they make no sense the kernel
-    /// takes the map for one without.
+    /// Returns the special fields of a map's value (`btf_parse_fields`).
+    ///
+    /// If they make no sense, the kernel takes the map for one without.
     pub fn map_fields(&self, value_type: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
         fields::parse(&self.0, value_type, Holder::Value, kernel).unwrap_or_default()
     }
@@ -45,13 +46,13 @@ impl FileTypes {
 /// A source line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourceLine<'a> {
-    /// As the compiler was told its name.
+    /// The file's name, as the compiler was given it.
     pub file: &'a str,
-    /// What stands there, with its white space.
+    /// The text of the line, with its white space.
     pub text: &'a str,
-    /// From 1.
+    /// The line, from 1.
     pub line: u32,
-    /// From 1.
+    /// The column, from 1.
     pub column: u32,
 }
 
@@ -62,16 +63,16 @@ pub struct FunctionType {
     pub id: u32,
     /// Its name.
     pub name: String,
-    /// Not static: it is verified on its own, for any arguments of these types.
+    /// True if it is not static: it is verified on its own, for any arguments of these types.
     pub global: bool,
-    /// Of its parameters (`btf_prepare_func_args`); an error says why a global function cannot have
+    /// Its parameters (`btf_prepare_func_args`); the error says why a global function cannot have
     /// them.
     pub args: Result<Vec<FunctionArg>, Refused>,
-    /// Does it return a number (`int`, an enumeration ...)? A global function has to.
+    /// The kind of result. A global function must return a number (`int`, an enumeration ...).
     pub returns: Returns,
 }
 
-/// What a function returns.
+/// The result of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Returns {
     /// An integer or an enumeration.
@@ -88,9 +89,13 @@ type FuncInfo = [u32; 2];
 type LineInfo = [u32; 4];
 
 impl ProgramTypes {
-    /// `func_info` and `line_info` as in `union bpf_attr`; `starts` is where the program's
-    /// functions begin. `kernel` is for arguments that point to its structures. Errors are the
-    /// kernel's log lines, with its errno.
+    /// Checks `func_info` and `line_info` as in `union bpf_attr`.
+    ///
+    /// `starts` are the starts of the program's functions. `kernel` is for arguments that point to
+    /// its structures.
+    ///
+    /// # Errors
+    /// The kernel's log lines, with its errno.
     pub fn new(
         btf: &[u8],
         func_info: &[FuncInfo],
@@ -104,7 +109,7 @@ impl ProgramTypes {
         Self::of(&types, func_info, line_info, kind, insns, starts, kernel)
     }
 
-    /// The same where several programs have one BTF.
+    /// Checks them for several programs with one BTF.
     pub fn of(
         types: &FileTypes,
         func_info: &[FuncInfo],
@@ -138,9 +143,11 @@ impl ProgramTypes {
         })
     }
 
-    /// Where the function begins that runs when the program throws, if it has one
-    /// (`exception_callback:` of its first function's tags): it begins a function also if nothing
-    /// calls it, so this has to be known before functions are counted.
+    /// Returns the start of the function that runs when the program throws, if it has one
+    /// (`exception_callback:` in its first function's tags).
+    ///
+    /// It begins a function even if nothing calls it, so this must be known before functions are
+    /// counted.
     pub fn exception_callback(
         btf: &[u8],
         func_info: &[FuncInfo],
@@ -149,40 +156,40 @@ impl ProgramTypes {
         types.map_or(Ok(None), |types| exception_callback(&types, func_info))
     }
 
-    /// Is it the function that runs when the program throws, by its first instruction?
+    /// Returns whether the function with this first instruction runs when the program throws.
     pub fn is_exception_callback(&self, start: usize) -> bool {
         self.exception_callback == Some(start)
     }
 
-    /// Where that function begins.
+    /// Returns the start of that function.
     pub(crate) fn exception_start(&self) -> Option<usize> {
         self.exception_callback
     }
 
-    /// Does it say anything of functions? Some things are allowed only if it does.
+    /// Returns whether it describes functions. Some things are allowed only if it does.
     pub fn describes_functions(&self) -> bool {
         !self.functions.is_empty()
     }
 
-    /// The function that begins at an instruction.
+    /// Returns the function that begins at an instruction.
     pub fn function(&self, start: usize) -> Option<&FunctionType> {
         let at = self.functions.binary_search_by_key(&start, |(at, _)| *at);
         self.functions.get(at.ok()?).map(|(_, function)| function)
     }
 
-    /// Is there a type of this number?
+    /// Returns whether there is a type with this number.
     pub fn has(&self, id: u32) -> bool {
         self.types.get(id).is_some()
     }
 
-    /// The first instruction of the function of this number.
+    /// Returns the first instruction of the function with this number.
     pub fn start_of(&self, id: u32) -> Option<usize> {
         let mut functions = self.functions.iter();
         let (start, _) = functions.find(|(_, function)| function.id == id)?;
         Some(*start)
     }
 
-    /// The line that an instruction comes from: the last one at or before it.
+    /// Returns the line that an instruction comes from: the last one at or before it.
     pub fn line(&self, insn: usize) -> Option<SourceLine<'_>> {
         let after = self.lines.partition_point(|info| info[0] as usize <= insn);
         let [_, file, line, place] = *self.lines.get(after.checked_sub(1)?)?;
@@ -194,34 +201,34 @@ impl ProgramTypes {
         })
     }
 
-    /// A structure's number by its name.
+    /// Returns a structure's number by its name.
     pub fn structure(&self, name: &str) -> Option<u32> {
         self.types.find(kind::STRUCT, name)
     }
 
-    /// A type's name, for messages.
+    /// Returns a type's name, for messages.
     pub fn name(&self, id: u32) -> &str {
         self.types.name(id)
     }
 
-    /// Of a type, in bytes.
+    /// Returns the bytes of a type.
     pub fn size(&self, id: u32) -> Option<u32> {
         self.types.sized(id).ok().map(|sized| sized.bytes)
     }
 
-    /// Is it a structure that programs may allocate (`bpf_obj_new`)? Its size.
+    /// Returns the size of a structure that programs may allocate (`bpf_obj_new`).
     pub fn object_size(&self, id: u32) -> Option<u32> {
         let it = self.types.get(id)?;
         (it.kind == kind::STRUCT).then_some(it.size())
     }
 
-    /// Special fields of a structure that programs allocate (`btf_parse_struct_metas`).
+    /// Returns the special fields of a structure that programs allocate (`btf_parse_struct_metas`).
     pub fn object_fields(&self, id: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
         fields::parse(&self.types, id, Holder::Object, kernel).unwrap_or_default()
     }
 
-    /// What `size` bytes at `off` of an allocated structure are: numbers, as far as they may be
-    /// touched at all.
+    /// Returns the content of `size` bytes at `off` of an allocated structure: numbers, as far as
+    /// they may be accessed at all.
     pub fn member(
         &self,
         structure: u32,
@@ -242,14 +249,15 @@ impl ProgramTypes {
         }
     }
 
-    /// `btf_struct_ids_match` among the program's own types.
+    /// Implements `btf_struct_ids_match` among the program's own types.
     pub fn matches(&self, have: u32, off: i32, want: u32, strict: bool) -> bool {
         self.types.matches(have, off, want, strict)
     }
 
-    /// Special fields of a map's value (`btf_parse_fields`), of a type in any BTF: a map's comes
-    /// from the same file as the program's. Where they make no sense the kernel takes the map for
-    /// one without.
+    /// Returns the special fields of a map's value (`btf_parse_fields`), for a type in any BTF.
+    ///
+    /// A map's BTF comes from the same file as the program's. If the fields make no sense, the
+    /// kernel takes the map for one without.
     pub fn map_fields(btf: &[u8], value_type: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
         FileTypes::parse(btf.to_vec())
             .map(|types| types.map_fields(value_type, kernel))
@@ -304,7 +312,7 @@ fn describe(types: &TypeTable, id: u32, kind: &Kind, kernel: Option<&KernelTypes
     }
 }
 
-/// Every function is described, in order.
+/// Checks that every function is described, in order.
 fn check_functions(types: &TypeTable, all: &[FuncInfo], starts: &[usize]) -> Result<(), Refused> {
     let refuse = |line: String| Err((EINVAL, line));
     let mut previous = 0;
@@ -345,7 +353,7 @@ fn check_functions(types: &TypeTable, all: &[FuncInfo], starts: &[usize]) -> Res
     Ok(())
 }
 
-/// Lines ascend, and every function begins with one.
+/// Checks that lines ascend, and that every function begins with one.
 fn check_lines(
     types: &TypeTable,
     all: &[LineInfo],

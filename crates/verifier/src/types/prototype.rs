@@ -1,5 +1,5 @@
-//! What a kernel function takes and gives, by its prototype and the suffixes of its parameters'
-//! names.
+//! The arguments and the result of a kernel function, from its prototype and the suffixes of its
+//! parameters' names.
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::ProgramType;
@@ -11,24 +11,24 @@ use crate::program::Kind;
 /// A kernel function's prototype.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prototype<'a> {
-    /// Of r1 ... r5.
+    /// The parameters in r1 ... r5.
     pub params: Vec<KernelParam<'a>>,
-    /// Of r0.
+    /// The result in r0.
     pub result: ParamType,
 }
 
 /// A parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelParam<'a> {
-    /// With its suffix.
+    /// The name with its suffix.
     pub name: &'a str,
-    /// What the suffix says.
+    /// The meaning of the suffix.
     pub annotation: Option<Annotation>,
-    /// What is passed.
+    /// The type of the argument.
     pub is: ParamType,
 }
 
-/// What is passed or returned.
+/// The type of an argument or a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamType {
     /// Nothing.
@@ -42,18 +42,18 @@ pub enum ParamType {
     Anything,
     /// A pointer to a number, or to an array of some.
     Numbers {
-        /// What it leads to, in the kernel's BTF.
+        /// The type it points to, in the kernel's BTF.
         btf_id: u32,
-        /// Bytes.
+        /// The bytes of that type.
         bytes: u32,
     },
     /// A pointer to a structure or union.
     Structure {
-        /// Which, in the kernel's BTF.
+        /// The structure, in the kernel's BTF.
         btf_id: u32,
-        /// Bytes; `None` for a structure that is only named.
+        /// The bytes; `None` for a structure that is only named.
         bytes: Option<u32>,
-        /// Are there only numbers in it? Then any memory of its size will do.
+        /// True if it contains only numbers. Then any memory of its size will do.
         only_numbers: bool,
     },
     /// A pointer to a function.
@@ -62,12 +62,12 @@ pub enum ParamType {
     Other,
 }
 
-/// What the end of a parameter's name says.
+/// The meaning of the end of a parameter's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Annotation {
     /// `__sz`: the size of the parameter before it.
     Size,
-    /// `__szk`: the same, a constant.
+    /// `__szk`: the size of the parameter before it, a constant.
     ConstantSize,
     /// `__k`: a constant.
     Constant,
@@ -75,7 +75,7 @@ pub enum Annotation {
     Ignored,
     /// `__uninit`: it is filled in.
     Uninit,
-    /// `__opt`: its size says if it is there.
+    /// `__opt`: its size says whether it is there.
     Optional,
     /// `__nullable`.
     Nullable,
@@ -85,19 +85,19 @@ pub enum Annotation {
     Map,
     /// `__alloc`: an object that the program allocated.
     Allocated,
-    /// `__refcounted_kptr`: one with a reference count.
+    /// `__refcounted_kptr`: an object with a reference count.
     RefCounted,
     /// `__irq_flag`.
     IrqFlag,
     /// `__prog`: the verifier passes the program itself.
     Program,
-    /// A parameter by the name `rdonly_buf_size`: bytes of read-only memory that is returned.
+    /// A parameter named `rdonly_buf_size`: the bytes of read-only memory that is returned.
     ReadOnlyResultSize,
-    /// A parameter by the name `rdwr_buf_size`.
+    /// A parameter named `rdwr_buf_size`.
     ResultSize,
 }
 
-/// Suffixes; the longer ones first where one ends with another.
+/// The suffixes; if one ends with another, the longer one comes first.
 const SUFFIXES: [(&str, Annotation); 13] = [
     ("__szk", Annotation::ConstantSize),
     ("__sz", Annotation::Size),
@@ -114,11 +114,11 @@ const SUFFIXES: [(&str, Annotation); 13] = [
     ("__prog", Annotation::Program),
 ];
 
-/// Structures in structures that are looked into (`__btf_type_is_scalar_struct`).
+/// The depth to which structures in structures are searched (`__btf_type_is_scalar_struct`).
 const DEEPEST: u32 = 4;
 
 impl KernelTypes {
-    /// The prototype of a function (`FUNC`).
+    /// Returns the prototype of a function (`FUNC`).
     pub fn prototype(&self, function: u32) -> Option<Prototype<'_>> {
         let prototype = self.types.prototype(function)?;
         let params = self.types.params(prototype).map(|param| {
@@ -168,8 +168,8 @@ impl KernelTypes {
         }
     }
 
-    /// What the function returns that a program of this kind stands for; `None` where it stands for
-    /// none.
+    /// Returns the result of the function that a program of this kind stands for; `None` if it
+    /// stands for none.
     pub fn hook_result(&self, kind: &Kind) -> Option<ParamType> {
         match kind.prog_type {
             ProgramType::LSM => Some(self.prototype(kind.attach_btf_id)?.result),
@@ -184,15 +184,15 @@ impl KernelTypes {
         }
     }
 
-    /// Is a pointer to this structure what programs of the type have for a context
-    /// (`btf_is_prog_ctx_type`)?
+    /// Returns whether a pointer to this structure is the context of programs of the type
+    /// (`btf_is_prog_ctx_type`).
     pub fn is_context(&self, structure: u32, prog_type: ProgramType) -> bool {
         arguments::is_named_as_context(self.name(structure), prog_type)
     }
 }
 
 impl ProgramTypes {
-    /// Is it a structure without pointers?
+    /// Returns whether it is a structure without pointers.
     pub fn has_only_numbers(&self, structure: u32) -> bool {
         has_only_numbers(&self.types, self.types.at(structure), DEEPEST)
     }

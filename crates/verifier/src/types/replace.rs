@@ -1,4 +1,5 @@
-//! May one function stand in for another, by their types (`btf_check_func_type_match`)?
+//! Checks by their types whether one function may stand in for another
+//! (`btf_check_func_type_match`).
 
 use beeline_btf::{Type, kind, linkage};
 
@@ -7,8 +8,9 @@ use super::{EFAULT, ProgramTypes, Refused};
 use crate::reject::EINVAL;
 
 impl ProgramTypes {
-    /// May this program's first function replace `function` of the other program? Both are numbers
-    /// of `FUNC`s. The error is the kernel's line.
+    /// Checks that this program's first function may replace `function` of the other program.
+    ///
+    /// Both are numbers of `FUNC`s. The error is the kernel's line.
     pub fn may_replace(&self, other: &Self, function: u32) -> Result<(), Refused> {
         let Some(own) = self.function(0) else {
             return refuse("Program extension requires BTF".to_owned());
@@ -111,7 +113,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Are the words equal that say what they are (`btf_type::info`)?
+/// Returns whether the words that describe the types are equal (`btf_type::info`).
 fn alike(one: Type<'_>, two: Type<'_>) -> bool {
     one.kind == two.kind && one.count() == two.count() && one.is_flagged() == two.is_flagged()
 }

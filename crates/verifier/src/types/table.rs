@@ -1,4 +1,4 @@
-//! Types by number and by name: what everything here asks of BTF.
+//! Types by number and by name: the queries that all code here makes of BTF.
 
 use std::sync::OnceLock;
 
@@ -6,15 +6,15 @@ use beeline_btf::{BitMember, Btf, OwnedBtf, Param, Type, kind};
 
 use crate::reject::EINVAL;
 
-/// Types behind types that are followed; `MAX_RESOLVE_DEPTH`.
+/// The most types behind types that are followed; `MAX_RESOLVE_DEPTH`.
 pub(super) const DEEPEST: u32 = 32;
 
-/// BTF with an index of its names, which is made when the first name is asked for.
+/// BTF with an index of its names, which is built when the first name is looked up.
 #[derive(Debug)]
 pub(super) struct TypeTable {
     btf: OwnedBtf,
-    /// Of functions, and of all else: there are several times as many functions in a kernel, and
-    /// few ask for them.
+    /// The indexes of functions, and of all other types: a kernel has several times as many
+    /// functions, and they are rarely looked up.
     functions: OnceLock<Index>,
     names: OnceLock<Index>,
     tags: OnceLock<Vec<u32>>,
@@ -23,28 +23,28 @@ pub(super) struct TypeTable {
 /// Types by their names.
 #[derive(Debug)]
 struct Index {
-    /// An open hash table of numbers. They went in ascending, so that the first of equal ones is
-    /// found first.
+    /// An open hash table of numbers. They were inserted in ascending order, so the first of equal
+    /// ones is found first.
     slots: Vec<u32>,
-    /// Types whose names say behind `___` which of several they are.
+    /// Types with `___` in their names, which distinguishes several types of a name.
     flavors: Vec<u32>,
 }
 
-/// A type whose size was asked for, seen through its qualifiers and arrays (`btf_resolve_size`).
+/// A type with its size, seen through its qualifiers and arrays (`btf_resolve_size`).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sized<'a> {
-    /// Of the whole.
+    /// The bytes of the whole.
     pub(super) bytes: u32,
-    /// What is at the end of the arrays.
+    /// The type at the end of the arrays.
     pub(super) element: Type<'a>,
     /// Its number, which may be that of a `typedef` of it.
     pub(super) element_id: u32,
-    /// Elements in all, 1 where it is no array.
+    /// The number of all elements, 1 if it is not an array.
     pub(super) count: u32,
 }
 
 impl TypeTable {
-    /// `None` if the data is no BTF.
+    /// Indexes the data; `None` if it is no BTF.
     pub(super) fn new(data: Vec<u8>) -> Option<Self> {
         Some(Self {
             btf: OwnedBtf::parse(data)?,
@@ -58,7 +58,7 @@ impl TypeTable {
         self.btf.view()
     }
 
-    /// The type of a number, also of 0, which is `void`.
+    /// Returns the type with a number, including 0, which is `void`.
     pub(super) fn get(&self, id: u32) -> Option<Type<'_>> {
         if id == 0 {
             return Some(Type::VOID);
@@ -66,17 +66,17 @@ impl TypeTable {
         self.view().get(id)
     }
 
-    /// The same; what is not there is `void`.
+    /// Returns the type with a number; a missing type is `void`.
     pub(super) fn at(&self, id: u32) -> Type<'_> {
         self.get(id).unwrap_or(Type::VOID)
     }
 
-    /// A type's name, for messages.
+    /// Returns a type's name, for messages.
     pub(super) fn name(&self, id: u32) -> &str {
         text(self.at(id).name)
     }
 
-    /// What is behind `typedef`s and qualifiers, with its number.
+    /// Returns the type behind `typedef`s and qualifiers, with its number.
     pub(super) fn skip_modifiers(&self, mut id: u32) -> (u32, Type<'_>) {
         for _ in 0..DEEPEST {
             let it = self.at(id);
@@ -88,17 +88,17 @@ impl TypeTable {
         (0, Type::VOID)
     }
 
-    /// What a pointer leads to, behind qualifiers of both.
+    /// Returns the type that a pointer leads to, behind qualifiers of both.
     pub(super) fn target(&self, pointer: Type<'_>) -> (u32, Type<'_>) {
         self.skip_modifiers(pointer.refers_to())
     }
 
-    /// The first type of this kind and name.
+    /// Returns the first type of this kind and name.
     pub(super) fn find(&self, kind: u8, name: &str) -> Option<u32> {
         self.all(kind, name.as_bytes()).next()
     }
 
-    /// All types of this kind and name.
+    /// Returns all types of this kind and name.
     pub(super) fn all<'a>(&'a self, kind: u8, name: &'a [u8]) -> impl Iterator<Item = u32> + 'a {
         let slots = &self.index_of(kind).slots;
         let mask = slots.len() - 1;
@@ -110,7 +110,7 @@ impl TypeTable {
         })
     }
 
-    /// All types of this kind and name, which is compared up to `___`.
+    /// Returns all types of this kind and name, which is compared up to `___`.
     pub(super) fn all_flavors(&self, kind: u8, name: &str) -> Vec<u32> {
         let wanted = essential(name.as_bytes());
         let flavors = self.index_of(kind).flavors.iter().copied();
@@ -130,7 +130,7 @@ impl TypeTable {
         }
     }
 
-    /// Of types of these kinds that have names.
+    /// Builds the index of types of these kinds that have names.
     fn index(&self, wanted: fn(u8) -> bool) -> Index {
         let btf = self.view();
         let is_wanted = |id: &u32| btf.kind(*id).is_some_and(wanted);
@@ -152,8 +152,8 @@ impl TypeTable {
         Index { slots, flavors }
     }
 
-    /// The values of the tags of a declaration's component (-1 for the whole) that begin with
-    /// `key`, without it.
+    /// Returns the values of the tags of a declaration's component (-1 for the whole) that begin
+    /// with `key`, without it.
     pub(super) fn tags<'a>(
         &'a self,
         declaration: u32,
@@ -166,7 +166,7 @@ impl TypeTable {
         })
     }
 
-    /// Declarations that have a tag as a whole.
+    /// Returns the declarations that have a tag as a whole.
     pub(super) fn tagged(&self, name: &str) -> impl Iterator<Item = u32> {
         let is_it =
             move |tag: &Type<'_>| tag.name == name.as_bytes() && tag.component() == Some(-1);
@@ -182,24 +182,24 @@ impl TypeTable {
         all.iter().map(|id| self.at(*id))
     }
 
-    /// The members of a structure or union.
+    /// Returns the members of a structure or union.
     pub(super) fn members<'a>(&'a self, of: Type<'a>) -> impl Iterator<Item = BitMember<'a>> {
         self.view().bit_members(of)
     }
 
-    /// The parameters of a function's prototype.
+    /// Returns the parameters of a function's prototype.
     pub(super) fn params<'a>(&'a self, of: Type<'a>) -> impl Iterator<Item = Param<'a>> {
         self.view().params(of)
     }
 
-    /// A function's prototype.
+    /// Returns a function's prototype.
     pub(super) fn prototype(&self, function: u32) -> Option<Type<'_>> {
         let it = self.get(function).filter(|it| it.kind == kind::FUNC)?;
         self.get(it.refers_to())
             .filter(|it| it.kind == kind::FUNC_PROTO)
     }
 
-    /// Bytes of a type and of the elements of arrays; the error is an errno.
+    /// Returns the bytes of a type and of the elements of arrays; the error is an errno.
     pub(super) fn sized(&self, mut id: u32) -> Result<Sized<'_>, i32> {
         let (mut in_array, mut count, mut element_id) = (false, 1u32, id);
         for _ in 0..DEEPEST {
@@ -234,12 +234,12 @@ impl TypeTable {
     }
 }
 
-/// Names are ASCII; what is not is not shown.
+/// Returns a name as text. Names are ASCII; others are not shown.
 pub(super) fn text(name: &[u8]) -> &str {
     std::str::from_utf8(name).unwrap_or_default()
 }
 
-/// A name without what says which of several types of the name it is
+/// Returns a name without the part that distinguishes several types of the name
 /// (`bpf_core_essential_name_len`).
 fn essential(name: &[u8]) -> &[u8] {
     let is_mark = |it: &[u8]| matches!(it, [x, b'_', b'_', b'_', y] if *x != b'_' && *y != b'_');
@@ -247,7 +247,7 @@ fn essential(name: &[u8]) -> &[u8] {
     last.map_or(name, |at| &name[..=at])
 }
 
-/// A name in a line of the log.
+/// Returns a name for a line of the log.
 pub(super) fn shown(name: &[u8]) -> &str {
     if name.is_empty() {
         "(anon)"
@@ -263,17 +263,17 @@ pub(super) fn is_modifier(it: Type<'_>) -> bool {
     )
 }
 
-/// A structure or a union.
+/// Returns whether it is a structure or a union.
 pub(super) fn is_struct(it: Type<'_>) -> bool {
     matches!(it.kind, kind::STRUCT | kind::UNION)
 }
 
-/// An integer or an enumeration.
+/// Returns whether it is an integer or an enumeration.
 pub(super) fn is_number(it: Type<'_>) -> bool {
     matches!(it.kind, kind::INT | kind::ENUM | kind::ENUM64)
 }
 
-/// An integer of 1, 2, 4 or 8 bytes.
+/// Returns whether it is an integer of 1, 2, 4 or 8 bytes.
 pub(super) fn is_small_int(it: Type<'_>) -> bool {
     it.kind == kind::INT && matches!(it.size(), 1 | 2 | 4 | 8)
 }
@@ -282,7 +282,7 @@ fn has_size(it: Type<'_>) -> bool {
     is_number(it) || is_struct(it) || it.kind == kind::FLOAT
 }
 
-/// A kind as the kernel's log names it.
+/// Returns a kind as the kernel's log names it.
 pub(super) fn kind_name(it: Type<'_>) -> &'static str {
     const NAMES: [&str; 20] = [
         "UNKNOWN",

@@ -1,4 +1,4 @@
-//! Walking a structure down to what stands at an offset (`btf_struct_walk`).
+//! Walks a structure down to the member at an offset (`btf_struct_walk`).
 
 use beeline_btf::{BitMember, Type, kind};
 
@@ -6,7 +6,7 @@ use super::table::{DEEPEST, Sized, TypeTable, is_struct, shown, text};
 use super::{EFAULT, Refused};
 use crate::reject::{EACCES, EINVAL};
 
-/// What a walk ends at.
+/// The end of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step<'a> {
     /// A number, or a part of one.
@@ -18,7 +18,7 @@ pub(super) enum Step<'a> {
         tag: &'a str,
         /// The member's name.
         field: &'a str,
-        /// The way led through a union of several members: any of them may be what is there.
+        /// True if the way led through a union of several members: any of them may be there.
         untrusted: bool,
     },
     /// A pointer to anything else.
@@ -28,7 +28,8 @@ pub(super) enum Step<'a> {
 }
 
 impl TypeTable {
-    /// What `size` bytes at `off` of a structure are; goes on into structures that begin there.
+    /// Returns the content of `size` bytes at `off` of a structure; continues into structures that
+    /// begin there.
     pub(super) fn walk(&self, structure: u32, off: u32, size: u32) -> Result<Step<'_>, Refused> {
         let (mut id, mut off, mut untrusted) = (structure, off, false);
         for _ in 0..DEEPEST {
@@ -40,9 +41,9 @@ impl TypeTable {
         Err((EINVAL, String::new()))
     }
 
-    /// May a pointer to `have`, `off` bytes on, stand for one to `want` (`btf_struct_ids_match`)?
-    /// It may where a structure begins with the one that is wanted, unless they have to be the same
-    /// (`strict`).
+    /// Returns whether a pointer to `have`, `off` bytes on, may stand for one to `want`
+    /// (`btf_struct_ids_match`). It may if a structure begins with the wanted one, unless they must
+    /// be the same (`strict`).
     pub(super) fn matches(&self, have: u32, off: i32, want: u32, strict: bool) -> bool {
         if off == 0 && have == want {
             return true;
@@ -63,7 +64,7 @@ impl TypeTable {
         false
     }
 
-    /// As far as the first structure that begins at the offset.
+    /// Walks to the first structure that begins at the offset.
     fn step(
         &self,
         structure: u32,
@@ -101,7 +102,8 @@ impl TypeTable {
         Err((EINVAL, String::new()))
     }
 
-    /// The element of an array without a length at the structure's end, and the offset in it.
+    /// Returns the element of an array without a length at the structure's end, and the offset in
+    /// it.
     fn flexible<'a>(&'a self, of: Type<'a>, off: u32) -> Option<(Type<'a>, u32)> {
         let last = self.members(of).last()?;
         let (_, array) = self.skip_modifiers(last.type_id);
@@ -117,7 +119,7 @@ impl TypeTable {
         Some((element, past.checked_rem(element.size())?))
     }
 
-    /// The member that the bytes are in.
+    /// Returns the member that contains the bytes.
     fn place<'a>(&'a self, it: Type<'a>, off: u32, size: u32) -> Result<Place<'a>, Refused> {
         for member in self.members(it) {
             let start = member.bit_offset / 8;
@@ -192,7 +194,7 @@ impl TypeTable {
         Ok(Step::Scalar)
     }
 
-    /// The tag just behind a pointer.
+    /// Returns the tag just behind a pointer.
     pub(super) fn pointer_tag(&self, pointer: Type<'_>) -> &str {
         let tag = self.at(pointer.refers_to());
         match tag.kind {
@@ -214,13 +216,13 @@ enum Place<'a> {
     In(InMember<'a>),
 }
 
-/// The member, or the element of an array, that an offset is in.
+/// The member, or the element of an array, that contains an offset.
 struct InMember<'a> {
     name: &'a [u8],
-    /// Bytes from the structure's start.
+    /// The offset from the structure's start.
     off: u32,
     bytes: u32,
-    /// Where the whole member ends: an array of numbers may be accessed like one big number.
+    /// The end of the whole member: an array of numbers may be accessed like one big number.
     true_end: u32,
     element: Type<'a>,
     element_id: u32,

@@ -1,5 +1,5 @@
-//! What programs may write in the kernel's structures (`btf_struct_access` of each `struct
-//! bpf_verifier_ops`).
+//! The members of the kernel's structures that programs may write (`btf_struct_access` of each
+//! `struct bpf_verifier_ops`).
 
 use beeline_uapi::ProgramType;
 
@@ -26,8 +26,8 @@ const OF_TASK: [&str; 3] = ["scx.slice", "scx.dsq_vtime", "scx.disallow"];
 const OF_CONNECTION: [&str; 1] = ["mark"];
 
 impl KernelTypes {
-    /// May a program of this kind write `size` bytes at `off` of a structure of the kernel? The
-    /// error is the log's line.
+    /// Checks that a program of this kind may write `size` bytes at `off` of a structure of the
+    /// kernel. The error is the log's line.
     pub fn may_write(
         &self,
         kind: &Kind,
@@ -55,7 +55,7 @@ impl KernelTypes {
             }
             _ => return refuse("only read is supported".to_owned()),
         };
-        // One that is not yet inserted is the same behind another name.
+        // A connection that is not yet inserted is the same structure under another name.
         let described = match name {
             "nf_conn___init" => self.structure("nf_conn").unwrap_or(structure),
             _ => structure,
@@ -85,7 +85,7 @@ impl KernelTypes {
         Ok(())
     }
 
-    /// The structure whose operation a program implements.
+    /// Returns the structure with the operation that a program implements.
     fn operations(&self, kind: &Kind) -> &str {
         match kind.prog_type {
             ProgramType::STRUCT_OPS => self.name(kind.attach_btf_id),

@@ -27,7 +27,7 @@ const LOOK_UP: usize = 24;
 const SHORT: usize = 4096;
 
 impl Handler<'_> {
-    /// Does a command on elements of a map.
+    /// Carries out a command on elements of a map.
     pub(super) fn on_elements(
         &self,
         map: &Arc<Object>,

@@ -302,7 +302,7 @@ fn is_hidden(error: &io::Error) -> bool {
 }
 
 impl Handler<'_> {
-    /// Does the tool's `mmap` of an object that lies in the guest's memory.
+    /// Carries out the tool's `mmap` of an object that lies in the guest's memory.
     pub(super) fn map_places(
         &self,
         sharing: &Sharing,

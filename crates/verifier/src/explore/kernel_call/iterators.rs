@@ -84,8 +84,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `check_css_task_iter_allowlist`: the iterator takes a lock that must not be held while
-    /// others are interrupted.
+    /// Implements `check_css_task_iter_allowlist`: the iterator takes a lock that must not be held
+    /// while others are interrupted.
     fn may_walk_tasks(&self) -> bool {
         let kind = &self.program.kind;
         match kind.prog_type {

@@ -209,7 +209,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Does `process_spin_lock` for a resilient lock.
+    /// Implements `process_spin_lock` for a resilient lock.
     pub(super) fn resilient_lock_argument(&mut self, call: &Call<'_>, number: u8) -> Check {
         let reg = *self.cur.reg(number);
         let is_object = reg.is_allocated_object() && reg.flags == Flags::ALLOC;
