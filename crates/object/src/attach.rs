@@ -1,4 +1,5 @@
-//! What a program attaches to by the kernel's types: libbpf looks for it before it loads the program.
+//! The target of a program in the kernel's types, which libbpf looks up before it loads the
+//! program.
 
 use beeline_btf::kind;
 
@@ -7,23 +8,24 @@ use crate::kernel::{Found, Kernel, KernelNames};
 /// The function, tracepoint or iterator that a program is made for, in the kernel's BTF.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AttachTarget {
-    /// Programs of this section name none, or not by a type.
+    /// Programs of this section have no target, or not one by a type.
     #[default]
     None,
-    /// Its number: `attach_btf_id` of `BPF_PROG_LOAD`.
+    /// The type's number: `attach_btf_id` of `BPF_PROG_LOAD`.
     Found(u32),
-    /// It is in a module of the kernel.
+    /// The type is in a module of the kernel.
     InModule {
-        /// The module's place in [`Object::modules`](crate::Object::modules), whose descriptor is `attach_btf_obj_fd`.
+        /// The module's place in [`Object::modules`](crate::Object::modules). Its descriptor is
+        /// `attach_btf_obj_fd`.
         module: usize,
-        /// Its number in the module's BTF.
+        /// The type's number in the module's BTF.
         id: u32,
     },
-    /// It is not there, or the section's name does not say which; why, in words.
+    /// The type is missing, or the section's name does not say which; the text has the reason.
     Missing(String),
 }
 
-/// Section, and what the kernel's type is called: its kind, and what stands before the name.
+/// The section, and the form of the kernel's type: its kind, and the prefix of its name.
 const SECTIONS: &[(&str, u8, &str)] = &[
     ("tp_btf", kind::TYPEDEF, "btf_trace_"),
     ("fentry", kind::FUNC, ""),
@@ -39,7 +41,7 @@ const SECTIONS: &[(&str, u8, &str)] = &[
     ("iter.s", kind::FUNC, "bpf_iter_"),
 ];
 
-/// As [`AttachTarget::of_section`].
+/// Finds the target like [`AttachTarget::of_section`].
 pub(crate) fn find(section: &str, kernel: &KernelNames<'_>) -> AttachTarget {
     let (before, name) = section.split_once('/').unwrap_or((section, ""));
     if before == "freplace" {
@@ -52,7 +54,7 @@ pub(crate) fn find(section: &str, kernel: &KernelNames<'_>) -> AttachTarget {
     if name.is_empty() {
         return AttachTarget::Missing("the section's name does not say what to attach to".into());
     }
-    // As libbpf has it: `fentry/nf_conntrack:nf_ct_delete`.
+    // As in libbpf: `fentry/nf_conntrack:nf_ct_delete`.
     let (module, name) = match name.split_once(':') {
         Some((module, name)) => (Some(module), name),
         None => (None, name),
@@ -68,8 +70,11 @@ pub(crate) fn find(section: &str, kernel: &KernelNames<'_>) -> AttachTarget {
 }
 
 impl AttachTarget {
-    /// By a section's name, without the `?` that keeps its programs from being loaded by themselves: what comes behind the
-    /// slash is looked for. A module that it is found in is put into [`Object::modules`](crate::Object::modules).
+    /// Finds the target by a section's name, without the `?` that keeps its programs from being
+    /// loaded by themselves.
+    ///
+    /// It looks up the name behind the slash. If a module has it, the module is added to
+    /// [`Object::modules`](crate::Object::modules).
     pub fn of_section(section: &str, kernel: &dyn Kernel, modules: &mut Vec<String>) -> Self {
         let names = KernelNames::with_used(kernel, modules);
         let found = find(section, &names);
@@ -85,7 +90,7 @@ impl AttachTarget {
         }
     }
 
-    /// `attach_btf_id` of `BPF_PROG_LOAD`: 0 without a target.
+    /// Returns `attach_btf_id` of `BPF_PROG_LOAD`: 0 without a target.
     pub fn btf_id(&self) -> u32 {
         match self {
             Self::Found(id) | Self::InModule { id, .. } => *id,

@@ -1,12 +1,14 @@
 //! Relocations of fields, types and enumerators to the kernel at hand ("CO-RE").
 //!
-//! An instruction with such a relocation holds a number that was right for the types that the program was compiled with: where a
-//! field is, how large a type, what an enumerator's value. The relocation says what the number stands for, and it is put in anew by
-//! the kernel's types. These are looked for by name; what comes behind three underscores in a name is the program's own
-//! ("flavors": `task_struct___old`). Of several types of a name all that fit must say the same.
+//! An instruction with such a relocation holds a number that was right for the types that the
+//! program was compiled with: the offset of a field, the size of a type, the value of an
+//! enumerator. The relocation describes the number, and the kernel's types give its new value.
+//! These are looked up by name; the part of a name behind three underscores is the program's own
+//! ("flavors": `task_struct___old`). If several types of a name fit, all must agree.
 //!
-//! Rules and names are those of libbpf (`relo_core.c`). What cannot be relocated becomes a call of a function that there is not, so
-//! a program may hold it where it never comes by; libbpf refuses the file for some such instructions.
+//! Rules and names are those of libbpf (`relo_core.c`). An instruction that cannot be relocated
+//! becomes a call of a function that does not exist, so a program may have it where it is never
+//! reached; libbpf refuses the file for some such instructions.
 
 mod spec;
 mod types;
@@ -25,7 +27,7 @@ use crate::kernel::{Kernel, KernelNames};
 use spec::Spec;
 use value::Number;
 
-/// Bytes of `struct bpf_core_relo`: offset in the section, type, access, kind.
+/// The bytes of `struct bpf_core_relo`: offset in the section, type, access, kind.
 const RELOCATION: usize = 16;
 
 /// `enum bpf_core_relo_kind`.
@@ -46,7 +48,7 @@ enum What {
     TypeMatches,
 }
 
-/// Something about a relocation makes no sense, or has more than one answer.
+/// A relocation makes no sense, or has more than one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Senseless;
 
@@ -55,29 +57,30 @@ type Sensible<T> = Result<T, Senseless>;
 /// A relocation.
 #[derive(Debug, Clone, Copy)]
 struct Relocation<'a> {
-    /// Of its instruction, in its section.
+    /// The slot of its instruction, in its section.
     slot: usize,
-    /// In the file's types.
+    /// The type's number in the file.
     type_id: u32,
     /// Numbers with colons between them.
     access: &'a [u8],
     what: What,
 }
 
-/// Types that have a name, without the program's own part of it.
+/// Types by name, without the program's own part of it.
 type Candidates = HashMap<(Vec<u8>, u8), Vec<u32>>;
 
-/// An instruction that asks for what the kernel's types do not have.
+/// An instruction that needs something which the kernel's types do not have.
 #[derive(Debug)]
 pub(crate) struct Unrelocated {
     pub(crate) section: usize,
-    /// In the section.
+    /// The slot in the section.
     pub(crate) slot: usize,
-    /// As a programmer writes it: `struct task_struct.pid`.
+    /// The thing in a programmer's notation: `struct task_struct.pid`.
     pub(crate) what: String,
 }
 
-/// Relocates the code of all sections, which is by section number; `btf` are the file's own types. Gives what could not be.
+/// Relocates the code of all sections, which is by section number; `btf` are the file's own types.
+/// Returns the instructions that could not be relocated.
 pub(crate) fn relocate(
     elf: &Elf<'_>,
     code: &mut [Vec<Insn>],
@@ -100,7 +103,7 @@ pub(crate) fn relocate(
     let kernel = Btf::parse(kernel).ok_or(Error::Core("the kernel's BTF is broken".into()))?;
     let all = relocations.iter().flat_map(|(_, of_section)| of_section);
     let mut by_name = candidates(btf, &kernel, all);
-    // Modules are looked at for what the kernel itself has no type of that name for.
+    // Modules are searched only for names that the kernel itself has no type for.
     let with_modules = match by_name.values().any(Vec::is_empty) {
         true => names.with_modules(),
         false => None,
@@ -112,7 +115,7 @@ pub(crate) fn relocate(
         }
         None => kernel,
     };
-    // By the file's types: those that fitted all relocations so far.
+    // The types that have fitted all relocations so far, by the file's types.
     let mut fitting = HashMap::new();
     let mut failed = Vec::new();
     for (section, of_section) in &relocations {
@@ -142,9 +145,9 @@ pub(crate) fn relocate(
     Ok(failed)
 }
 
-/// What a relocation is about, by the names of the file's types.
+/// Describes a relocation with the names of the file's types.
 fn describe(btf: &Btf<'_>, relocation: &Relocation<'_>) -> String {
-    /// Bytes of a name that are enough to know it by; nobody vouches for its length.
+    /// The bytes of a name that suffice to recognise it; its length is not trusted.
     const ENOUGH: usize = 128;
     let text = |name: &[u8]| {
         let name = name.get(..ENOUGH).unwrap_or(name);
@@ -171,7 +174,7 @@ fn describe(btf: &Btf<'_>, relocation: &Relocation<'_>) -> String {
             None => what,
         };
     }
-    // The first number is an index of what a pointer leads to.
+    // The first number is an index into the memory behind a pointer.
     let mut id = relocation.type_id;
     for number in numbers.skip(1) {
         let Ok((_, it)) = bare(btf, id) else {
@@ -190,7 +193,7 @@ fn describe(btf: &Btf<'_>, relocation: &Relocation<'_>) -> String {
     what
 }
 
-/// The relocations of each section, which are all of instructions that there are.
+/// Returns the relocations of each section; all are of existing instructions.
 fn relocations<'a>(
     elf: &Elf<'_>,
     code: &[Vec<Insn>],
@@ -265,8 +268,8 @@ impl What {
     }
 }
 
-/// A name without what is the program's own: what comes behind the last three underscores that have something else on
-/// both sides.
+/// Returns a name without the program's own part: the part behind the last three underscores that
+/// have something else on both sides.
 pub(crate) fn essential(name: &[u8]) -> &[u8] {
     let is_separator =
         |it: &[u8]| matches!(it, [x, b'_', b'_', b'_', y] if *x != b'_' && *y != b'_');
@@ -274,12 +277,13 @@ pub(crate) fn essential(name: &[u8]) -> &[u8] {
     last.map_or(name, |at| name.get(..=at).unwrap_or(name))
 }
 
-/// Could a type of the file's stand for one of the kernel's, as libbpf asks of externs?
+/// Returns whether a type of the file's may stand for one of the kernel's, as libbpf requires of
+/// externs.
 pub(crate) fn are_compatible(btf: &Btf<'_>, local: u32, kernel: &Btf<'_>, target: u32) -> bool {
     types::are_compatible(btf, local, kernel, target).unwrap_or(false)
 }
 
-/// Enumerations of both sizes are alike.
+/// Makes enumerations of both sizes alike.
 fn comparable(kind: u8) -> u8 {
     if kind == kind::ENUM64 {
         kind::ENUM
@@ -292,9 +296,9 @@ fn are_comparable(one: Type<'_>, other: Type<'_>) -> bool {
     comparable(one.kind) == comparable(other.kind)
 }
 
-/// What a type is behind its names and qualifiers; `void` has number 0.
+/// Returns the type behind names and qualifiers; `void` has number 0.
 fn bare<'a>(btf: &Btf<'a>, mut id: u32) -> Sensible<(u32, Type<'a>)> {
-    // More than any compiler puts one upon another.
+    // More than any compiler nests.
     for _ in 0..64 {
         if id == 0 {
             return Ok((0, Type::VOID));
@@ -310,7 +314,7 @@ fn bare<'a>(btf: &Btf<'a>, mut id: u32) -> Sensible<(u32, Type<'a>)> {
     Err(Senseless)
 }
 
-/// The kernel's types by the names that relocations have, in one pass over its types.
+/// Returns the kernel's types with the names in the relocations, in one pass over its types.
 fn candidates<'a>(
     btf: &Btf<'_>,
     kernel: &Btf<'_>,
@@ -329,7 +333,7 @@ fn candidates<'a>(
     found
 }
 
-/// Those from the type `first` on, for names that have none yet.
+/// Adds types from `first` on, for names that have none yet.
 fn add_candidates(found: &mut Candidates, kernel: &Btf<'_>, first: u32) {
     let wanted = found.iter().filter(|(_, known)| known.is_empty());
     let wanted: std::collections::HashSet<_> = wanted.map(|(key, _)| key.clone()).collect();
@@ -352,7 +356,7 @@ fn add_candidates(found: &mut Candidates, kernel: &Btf<'_>, first: u32) {
     }
 }
 
-/// What is to be put into a relocation's instruction.
+/// Returns the number for a relocation's instruction.
 fn resolve(
     btf: &Btf<'_>,
     kernel: &Btf<'_>,
@@ -409,7 +413,8 @@ const REGISTER: u8 = 8;
 /// `BPF_SIZE`.
 const SIZE: u8 = 0x18;
 
-/// Puts a number into an instruction, if it is one that can take it and holds what the file's types say.
+/// Puts a number into an instruction, if the instruction can take it and holds the number by the
+/// file's types.
 fn patch(insns: &mut [Insn], number: &Number) -> bool {
     let [insn, rest @ ..] = insns else {
         return false;
@@ -457,7 +462,7 @@ fn patch(insns: &mut [Insn], number: &Number) -> bool {
     }
 }
 
-/// The bits of an instruction's code that stand for a size in bytes.
+/// Returns the bits of an instruction's code for a size in bytes.
 fn size_bits(bytes: u32) -> Option<u8> {
     match bytes {
         8 => Some(0x18),
@@ -468,7 +473,7 @@ fn size_bits(bytes: u32) -> Option<u8> {
     }
 }
 
-/// Whoever comes to this instruction is refused.
+/// Makes an instruction for which a program that reaches it is refused.
 fn poison(insns: &mut [Insn]) {
     let slots = match insns.first() {
         Some(insn) if insn.is_imm64() => 2,

@@ -1,4 +1,4 @@
-//! The file as sections, symbols and relocations, every number still to be distrusted.
+//! The file as sections, symbols and relocations. Every number is still untrusted.
 
 use object::elf::{
     SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK, STT_FUNC, STT_SECTION,
@@ -20,16 +20,16 @@ const BPF: u16 = 247;
 /// An object file.
 #[derive(Debug)]
 pub(crate) struct Elf<'a> {
-    /// By their numbers; the first is none.
+    /// The sections by number; the first is none.
     pub(crate) sections: Vec<Section<'a>>,
-    /// By their numbers; the first is none.
+    /// The symbols by number; the first is none.
     pub(crate) symbols: Vec<Symbol<'a>>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Section<'a> {
     pub(crate) name: &'a str,
-    /// Empty where the file holds no bytes, as for `.bss`.
+    /// Empty if the file holds no bytes for it, as for `.bss`.
     pub(crate) data: &'a [u8],
     pub(crate) size: u64,
     pub(crate) holds_code: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Section<'a> {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Relocation {
-    /// Bytes from the section's start.
+    /// The offset from the section's start.
     pub(crate) offset: u64,
     /// Its symbol's number.
     pub(crate) symbol: usize,
@@ -48,16 +48,16 @@ pub(crate) struct Relocation {
 #[derive(Debug, Default)]
 pub(crate) struct Symbol<'a> {
     pub(crate) name: &'a str,
-    /// Where it is defined; None for an extern.
+    /// The section that defines it; None for an extern.
     pub(crate) section: Option<usize>,
     pub(crate) value: u64,
     pub(crate) size: u64,
     pub(crate) is_function: bool,
-    /// It stands for its section.
+    /// True if it stands for its section.
     pub(crate) is_section: bool,
     pub(crate) is_local: bool,
     pub(crate) is_weak: bool,
-    /// Nobody outside its file sees it.
+    /// True if it is not visible outside its file.
     pub(crate) is_hidden: bool,
 }
 
@@ -87,13 +87,13 @@ impl<'a> Elf<'a> {
         Ok(Self { sections, symbols })
     }
 
-    /// The first section of a name.
+    /// Returns the first section with a name.
     pub(crate) fn section(&self, name: &str) -> Option<(usize, &Section<'a>)> {
         let mut sections = self.sections.iter().enumerate();
         sections.find(|(_, section)| section.name == name)
     }
 
-    /// The symbol of a name that is defined in a section.
+    /// Returns the symbol with a name that is defined in a section.
     pub(crate) fn symbol_in(&self, section: usize, name: &str) -> Option<&Symbol<'a>> {
         self.symbols
             .iter()
@@ -101,7 +101,8 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// Is it for eBPF, of this byte order, and all there? Says so in clearer words than a parser that finds the first number wrong.
+/// Checks that the file is for eBPF, of this byte order, and complete. Its errors are clearer than
+/// those of a parser at the first wrong number.
 fn check_header(data: &[u8]) -> Result<(), Error> {
     let header = data.get(..64).ok_or(Error::CutShort(data.len()))?;
     let (class, order) = (header.get(4).copied(), header.get(5).copied());
@@ -117,7 +118,7 @@ fn check_header(data: &[u8]) -> Result<(), Error> {
     if is_big_endian {
         return Err(Error::BigEndian);
     }
-    // The section headers come last, as compilers write it.
+    // Compilers write the section headers last.
     let number = |at: usize, len: usize| {
         let bytes = header.get(at..at + len).unwrap_or_default();
         let bytes = bytes.iter().rev();

@@ -1,8 +1,9 @@
-//! `.BTF.ext`: what belongs to instructions, by sections of code. `Documentation/bpf/btf.rst` has the format.
+//! `.BTF.ext`: the information on instructions, by sections of code. `Documentation/bpf/btf.rst`
+//! describes the format.
 
 use beeline_btf::Btf;
 
-/// Its parts, each by the sections that it is about.
+/// Its parts, each by the section that it is about.
 #[derive(Debug, Default)]
 pub(crate) struct Ext<'a> {
     /// `struct bpf_func_info`: offset in the section, type.
@@ -17,13 +18,13 @@ pub(crate) struct Ext<'a> {
 #[derive(Debug)]
 pub(crate) struct Records<'a> {
     pub(crate) section: String,
-    /// Bytes of one.
+    /// The bytes of one record.
     pub(crate) size: usize,
     pub(crate) records: &'a [u8],
 }
 
 impl<'a> Ext<'a> {
-    /// None if the data is not what it should be.
+    /// Parses the data; returns None if it is malformed.
     pub(crate) fn parse(data: &'a [u8], btf: &Btf<'_>) -> Option<Self> {
         if !data.starts_with(&[0x9f, 0xeb, 1]) {
             return None;
@@ -65,7 +66,7 @@ fn by_section<'a>(data: &'a [u8], btf: &Btf<'_>) -> Option<Vec<Records<'a>>> {
     Some(sections)
 }
 
-/// The little-endian word at an offset.
+/// Returns the little-endian word at an offset.
 pub(crate) fn word(data: &[u8], at: usize) -> Option<u32> {
     let bytes = data.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(bytes.try_into().ok()?))

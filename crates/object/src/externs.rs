@@ -1,4 +1,4 @@
-//! What a file uses that others define: options of the kernel's configuration, and the kernel's variables and functions.
+//! Externs: options of the kernel's configuration, and the kernel's variables and functions.
 
 use std::collections::HashMap;
 
@@ -13,37 +13,37 @@ use crate::maps::{Contents, MMAPABLE, MapDefinition, RDONLY_PROG, variables_of};
 /// The section of configuration options.
 const CONFIG: &str = ".kconfig";
 
-/// What an extern turned out to be.
+/// The resolution of an extern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extern {
     /// A place in the map of configuration values.
     Config { map: usize, offset: u32 },
-    /// An address in the kernel; 0 for a weak one that is not there.
+    /// An address in the kernel; 0 for a weak extern that is missing.
     Address(u64),
     /// A variable or function of the kernel or one of its modules.
     Typed(Found),
-    /// A weak function that is not there; its number among all externs.
+    /// A missing weak function, by its number among all externs.
     Missing(u32),
-    /// Something that is not there and that programs cannot do without; its number among all externs.
+    /// A missing extern that programs cannot do without, by its number among all externs.
     Absent(u32),
 }
 
-/// Where options of the kernel's configuration are in their map, by name.
+/// The places of the kernel's configuration options in their map, by name.
 pub(crate) type OptionPlaces = Vec<(String, u32)>;
 
-/// What a file uses that others define.
+/// All externs of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Externs {
-    /// By their symbols.
+    /// The externs by their symbols.
     pub(crate) resolved: HashMap<usize, Extern>,
-    /// Of configuration options.
+    /// The places of configuration options.
     pub(crate) options: OptionPlaces,
-    /// Those that programs cannot do without, by their numbers, and why they are not there. libbpf refuses the file for
-    /// one; here it is only the programs that use it.
+    /// The missing externs that programs cannot do without, by their numbers, with the reasons.
+    /// libbpf refuses the file for one; here only the programs that use it are affected.
     pub(crate) absent: Vec<(u32, String)>,
 }
 
-/// All externs of a file.
+/// Resolves all externs of a file.
 pub(crate) fn resolve(
     elf: &Elf<'_>,
     btf: Option<&Btf<'_>>,
@@ -112,7 +112,7 @@ pub(crate) fn resolve(
     }
 }
 
-/// Errors: why a program cannot have it.
+/// Resolves an extern in the kernel. The error says why a program cannot have it.
 fn in_kernel(
     btf: &Btf<'_>,
     symbol: &Symbol<'_>,
@@ -130,7 +130,7 @@ fn in_kernel(
             None => Err("the kernel has no such symbol"),
         };
     }
-    // What a program puts behind three underscores of a function's name is its own.
+    // The part behind three underscores of a function's name is the program's own.
     let found = match is_function {
         true => essential_name(symbol).and_then(|name| names.find_anywhere(kind::FUNC, name, None)),
         false => names.find_anywhere(kind::VAR, symbol.name, None),
@@ -143,7 +143,7 @@ fn in_kernel(
     };
     match found {
         Some(found) if fits(found).is_some() => Ok(Extern::Typed(found)),
-        // Programs ask by weak functions which of several prototypes the kernel has.
+        // By weak functions, programs find out which of several prototypes the kernel has.
         Some(_) | None if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
         Some(_) => Err("the kernel has it with another type"),
         None if symbol.is_weak => Ok(Extern::Address(0)),
@@ -177,7 +177,8 @@ impl ConfigOption {
             .ok_or("its type has no size")?;
         let text = match symbol.name {
             "LINUX_KERNEL_VERSION" => Some(kernel.version().to_string()),
-            // Programs of ours have cookies, and find system calls' arguments where kernels since 4.17 have them.
+            // Programs in Beeline have cookies, and find system calls' arguments where kernels
+            // since 4.17 have them.
             "LINUX_HAS_BPF_COOKIE" | "LINUX_HAS_SYSCALL_WRAPPER" => Some("1".to_owned()),
             name => kernel.config(name),
         };
@@ -201,7 +202,7 @@ impl ConfigOption {
     }
 }
 
-/// A value as the program has it: `y`, `m` and `n`, text in quotes, or a number.
+/// Returns a value as the program has it: `y`, `m` and `n`, text in quotes, or a number.
 fn config_value(btf: &Btf<'_>, it: Type<'_>, size: u32, text: &str) -> Option<Vec<u8>> {
     let size = size as usize;
     let encoding = it.int_encoding().unwrap_or(0);
@@ -237,7 +238,8 @@ fn config_value(btf: &Btf<'_>, it: Type<'_>, size: u32, text: &str) -> Option<Ve
     number.to_le_bytes().get(..size).map(<[u8]>::to_vec)
 }
 
-/// Options by alignment, the largest first, then by size, then by name; with the place of each, by its symbol.
+/// Orders options by alignment, the largest first, then by size, then by name; returns the place of
+/// each, by its symbol.
 fn config_map(mut options: Vec<ConfigOption>) -> (MapDefinition, Vec<(usize, u32)>) {
     options.sort_by(|a, b| {
         let by_align = b.align.cmp(&a.align);

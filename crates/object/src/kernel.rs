@@ -1,4 +1,4 @@
-//! What an object file wants to know of the kernel that its programs are for.
+//! The facts that an object file needs about the kernel that its programs are for.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -7,24 +7,27 @@ use std::sync::OnceLock;
 
 use beeline_btf::{Btf, Joined, Layout, OwnedBtf, kind};
 
-/// A kernel, as far as object files ask.
+/// A kernel, as object files see it.
 pub trait Kernel {
-    /// The content of its `/sys/kernel/btf/vmlinux`.
+    /// Returns the content of its `/sys/kernel/btf/vmlinux`.
     fn btf(&self) -> Option<&[u8]>;
-    /// The names of its modules, and the content of `/sys/kernel/btf/MODULE` of each. Asked for only if something is nowhere
-    /// in [`Kernel::btf`].
+    /// Returns the names of its modules, with the content of `/sys/kernel/btf/MODULE` of each.
+    ///
+    /// Called only if something is missing in [`Kernel::btf`].
     fn modules(&self) -> &[(String, Vec<u8>)] {
         &[]
     }
-    /// `LINUX_VERSION_CODE`: `major << 16 | minor << 8 | patch`.
+    /// Returns `LINUX_VERSION_CODE`: `major << 16 | minor << 8 | patch`.
     fn version(&self) -> u32;
-    /// The value of a `CONFIG_*` option as its configuration has it: `y`, `"text"`, `17`.
+    /// Returns the value of a `CONFIG_*` option as its configuration has it: `y`, `"text"`, `17`.
     fn config(&self, name: &str) -> Option<String>;
-    /// The address of a symbol.
+    /// Returns the address of a symbol.
     fn symbol(&self, name: &str) -> Option<u64>;
 }
 
-/// A kernel that is known by the files that it shows, as `read` gives their contents. Each is read when it is first needed, and once.
+/// A kernel that is described by its files.
+///
+/// `read` returns their contents. Each is read on first use, and once.
 #[derive(Debug)]
 pub struct FileKernel<R> {
     read: R,
@@ -35,7 +38,7 @@ pub struct FileKernel<R> {
 }
 
 impl<R: Fn(&str) -> Option<Vec<u8>>> FileKernel<R> {
-    /// A kernel whose files `read` reads by their paths.
+    /// Creates a kernel with files that `read` reads by their paths.
     pub fn new(read: R) -> Self {
         Self {
             read,
@@ -55,11 +58,11 @@ impl<R: Fn(&str) -> Option<Vec<u8>>> FileKernel<R> {
         release.unwrap_or_default().trim().to_owned()
     }
 
-    /// Types of the modules that are loaded now, by name.
+    /// Returns the types of the modules that are loaded now, by name.
     fn loaded_modules(&self) -> Vec<(String, Vec<u8>)> {
         let list = self.text("/proc/modules").unwrap_or_default();
         let names = list.lines().filter_map(|line| line.split(' ').next());
-        // One that is unloaded meanwhile is not there.
+        // A module that is unloaded meanwhile is missing.
         let with_types = names.filter_map(|name| {
             let types = (self.read)(&format!("/sys/kernel/btf/{name}"))?;
             Some((name.to_owned(), types))
@@ -69,7 +72,7 @@ impl<R: Fn(&str) -> Option<Vec<u8>>> FileKernel<R> {
         modules
     }
 
-    /// The kernel's configuration, from where libbpf has it.
+    /// Returns the kernel's configuration, from the files that libbpf uses.
     fn configuration(&self) -> Option<String> {
         let file = self.text(&format!("/boot/config-{}", self.release()));
         file.or_else(|| {
@@ -151,7 +154,8 @@ impl Kernel for RunningKernel {
     }
 }
 
-/// The content of a gzip file (RFC 1952) whose header has nothing optional, as kernels make it.
+/// Returns the content of a gzip file (RFC 1952) without optional header fields, as kernels make
+/// it.
 fn unpacked(file: &[u8]) -> Option<Vec<u8>> {
     /// More than any configuration.
     const MOST: usize = 16 << 20;
@@ -163,18 +167,18 @@ fn unpacked(file: &[u8]) -> Option<Vec<u8>> {
     miniz_oxide::inflate::decompress_to_vec_with_limit(packed, MOST).ok()
 }
 
-/// The kernel's types by their names, for those who ask for many.
+/// The kernel's types by their names, for many look-ups.
 pub(crate) struct KernelNames<'a> {
     kernel: &'a dyn Kernel,
     index: OnceCell<Option<Index<'a>>>,
     modules: OnceCell<Option<ModuleTypes>>,
-    /// Modules that something was found in, in this order.
+    /// The modules in which something was found, in this order.
     used: RefCell<Vec<usize>>,
 }
 
 struct Index<'a> {
     btf: Btf<'a>,
-    /// The first of each kind and name.
+    /// The first type of each kind and name.
     numbers: HashMap<(u8, &'a [u8]), u32>,
 }
 
@@ -182,16 +186,16 @@ struct Index<'a> {
 struct ModuleTypes {
     btf: OwnedBtf,
     layout: Layout,
-    /// Places in [`Kernel::modules`], by places in the layout.
+    /// The places in [`Kernel::modules`], by places in the layout.
     modules: Vec<usize>,
 }
 
 /// Something in the kernel's types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Its number, in the module's BTF if it is a module's.
+    /// The number, in the module's BTF if it is a module's.
     pub(crate) id: u32,
-    /// The module's place among those that are used.
+    /// The module's place among the used ones.
     pub(crate) module: Option<usize>,
 }
 
@@ -200,7 +204,7 @@ impl<'a> KernelNames<'a> {
         Self::with_used(kernel, &[])
     }
 
-    /// The same where modules are used already, by name.
+    /// Creates them with modules that are used already, by name.
     pub(crate) fn with_used(kernel: &'a dyn Kernel, used: &[String]) -> Self {
         let place = |name: &String| kernel.modules().iter().position(|(it, _)| it == name);
         Self {
@@ -211,18 +215,19 @@ impl<'a> KernelNames<'a> {
         }
     }
 
-    /// None if there is no BTF at all.
+    /// Returns the BTF; None if there is none at all.
     pub(crate) fn btf(&self) -> Option<&Btf<'a>> {
         self.index().map(|index| &index.btf)
     }
 
-    /// The number of a function, variable, structure or type's name in the kernel itself.
+    /// Returns the number of a function, variable, structure or type's name in the kernel itself.
     pub(crate) fn find(&self, kind: u8, name: &str) -> Option<u32> {
         let numbers = &self.index()?.numbers;
         numbers.get(&(kind, name.as_bytes())).copied()
     }
 
-    /// The same, or in one of its modules: in that one, if one is named.
+    /// Returns the number in the kernel or in one of its modules: in the named one, if one is
+    /// named.
     pub(crate) fn find_anywhere(
         &self,
         kind: u8,
@@ -253,18 +258,18 @@ impl<'a> KernelNames<'a> {
         Some(Found { id, module })
     }
 
-    /// The kernel's types with those of all modules behind them; None without modules.
+    /// Returns the kernel's types followed by those of all modules; None without modules.
     pub(crate) fn with_modules(&self) -> Option<Btf<'_>> {
         self.modules().map(|types| types.btf.view())
     }
 
-    /// The number of a type of [`KernelNames::with_modules`] in the BTF that it comes from.
+    /// Returns the number of a type of [`KernelNames::with_modules`] in the BTF that it comes from.
     pub(crate) fn own_number(&self, id: u32) -> u32 {
         let types = self.modules.get().and_then(Option::as_ref);
         types.map_or(id, |types| types.layout.place(id).1)
     }
 
-    /// The members of a structure that was found.
+    /// Returns the members of a structure that was found.
     pub(crate) fn member_names(&self, of: Found) -> Vec<String> {
         let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
         let names = self.among_types(of, |btf, id| {
@@ -274,7 +279,8 @@ impl<'a> KernelNames<'a> {
         names.unwrap_or_default()
     }
 
-    /// Looks at what was found, in BTF that has all that it refers to, under its number there.
+    /// Calls a function with a found type, in BTF that has everything it refers to, under its
+    /// number there.
     pub(crate) fn among_types<T>(
         &self,
         found: Found,
@@ -296,7 +302,7 @@ impl<'a> KernelNames<'a> {
         Some((types, types.layout.number(place, id)?))
     }
 
-    /// The names of the modules that something was found in.
+    /// Returns the names of the modules in which something was found.
     pub(crate) fn used(&self) -> Vec<String> {
         let used = self.used.borrow();
         let modules = self.kernel.modules();
@@ -313,7 +319,7 @@ impl<'a> KernelNames<'a> {
         })
     }
 
-    /// Made when the first name is asked for: most files ask for none.
+    /// Builds the index when the first name is looked up: most files need none.
     fn index(&self) -> Option<&Index<'a>> {
         let make = || {
             let btf = self.kernel.btf().and_then(Btf::parse)?;
@@ -330,7 +336,8 @@ impl<'a> KernelNames<'a> {
         self.index.get_or_init(make).as_ref()
     }
 
-    /// Made when something is not in the kernel itself. A module whose types are not what they should be has none.
+    /// Reads the modules when something is not in the kernel itself. A module with malformed types
+    /// counts as having none.
     fn modules(&self) -> Option<&ModuleTypes> {
         let make = || {
             let all = self.kernel.modules();
@@ -378,7 +385,7 @@ mod tests {
 
     #[test]
     fn the_kernels_packed_configuration_is_read() {
-        // What `printf 'CONFIG_HZ=250\n' | gzip -n` says.
+        // The output of `printf 'CONFIG_HZ=250\n' | gzip -n`.
         let packed = [
             0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x03, 0x73, 0xf6, 0xf7, 0x73,
             0xf3, 0x74, 0x8f, 0xf7, 0x88, 0xb2, 0x35, 0x32, 0x35, 0xe0, 0x02, 0x00, 0xfb, 0x5f,

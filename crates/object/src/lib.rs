@@ -1,13 +1,16 @@
-//! eBPF object files, as `clang -target bpf` makes them, in; programs that can be verified, compiled and run, out.
+//! Reads eBPF object files, as `clang -target bpf` makes them, and returns programs that can be
+//! verified, compiled and run.
 //!
-//! [`Object::parse`] does what libbpf does between opening a file and handing its programs to the kernel: it finds the
-//! programs and their types by the names of sections ([`SectionKind`]), the maps, the variables and what they begin
-//! with; relocates fields to the kernel at hand; appends called functions to each program; and resolves references. Where libbpf
-//! puts a map's descriptor, an instruction here has the map's place in [`Object::maps`].
+//! [`Object::parse`] does the same as libbpf between opening a file and loading its programs. It
+//! finds the programs and their types by the names of sections ([`SectionKind`]), the maps, the
+//! variables and their initial values; relocates fields to the kernel at hand; appends called
+//! functions to each program; and resolves references. Where libbpf puts a map's descriptor, an
+//! instruction here has the map's place in [`Object::maps`].
 //!
-//! Files are not trusted: whatever the bytes, the answer is an [`Object`] or an [`Error`]. Not supported are big-endian files,
-//! and maps of the `.struct_ops` sections (their programs are there). What is nowhere defined
-//! makes only those programs unusable that cannot do without it ([`Object::absent`]).
+//! Files are not trusted: for any bytes, the answer is an [`Object`] or an [`Error`]. Big-endian
+//! files are not supported, nor are maps of the `.struct_ops` sections (their programs are). A
+//! symbol without a definition makes only those programs unusable that cannot do without it
+//! ([`Object::absent`]).
 
 #![forbid(unsafe_code)]
 
@@ -44,78 +47,85 @@ use link::{Linker, POISON_FUNCTION};
 /// An object file, ready for use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Object {
-    /// In the order of the file.
+    /// The programs, in the order of the file.
     pub programs: Vec<Program>,
-    /// Instructions name them by their place here.
+    /// The maps. Instructions name them by their place here.
     pub maps: Vec<MapDefinition>,
-    /// Of section `license`; empty without one.
+    /// The content of section `license`; empty without one.
     pub license: String,
-    /// Of section `version`.
+    /// The content of section `version`.
     pub kernel_version: Option<u32>,
     /// The file's own type information, as a kernel takes it; empty without one.
     pub btf: Vec<u8>,
-    /// What programs use that is nowhere defined, by number: calls of functions that there are not stand in the place
-    /// of what uses it ([`Object::why_absent`]).
+    /// Things that programs use and that are not defined, by number.
+    ///
+    /// Instructions that use one are replaced by calls of functions that do not exist
+    /// ([`Object::why_absent`]).
     pub absent: Vec<(u32, String)>,
-    /// The kernel's modules that programs use something of. Where libbpf puts a module's descriptor (of a variable), or its place in
-    /// the array of descriptors (of a function), an instruction here has the module's place in this list and 1 more.
+    /// The kernel's modules that programs use something of.
+    ///
+    /// Where libbpf puts a module's descriptor (for a variable), or its place in the array of
+    /// descriptors (for a function), an instruction here has the module's place in this list plus
+    /// 1.
     pub modules: Vec<String>,
 }
 
 /// A program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Program {
-    /// Of its function.
+    /// The name of its function.
     pub name: String,
-    /// The section that it stands in, such as `uprobe//bin/bash:readline`.
+    /// The section that it is in, such as `uprobe//bin/bash:readline`.
     pub section: String,
-    /// What the section's name says.
+    /// The meaning of the section's name.
     pub kind: SectionKind,
-    /// Loaded unless its user says otherwise? Not if the section's name begins with `?`.
+    /// True if it is loaded by default. It is not if the section's name begins with `?`.
     pub autoload: bool,
-    /// With all functions that it calls.
+    /// The instructions, with all functions that it calls.
     pub insns: Vec<Insn>,
-    /// Where its functions begin, and their names; the first is its own.
+    /// The starts of its functions, and their names; the first is its own.
     pub functions: Vec<(usize, String)>,
-    /// Source lines, by instruction; empty if the file does not know them.
+    /// The source lines, by instruction; empty if the file does not have them.
     pub lines: Vec<Line>,
     /// `struct bpf_func_info` of each function: its slot, and its type in the file's BTF.
     pub func_info: Vec<[u32; 2]>,
-    /// `struct bpf_line_info`, what [`Program::lines`] is made from.
+    /// `struct bpf_line_info`, from which [`Program::lines`] is made.
     pub line_info: Vec<[u32; 4]>,
-    /// What it attaches to by the kernel's types.
+    /// The target in the kernel's types.
     pub target: AttachTarget,
-    /// Instructions that ask for what the kernel's types do not have, and for what, such as `struct task_struct.pid`. Whoever
-    /// comes to one is refused.
+    /// Instructions that need something which the kernel's types do not have, such as `struct
+    /// task_struct.pid`.
+    ///
+    /// A program that reaches one is refused.
     pub unrelocated: Vec<(usize, String)>,
 }
 
-/// Why a file is not taken.
+/// The reasons why a file is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Something else altogether.
+    /// It is not an ELF file.
     #[error("this is no ELF file; give the output of clang -target bpf -c")]
     NotElf,
-    /// A program for another machine.
+    /// It is a program for another machine.
     #[error("this ELF file is not for eBPF; compile it with clang -target bpf -c")]
     NotBpf,
-    /// For machines of the other byte order.
+    /// It is for machines of the other byte order.
     #[error(
         "this is a big-endian object file; compile it with clang -target bpfel, or -target bpf on a machine like this one"
     )]
     BigEndian,
-    /// The file is not what the format's description says.
+    /// The file does not follow the format's description.
     #[error("the object file is broken: {0}")]
     Broken(String),
-    /// The end is missing; how many bytes there are.
+    /// The end is missing; the number is the bytes that there are.
     #[error("the object file is cut short: its sections go on behind its {0} bytes")]
     CutShort(usize),
-    /// Type information is needed and not there.
+    /// Type information is needed and missing.
     #[error(
         "the object file has no type information (.BTF), which its maps or externs need; compile it with -g"
     )]
     NoBtf,
-    /// Fields have to be relocated, and there is nothing to relocate them to.
+    /// Fields must be relocated, and there are no types to relocate them to.
     #[error(
         "the object file asks how the kernel lays out its structures, and there is no BTF of a kernel; is /sys/kernel/btf/vmlinux there?"
     )]
@@ -128,7 +138,7 @@ pub enum Error {
     Map {
         /// The map.
         name: String,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
     /// A reference of an instruction.
@@ -136,14 +146,14 @@ pub enum Error {
     Relocation {
         /// The function that holds the instruction.
         function: String,
-        /// The slot in it.
+        /// The slot in that function.
         insn: usize,
-        /// What is referred to.
+        /// The symbol that is referred to.
         symbol: String,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
-    /// The programs together, with what they call, are larger than any that a kernel takes.
+    /// The programs together, with their callees, are larger than any that a kernel takes.
     #[error("the file's programs are too large together")]
     TooLarge,
 }
@@ -156,7 +166,8 @@ impl Error {
 }
 
 impl Object {
-    /// What a call of a function that there is not stands for, and why there is no such thing.
+    /// Returns what a call of a non-existent function stands for, with the reason why it is
+    /// missing.
     pub fn why_absent(&self, function: i32) -> Option<&str> {
         let number = function
             .checked_sub(POISON_FUNCTION)
@@ -259,7 +270,7 @@ impl Object {
     }
 }
 
-/// The instructions of each section of code, by section.
+/// Returns the instructions of each section of code, by section.
 fn code(elf: &Elf<'_>) -> Result<Vec<Vec<Insn>>, Error> {
     let sections = elf.sections.iter();
     let decoded = sections.map(|section| {
@@ -273,11 +284,12 @@ fn code(elf: &Elf<'_>) -> Result<Vec<Vec<Insn>>, Error> {
     decoded.collect()
 }
 
-/// The functions that are programs: those outside `.text` that others can see; or the only one of the file.
+/// Returns the functions that are programs: those outside `.text` that are visible to others, or
+/// the only one of the file.
 fn entries(elf: &Elf<'_>, functions: &[link::Function<'_>]) -> Vec<usize> {
     let in_text = |it: &link::Function<'_>| {
         let section = elf.sections.get(it.section);
-        // A section for each function is how other compilers than clang have it.
+        // Other compilers than clang make a section for each function.
         section.is_none_or(|it| it.name == ".text" || it.name.starts_with(".text."))
     };
     let is_program = |it: &link::Function<'_>| match functions.len() {

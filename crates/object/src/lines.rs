@@ -1,4 +1,4 @@
-//! Which source line an instruction comes from.
+//! The source lines of instructions.
 
 use beeline_btf::Btf;
 use beeline_isa::INSN_BYTES;
@@ -14,15 +14,16 @@ pub struct Line {
     pub insn: usize,
     /// The file's name as the compiler saw it.
     pub file: String,
-    /// From 1 on.
+    /// The line's number, from 1.
     pub line: u32,
-    /// From 1 on; 0 if not known.
+    /// The column, from 1; 0 if not known.
     pub column: u32,
-    /// The line itself.
+    /// The text of the line.
     pub text: String,
 }
 
-/// What records say of a linked program: the words of each, of which the first is an instruction's slot now.
+/// Returns the records for a linked program: the words of each, with the instruction's slot in the
+/// program as the first.
 pub(crate) fn records_of_program<const WORDS: usize>(
     elf: &Elf<'_>,
     records: &[Records<'_>],
@@ -57,7 +58,7 @@ pub(crate) fn records_of_program<const WORDS: usize>(
     found
 }
 
-/// The lines of a linked program, by instruction, from its `struct bpf_line_info`.
+/// Returns the lines of a linked program, by instruction, from its `struct bpf_line_info`.
 pub(crate) fn lines(btf: &Btf<'_>, info: &[[u32; 4]]) -> Vec<Line> {
     let string = |offset| {
         let string = btf.string(offset).unwrap_or_default();

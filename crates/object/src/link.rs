@@ -1,5 +1,6 @@
-//! From functions in sections to whole programs: those that a program calls are appended to it, and every reference to a
-//! map, a variable, a function or something of the kernel's is put into the instruction.
+//! Links functions in sections to whole programs: the functions that a program calls are appended
+//! to it, and every reference to a map, a variable, a function or something of the kernel's is put
+//! into the instruction.
 
 use std::collections::HashMap;
 
@@ -16,12 +17,12 @@ use crate::externs::Extern;
 use crate::kernel::Found;
 use crate::maps::Maps;
 
-/// Missing kernel functions are numbered from here on; `POISON_EXTERN` are missing variables.
+/// The first number of missing kernel functions; missing variables start at `POISON_EXTERN`.
 pub(crate) const POISON_FUNCTION: i32 = POISON_EXTERN + 1_000_000;
-/// Instructions of all programs of a file together, with what each has of its own.
+/// The most instructions of all programs of a file together, with the copies that each has.
 const MOST_INSNS: usize = 8 << 20;
 
-/// Whoever comes to this instruction is refused.
+/// Makes an instruction for which a program that reaches it is refused.
 fn poison(from: i32, place: u32) -> Insn {
     Insn {
         code: JMP | CALL,
@@ -37,7 +38,7 @@ fn poison(from: i32, place: u32) -> Insn {
 pub(crate) struct Function<'a> {
     pub(crate) name: &'a str,
     pub(crate) section: usize,
-    /// First slot, and how many.
+    /// The first slot, and the number of slots.
     pub(crate) start: usize,
     pub(crate) len: usize,
     pub(crate) is_local: bool,
@@ -52,7 +53,7 @@ pub(crate) struct Part {
     pub(crate) function: usize,
 }
 
-/// Where a section's instruction is in a program of these parts.
+/// Returns the place of a section's instruction in a program of these parts.
 pub(crate) fn slot_of(
     functions: &[Function<'_>],
     parts: &[Part],
@@ -66,20 +67,20 @@ pub(crate) fn slot_of(
     })
 }
 
-/// Programs are made from this.
+/// Makes programs from this.
 #[derive(Debug)]
 pub(crate) struct Linker<'a> {
     pub(crate) elf: &'a Elf<'a>,
-    /// By section.
+    /// The code by section.
     pub(crate) code: &'a [Vec<Insn>],
     pub(crate) functions: &'a [Function<'a>],
     pub(crate) maps: &'a Maps,
     pub(crate) externs: &'a HashMap<usize, Extern>,
-    /// Instructions that may still be put out.
+    /// The number of instructions that may still be produced.
     room: usize,
 }
 
-/// The functions of a file, by section and place.
+/// Returns the functions of a file, by section and place.
 pub(crate) fn functions<'a>(elf: &Elf<'a>, code: &[Vec<Insn>]) -> Result<Vec<Function<'a>>, Error> {
     let mut functions = Vec::new();
     for symbol in elf.symbols.iter().filter(|symbol| symbol.is_function) {
@@ -114,7 +115,7 @@ pub(crate) fn functions<'a>(elf: &Elf<'a>, code: &[Vec<Insn>]) -> Result<Vec<Fun
     Ok(functions)
 }
 
-/// The function that the tag `exception_callback:` of a program's function names.
+/// Returns the function that the tag `exception_callback:` of a program's function names.
 pub(crate) fn exception_callback(
     btf: &Btf<'_>,
     functions: &[Function<'_>],
@@ -148,10 +149,11 @@ impl<'a> Linker<'a> {
         }
     }
 
-    /// The program that begins with a function, and where its functions are in it. Each called function stands behind
-    /// its first caller, as libbpf places them.
+    /// Returns the program that begins with a function, and the places of its functions. Each
+    /// called function follows its first caller, as libbpf places them.
     ///
-    /// `exception_callback` is the function that runs when the program throws; it stands at the end, as nobody calls it.
+    /// `exception_callback` is the function that runs when the program throws; it comes last, as
+    /// nothing calls it.
     pub(crate) fn link(
         &mut self,
         main: usize,
@@ -160,7 +162,7 @@ impl<'a> Linker<'a> {
         let (mut insns, mut parts) = (Vec::new(), Vec::new());
         let mut placed = HashMap::from([(main, 0)]);
         self.append(main, &mut insns, &mut parts)?;
-        // Functions that are being looked through: part, and the next of its slots.
+        // The functions that are being searched: the part, and the next of its slots.
         let mut open = vec![(0, 0)];
         while let Some((number, next)) = open.last_mut() {
             let Some(&part) = parts.get(*number) else {
@@ -210,7 +212,7 @@ impl<'a> Linker<'a> {
         function.ok_or_else(|| Error::Broken("a function is missing".into()))
     }
 
-    /// Puts a function behind what is there, with its references to maps and externs resolved.
+    /// Appends a function, with its references to maps and externs resolved.
     fn append(
         &mut self,
         number: usize,
@@ -237,7 +239,7 @@ impl<'a> Linker<'a> {
         Ok(())
     }
 
-    /// The symbol that an instruction refers to.
+    /// Returns the symbol that an instruction refers to.
     fn relocation(&self, function: Function<'_>, slot: usize) -> Option<(usize, &'a Symbol<'a>)> {
         let section = self.elf.sections.get(function.section)?;
         let offset = ((function.start + slot) * INSN_BYTES) as u64;
@@ -307,7 +309,7 @@ impl<'a> Linker<'a> {
         section.is_some_and(|section| section.holds_code)
     }
 
-    /// The function that an instruction calls or takes the address of, if it does.
+    /// Returns the function that an instruction calls or takes the address of, if it does.
     fn callee(
         &self,
         function: Function<'a>,
@@ -322,7 +324,8 @@ impl<'a> Linker<'a> {
             .relocation(function, slot)
             .filter(|(_, symbol)| self.holds_code(symbol));
         let imm = i64::from(insn.imm);
-        // A reference is to a function's symbol, or to its section with the place in the instruction.
+        // A reference is to a function's symbol, or to its section with the place in the
+        // instruction.
         let (section, target) = match relocation {
             Some((_, symbol)) if is_call => {
                 let base = (symbol.value / INSN_BYTES as u64) as i64;
@@ -375,7 +378,8 @@ impl<'a> Linker<'a> {
     }
 }
 
-/// What stands where libbpf puts a module's descriptor, or its place among descriptors: 0 for the kernel itself.
+/// Returns the number in place of libbpf's module descriptor, or its place among descriptors: 0 for
+/// the kernel itself.
 fn descriptor(found: Found) -> u32 {
     found.module.map_or(0, |module| module as u32 + 1)
 }

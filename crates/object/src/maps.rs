@@ -1,4 +1,5 @@
-//! The maps of a file: those that its types describe in `.maps`, those of older `maps` sections, and its variables.
+//! The maps of a file: those that its types describe in `.maps`, those of older `maps` sections,
+//! and its variables.
 
 use beeline_btf::{Btf, Type, kind, linkage};
 use beeline_uapi::MapType;
@@ -13,40 +14,42 @@ pub(crate) const RDONLY_PROG: u32 = 1 << 7;
 pub(crate) const MMAPABLE: u32 = 1 << 10;
 /// `LIBBPF_PIN_BY_NAME`.
 const PIN_BY_NAME: u32 = 1;
-/// Bytes of variables that one section may have.
+/// The most bytes of variables in one section.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// A map as the file asks for it.
+/// A map as the file defines it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MapDefinition {
-    /// Its variable's name, or that of the section whose variables it holds.
+    /// The name of its variable, or of the section with the variables that it holds.
     pub name: String,
     /// Its type.
     pub map_type: MapType,
-    /// Bytes.
+    /// The bytes of a key.
     pub key_size: u32,
-    /// Bytes.
+    /// The bytes of a value.
     pub value_size: u32,
-    /// Elements, as the file says: libbpf puts the number of CPUs for 0 in a perf event array, and rounds a ring buffer up to
-    /// a power of two of pages.
+    /// The number of elements, as in the file.
+    ///
+    /// For a perf event array, libbpf replaces 0 by the number of CPUs; it rounds a ring buffer up
+    /// to a power of two of pages.
     pub max_entries: u32,
     /// `BPF_F_*`.
     pub flags: u32,
     /// `map_extra` of `BPF_MAP_CREATE`.
     pub map_extra: u64,
-    /// Of its key in the file's BTF; 0 if not known.
+    /// The type of its key in the file's BTF; 0 if not known.
     pub key_type: u32,
-    /// The same of its value.
+    /// The type of its value in the file's BTF; 0 if not known.
     pub value_type: u32,
-    /// Is it to be pinned by its name?
+    /// True if it is to be pinned by its name.
     pub pinned: bool,
-    /// Of a map of maps: what its maps are like.
+    /// For a map of maps: the properties of its maps.
     pub inner: Option<Box<MapDefinition>>,
-    /// What it holds before a program runs.
+    /// The content before a program runs.
     pub contents: Contents,
 }
 
-/// What a map begins with.
+/// The initial content of a map.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Contents {
     /// Nothing, or zeros.
@@ -61,7 +64,8 @@ pub enum Contents {
 }
 
 impl MapDefinition {
-    /// `max_entries` as libbpf asks the kernel for them, on a machine with so many CPUs and pages of such a size.
+    /// Returns `max_entries` as libbpf requests them from the kernel, on a machine with so many
+    /// CPUs and pages of this size.
     pub fn entries(&self, cpus: u32, page_size: u32) -> u32 {
         match self.map_type {
             MapType::PERF_EVENT_ARRAY if self.max_entries == 0 => cpus,
@@ -73,17 +77,17 @@ impl MapDefinition {
         }
     }
 
-    /// Are these a section's variables, all in one value?
+    /// Returns whether these are a section's variables, all in one value.
     pub fn holds_variables(&self) -> bool {
         matches!(self.contents, Contents::Value(_))
     }
 }
 
-/// Maps, and the places in the file that stand for them.
+/// The maps, and the places in the file that stand for them.
 #[derive(Debug, Default)]
 pub(crate) struct Maps {
     pub(crate) all: Vec<MapDefinition>,
-    /// Section, offset in it if it holds several maps, and the map's index.
+    /// The section, the offset in it if it holds several maps, and the map's index.
     places: Vec<(usize, Option<u64>, usize)>,
 }
 
@@ -103,7 +107,7 @@ impl Maps {
         Ok(maps)
     }
 
-    /// The map that a symbol stands for, and if it is of variables.
+    /// Returns the map that a symbol stands for, and whether it holds variables.
     pub(crate) fn of_symbol(&self, symbol: &Symbol<'_>) -> Option<(usize, bool)> {
         let section = symbol.section?;
         let found = self.places.iter().find(|(of, offset, _)| {
@@ -117,7 +121,7 @@ impl Maps {
         self.all.push(map);
     }
 
-    /// Maps in `.maps`.
+    /// Adds the maps in `.maps`.
     fn described(&mut self, elf: &Elf<'_>, btf: Option<&Btf<'_>>) -> Result<(), Error> {
         let Some((number, _)) = elf.section(".maps") else {
             return Ok(());
@@ -136,8 +140,9 @@ impl Maps {
         Ok(())
     }
 
-    /// Maps in `maps`, and in sections of their own such as `maps/events`: type, key and value size, elements, flags; as
-    /// libbpf took them before version 1, and as other libraries had them. What follows is their users' own.
+    /// Adds the maps in `maps`, and in sections of their own such as `maps/events`: type, key and
+    /// value size, elements, flags; as libbpf took them before version 1, and as other libraries
+    /// define them. The bytes behind belong to their users.
     fn of_old_sections(&mut self, elf: &Elf<'_>) -> Result<(), Error> {
         let is_old = |name: &str| name == "maps" || name.starts_with("maps/");
         let sections = elf.sections.iter().enumerate();
@@ -152,7 +157,7 @@ impl Maps {
         Ok(())
     }
 
-    /// Variables that clang put into the address space of arenas stand in the file's arena.
+    /// Assigns variables that clang put into the address space of arenas to the file's arena.
     fn arena_variables(&mut self, elf: &Elf<'_>) {
         let arena = self
             .all
@@ -163,7 +168,7 @@ impl Maps {
         }
     }
 
-    /// What `values` of maps of maps and of program arrays are initialised with: relocations of `.maps`.
+    /// Reads the initial `values` of maps of maps and of program arrays: relocations of `.maps`.
     fn initial_elements(&mut self, elf: &Elf<'_>, btf: Option<&Btf<'_>>) -> Result<(), Error> {
         let (Some((number, section)), Some(btf)) = (elf.section(".maps"), btf) else {
             return Ok(());
@@ -209,12 +214,12 @@ impl Maps {
     }
 }
 
-/// Does a symbol stand for something in its section, and not for the section?
+/// Returns whether a symbol stands for something in its section, and not for the section.
 fn is_variable(symbol: &Symbol<'_>) -> bool {
     !symbol.is_section && !symbol.name.is_empty()
 }
 
-/// A description without types. The flags came later than the rest.
+/// Reads a description without types. The flags came later than the rest.
 fn old_map(section: &Section<'_>, symbol: &Symbol<'_>) -> Option<MapDefinition> {
     let data = section.data.get(usize::try_from(symbol.value).ok()?..)?;
     let size = usize::try_from(symbol.size).ok().filter(|size| *size > 0);
@@ -234,7 +239,7 @@ fn old_map(section: &Section<'_>, symbol: &Symbol<'_>) -> Option<MapDefinition> 
     })
 }
 
-/// Is it a section of global variables?
+/// Returns whether it is a section of global variables.
 fn holds_variables(section: &Section<'_>) -> bool {
     let is = |name: &str| {
         let rest = section.name.strip_prefix(name);
@@ -258,7 +263,7 @@ fn variables(section: &Section<'_>, btf: Option<&Btf<'_>>) -> Result<MapDefiniti
     } else {
         section.data.to_vec()
     };
-    // The tool may map it, unless nobody outside its file sees its variables.
+    // The tool may map it, unless its variables are invisible outside its file.
     let is_seen = btf.is_some_and(|btf| {
         variables_of(btf, section.name)
             .iter()
@@ -278,7 +283,7 @@ fn variables(section: &Section<'_>, btf: Option<&Btf<'_>>) -> Result<MapDefiniti
     })
 }
 
-/// Names and types of a section's variables.
+/// Returns the names and types of a section's variables.
 pub(crate) fn variables_of<'a>(btf: &Btf<'a>, section: &str) -> Vec<(String, Type<'a>)> {
     let [number] = btf.find([(kind::DATASEC, section)]);
     let Some(section) = btf.get(number) else {
@@ -290,7 +295,7 @@ pub(crate) fn variables_of<'a>(btf: &Btf<'a>, section: &str) -> Vec<(String, Typ
         .collect()
 }
 
-/// Bytes from a map's start to its `values`.
+/// Returns the bytes from a map's start to its `values`.
 fn values_offset(btf: &Btf<'_>, map: &str) -> Option<u32> {
     let variables = variables_of(btf, ".maps");
     let (_, variable) = variables.iter().find(|(name, _)| name == map)?;
@@ -299,8 +304,8 @@ fn values_offset(btf: &Btf<'_>, map: &str) -> Option<u32> {
     members.find(|it| it.name == b"values").map(|it| it.offset)
 }
 
-/// A map from the structure that describes it: numbers are the lengths of arrays that members point to, types what they
-/// point to.
+/// Reads a map from the structure that describes it: numbers are the lengths of arrays that members
+/// point to; types are the types that they point to.
 fn described(
     btf: &Btf<'_>,
     name: &str,
@@ -355,14 +360,15 @@ fn described(
     Ok(map)
 }
 
-/// `int (*member)[NUMBER]`.
+/// Reads `int (*member)[NUMBER]`.
 fn number(btf: &Btf<'_>, member: u32) -> Option<u32> {
     let (_, pointer) = btf.resolve(member)?;
     (pointer.kind == kind::PTR).then_some(())?;
     Some(btf.get(pointer.refers_to())?.array()?.1)
 }
 
-/// The same, or `enum { NAME = NUMBER } member` for numbers that no array is long enough for.
+/// Reads `int (*member)[NUMBER]`, or `enum { NAME = NUMBER } member` for numbers too large for an
+/// array's length.
 fn long_number(btf: &Btf<'_>, member: u32) -> Option<u64> {
     let (_, it) = btf.resolve(member)?;
     match btf.enumerators(it).next() {
@@ -371,7 +377,7 @@ fn long_number(btf: &Btf<'_>, member: u32) -> Option<u64> {
     }
 }
 
-/// `TYPE *member`: the type and its size.
+/// Reads `TYPE *member`: the type and its size.
 fn sized(btf: &Btf<'_>, member: u32) -> Option<(u32, u32)> {
     let pointer = btf.get(member)?;
     (pointer.kind == kind::PTR).then_some(())?;

@@ -1,15 +1,16 @@
-//! What a section's name says about its programs: libbpf's table.
+//! The meaning of a section's name for its programs: libbpf's table.
 //!
-//! A name in the table that ends in `+` may be followed by `/` and what to attach to; others stand for themselves. Before its
-//! version 1 libbpf took whatever began with one of the others, as Go's library still does, and their users have sections such
-//! as `tc/tail` and `xdp_drop`: so a name that is not in the table is taken for the longest that it begins with.
+//! A name in the table that ends in `+` may be followed by `/` and the target; others stand for
+//! themselves. Before its version 1, libbpf accepted any name that began with one of the others, as
+//! Go's library still does, and their users have sections such as `tc/tail` and `xdp_drop`. So a
+//! name that is not in the table counts as the longest one that it begins with.
 
 use beeline_uapi::{AttachType, ProgramType};
 
-/// What kind of program stands in a section.
+/// The kind of program in a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SectionKind {
-    /// [`ProgramType::UNSPEC`] for a name that nobody knows.
+    /// [`ProgramType::UNSPEC`] for an unknown name.
     pub prog_type: ProgramType,
     /// `expected_attach_type` of `BPF_PROG_LOAD`.
     pub expected_attach_type: AttachType,
@@ -452,7 +453,8 @@ const TABLE: &[(&str, ProgramType, AttachType, u32)] = &[
 ];
 
 impl SectionKind {
-    /// By a section's name, without the `?` that keeps its programs from being loaded by themselves.
+    /// Finds the kind by a section's name, without the `?` that keeps its programs from being
+    /// loaded by themselves.
     pub fn of(name: &str) -> Self {
         let matches = |known: &str| match known.strip_suffix('+') {
             Some(known) => name

@@ -1,5 +1,6 @@
-//! Which function of the kernel's a program stands in for: the variables of sections such as `.struct_ops` are structures of
-//! functions, and what is put into a member of one is a program of its kind.
+//! The kernel function that a program stands in for. The variables of sections such as
+//! `.struct_ops` are structures of functions, and a function that is put into a member of one is a
+//! program of its kind.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use crate::elf::Elf;
 use crate::kernel::KernelNames;
 use crate::maps::variables_of;
 
-/// Those that begin with `?` are not made unless their user says so.
+/// The sections. Those that begin with `?` are not made unless their user says so.
 const SECTIONS: &[&str] = &[
     ".struct_ops",
     ".struct_ops.link",
@@ -19,7 +20,7 @@ const SECTIONS: &[&str] = &[
     "?.struct_ops.link",
 ];
 
-/// What a program stands in for.
+/// The operation that a program stands in for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Operation {
     /// The kernel's structure.
@@ -28,7 +29,7 @@ pub(crate) struct Operation {
     pub(crate) member: u32,
 }
 
-/// By section and offset of the functions.
+/// Returns the operations by section and offset of the functions.
 pub(crate) fn operations(
     elf: &Elf<'_>,
     btf: Option<&Btf<'_>>,

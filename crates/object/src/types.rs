@@ -1,5 +1,5 @@
-//! The file's types as a kernel takes them. Compilers leave open where a section's variables are, and describe what others
-//! define; libbpf puts in what it knows, and so does this.
+//! The file's types as a kernel takes them. Compilers leave open where a section's variables are,
+//! and describe things that others define. libbpf fills in what it knows, and so does this.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use crate::elf::Elf;
 use crate::ext::word;
 use crate::maps::MapDefinition;
 
-/// Bytes of `struct btf_header`, `struct btf_type` and `struct btf_var_secinfo`.
+/// The bytes of `struct btf_header`, `struct btf_type` and `struct btf_var_secinfo`.
 const HEADER: usize = 24;
 const TYPE: usize = 12;
 const VARIABLE: usize = 12;
@@ -24,13 +24,14 @@ struct Types<'a> {
     /// The section of types.
     types: Vec<u8>,
     strings: Vec<u8>,
-    /// Where each of the file's types begins; the first is number 1.
+    /// The start of each of the file's types; the first is number 1.
     places: Vec<usize>,
-    /// Types that were added.
+    /// The number of added types.
     added: u32,
 }
 
-/// The file's types with what the compiler did not know; `options` are in the map `.kconfig`.
+/// Returns the file's types with the facts that the compiler did not know; `options` are in the map
+/// `.kconfig`.
 pub(crate) fn complete(
     data: &[u8],
     btf: &Btf<'_>,
@@ -72,12 +73,12 @@ pub(crate) fn complete(
 }
 
 impl Types<'_> {
-    /// The file's types.
+    /// Returns the numbers of the file's types.
     fn numbers(&self) -> RangeInclusive<u32> {
         1..=self.places.len() as u32
     }
 
-    /// Where a type begins.
+    /// Returns the start of a type.
     fn at(&self, id: u32) -> Option<usize> {
         self.places.get(id.checked_sub(1)? as usize).copied()
     }
@@ -97,14 +98,15 @@ impl Types<'_> {
         at.and_then(|at| word(&self.types, at)).unwrap_or(0)
     }
 
-    /// A section's variables: place among its words, number of the variable's type.
+    /// Returns a section's variables: the place among its words, and the number of the variable's
+    /// type.
     fn variables_of(&self, section: u32) -> Vec<(usize, u32)> {
         let count = (self.get(section, 4) & 0xffff) as usize;
         let places = (0..count).map(|number| TYPE + number * VARIABLE);
         places.map(|at| (at, self.get(section, at))).collect()
     }
 
-    /// Global functions that only their file sees are static to the kernel.
+    /// Makes global functions static to the kernel if only their file sees them.
     fn hide_functions(&mut self) {
         for id in self.numbers() {
             let Some(it) = self.btf.get(id).filter(|it| it.kind == kind::FUNC) else {
@@ -132,21 +134,21 @@ impl Types<'_> {
         })
     }
 
-    /// One more than the last byte that a section's variables take.
+    /// Returns the end of the last byte that a section's variables take.
     fn end_of_variables(&self, id: u32) -> u32 {
         let places = self.variables_of(id).into_iter().map(|(place, _)| place);
         let ends = places.map(|at| self.get(id, at + 4).saturating_add(self.get(id, at + 8)));
         ends.max().unwrap_or(0)
     }
 
-    /// A section of the file: its size, and where its variables are.
+    /// Completes a section of the file: its size, and the places of its variables.
     fn variables(&mut self, id: u32, section: Type<'_>) {
         let name = String::from_utf8_lossy(section.name);
         let is_open = self.get(id, 8) == 0;
         if is_open {
             let size = match self.elf.section(&name) {
                 Some((_, section)) => section.size as u32,
-                // The compiler has thought better of it, and put its variables elsewhere.
+                // The compiler has put its variables elsewhere in the end.
                 None => self.end_of_variables(id),
             };
             self.put(id, 8, size);
@@ -174,7 +176,8 @@ impl Types<'_> {
         }
     }
 
-    /// `.ksyms`: variables become numbers of the program's own, functions lose their place to a dummy.
+    /// Completes `.ksyms`: variables become numbers of the program's own, and a dummy takes the
+    /// place of functions.
     fn kernel_symbols(&mut self, id: u32) {
         let variables = self.variables_of(id);
         let is_function = |types: &Self, id: u32| {
@@ -204,7 +207,7 @@ impl Types<'_> {
         self.put(id, 8, offset);
     }
 
-    /// Parameters of a function that is defined have names.
+    /// Names the parameters of a function that is defined, which must have names.
     fn name_parameters(&mut self, prototype: u32, name: u32) {
         let count = (self.get(prototype, 4) & 0xffff) as usize;
         for at in (0..count).map(|number| TYPE + number * 8) {
@@ -226,7 +229,7 @@ impl Types<'_> {
         }
     }
 
-    /// A number of four bytes.
+    /// Returns a number of four bytes.
     fn int(&mut self) -> u32 {
         let is_int = |id: &u32| {
             let it = self.btf.get(*id);
@@ -240,7 +243,7 @@ impl Types<'_> {
         self.add(&[name, u32::from(kind::INT) << 24, INT_BYTES, SIGNED_32_BITS])
     }
 
-    /// The dummy variable, and its name.
+    /// Returns the dummy variable, and its name.
     fn dummy(&mut self, number: u32) -> (u32, u32) {
         let name = self.string(DUMMY);
         let words = [name, u32::from(kind::VAR) << 24, number, linkage::GLOBAL];
@@ -260,7 +263,7 @@ impl Types<'_> {
         self.places.len() as u32 + self.added
     }
 
-    /// Variables stand in the order of their offsets.
+    /// Sorts variables by their offsets.
     fn sort(&mut self, section: u32) {
         let variables = self.variables_of(section);
         let record = |types: &Self, at: usize| [0, 4, 8].map(|it| types.get(section, at + it));
@@ -283,7 +286,8 @@ impl Types<'_> {
     }
 }
 
-/// Where types begin. What follows a type goes by its kind and by how many members it has.
+/// Returns the starts of types. The data behind a type depends on its kind and the number of its
+/// members.
 fn places(types: &[u8]) -> Vec<usize> {
     let (mut places, mut at) = (Vec::new(), 0);
     while let Some(info) = word(types, at + 4) {

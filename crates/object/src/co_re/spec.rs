@@ -1,34 +1,36 @@
-//! What a relocation is about, in the file's types and in the kernel's: the way from a type to one of its fields.
+//! The subject of a relocation, in the file's types and in the kernel's: the path from a type to
+//! one of its fields.
 
 use beeline_btf::{Btf, Type, kind};
 
 use super::{Relocation, Senseless, Sensible, What, are_comparable, bare, essential, types};
 
-/// Numbers in one way, and structures inside one another.
+/// The most numbers in one path, and structures inside one another.
 const LONGEST: usize = 64;
-/// Members that one search visits at the most: anonymous structures may hold each other many times over.
+/// The most members that one search visits: anonymous structures may hold each other many times
+/// over.
 const MEMBERS_VISITED: u32 = 100_000;
 
-/// One step that means something: into a field with a name, to an element of an array, to an enumerator.
+/// One step with a meaning: into a field with a name, to an element of an array, to an enumerator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step<'a> {
-    /// Of a field or enumerator, the type that has it; of an element, its own.
+    /// For a field or enumerator, the type that has it; for an element, its own.
     pub(super) type_id: u32,
-    /// Member, element or enumerator.
+    /// The member, element or enumerator.
     pub(super) index: u32,
-    /// None for an element.
+    /// The name; none for an element.
     pub(super) name: Option<&'a [u8]>,
 }
 
-/// The way from a type to one of its fields.
+/// The path from a type to one of its fields.
 #[derive(Debug, Clone)]
 pub(super) struct Spec<'a> {
     pub(super) what: What,
-    /// Where it begins.
+    /// The type at the start.
     pub(super) root: u32,
     /// Empty if it is about the type itself.
     pub(super) steps: Vec<Step<'a>>,
-    /// Bits from the root's start.
+    /// The bits from the root's start.
     pub(super) bit_offset: u64,
 }
 
@@ -42,7 +44,8 @@ impl<'a> Spec<'a> {
         }
     }
 
-    /// By the file's types: a relocation's access are the numbers of members and elements, anonymous members too.
+    /// Follows the file's types: a relocation's access consists of the numbers of members and
+    /// elements, including anonymous members.
     pub(super) fn of(btf: &Btf<'a>, relocation: &Relocation<'a>) -> Sensible<Self> {
         let Relocation {
             type_id,
@@ -100,7 +103,7 @@ impl<'a> Spec<'a> {
         Ok(spec)
     }
 
-    /// A step to an element of a type.
+    /// Adds a step to an element of a type.
     fn element(&mut self, btf: &Btf<'_>, type_id: u32, index: u32) -> Sensible<()> {
         let size = btf.size(type_id).ok_or(Senseless)?;
         self.bit_offset += u64::from(index) * u64::from(size) * 8;
@@ -112,7 +115,8 @@ impl<'a> Spec<'a> {
         Ok(())
     }
 
-    /// Has an array such an element? The last field of a structure may be an array of any length.
+    /// Returns whether an array has such an element. The last field of a structure may be an array
+    /// of any length.
     fn has_element(&self, btf: &Btf<'_>, array: Type<'_>, index: u32) -> bool {
         let Some((_, count)) = array.array() else {
             return false;
@@ -132,7 +136,7 @@ fn numbers(access: &[u8]) -> Sensible<Vec<u32>> {
     numbers.filter(|it| it.len() <= LONGEST).ok_or(Senseless)
 }
 
-/// The same way from a type of the kernel's, if it has one.
+/// Returns the same path from a type of the kernel's, if it has one.
 pub(super) fn matching<'a>(
     btf: &Btf<'_>,
     local: &Spec<'_>,
@@ -224,12 +228,13 @@ struct Search<'b, 'a, 's> {
 struct Found<'a> {
     step: Step<'a>,
     type_id: u32,
-    /// From the start of the type that the search began at.
+    /// The offset from the start of the type that the search began at.
     bit_offset: u64,
 }
 
 impl<'a> Search<'_, 'a, '_> {
-    /// In a type and in its anonymous members. A field of the name that is of an incompatible type ends the search there.
+    /// Searches a type and its anonymous members. A field with the name but an incompatible type
+    /// ends the search.
     fn member(&mut self, holder: u32, depth: usize) -> Sensible<Option<Found<'a>>> {
         let (holder, it) = bare(self.kernel, holder)?;
         let depth = depth.checked_sub(1).ok_or(Senseless)?;
@@ -266,8 +271,9 @@ impl<'a> Search<'_, 'a, '_> {
     }
 }
 
-/// May one field stand for another? Structures may always, integers of any size and sign, pointers, arrays whose elements
-/// may; enumerations if their names do not differ.
+/// Returns whether one field may stand for another. Structures always may, as may integers of any
+/// size and sign, pointers, and arrays of compatible elements; enumerations may if their names do
+/// not differ.
 fn are_compatible(btf: &Btf<'_>, local: u32, kernel: &Btf<'_>, target: u32) -> Sensible<bool> {
     let (mut local, mut target) = (local, target);
     for _ in 0..LONGEST {

@@ -1,20 +1,21 @@
-//! Whole types of the file's and of the kernel's: is one there, and is it the same?
+//! Compares whole types of the file's and of the kernel's, for existence and equality.
 
 use beeline_btf::{Btf, Type, kind};
 
 use super::{Senseless, Sensible, are_comparable, bare, essential};
 
-/// Types behind and inside one another that are compared.
+/// The most types behind and inside one another that are compared.
 const DEEPEST: u32 = 32;
-/// Types that one comparison looks at in all: members may have members, many times over.
+/// The most types that one comparison looks at: members may have members, many times over.
 const MOST: u32 = 100_000;
 
-/// Neither is a bit field of old compilers' making.
+/// Returns whether neither is a bit field as old compilers made them.
 pub(super) fn are_whole(one: Type<'_>, other: Type<'_>) -> bool {
     one.int_bit_offset() == Some(0) && other.int_bit_offset() == Some(0)
 }
 
-/// `bpf_core_type_exists`: names are alike already; kinds have to be, also of what is behind pointers and in functions.
+/// Implements `bpf_core_type_exists`: names are alike already; kinds must be, too, also behind
+/// pointers and in functions.
 pub(super) fn are_compatible(
     btf: &Btf<'_>,
     local: u32,
@@ -68,8 +69,8 @@ fn compatible(
     Err(Senseless)
 }
 
-/// `bpf_core_type_matches`: every member of the file's type is in the kernel's, under its name and of a type that matches;
-/// behind pointers names are enough.
+/// Implements `bpf_core_type_matches`: every member of the file's type is in the kernel's, under
+/// its name and with a matching type; behind pointers, names are enough.
 pub(super) fn are_alike(
     btf: &Btf<'_>,
     local: u32,
@@ -110,7 +111,7 @@ impl Comparison<'_> {
             match ours.kind {
                 0 => return Ok(same_kind),
                 kind::FWD if same_kind => return Ok(ours.is_flagged() == theirs.is_flagged()),
-                // A declaration says by a flag if it is of a union.
+                // A flag says whether a declaration is of a union.
                 kind::FWD => return Ok(behind_pointer && is_declared(ours, theirs)),
                 kind::ENUM | kind::ENUM64 => return Ok(self.enums(ours, theirs)),
                 kind::STRUCT | kind::UNION if behind_pointer => {
@@ -184,7 +185,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Is one the declaration of the other, a structure or union?
+/// Returns whether one is the declaration of the other, a structure or union.
 fn is_declared(declaration: Type<'_>, it: Type<'_>) -> bool {
     let kind = if declaration.is_flagged() {
         kind::UNION

@@ -5,17 +5,18 @@ use beeline_btf::{Btf, Type, kind};
 use super::spec::Spec;
 use super::{Senseless, Sensible, What, bare};
 
-/// What goes into an instruction.
+/// The number for an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Number {
-    /// What it holds by the file's types; None if compilers and libbpf may see it differently.
+    /// The number by the file's types; None if compilers and libbpf may compute it differently.
     pub(super) old: Option<u64>,
-    /// By the kernel's. None: the kernel does not have it, and whoever comes by is refused.
+    /// The number by the kernel's types. None if the kernel does not have it: then a program that
+    /// reaches the instruction is refused.
     pub(super) new: Option<u64>,
-    /// Bytes of the field by the file's types, and by the kernel's.
+    /// The bytes of the field by the file's types, and by the kernel's.
     pub(super) old_size: u32,
     pub(super) new_size: u32,
-    /// May a load take the new size in place of the old one?
+    /// True if a load may take the new size in place of the old one.
     pub(super) may_load: bool,
 }
 
@@ -35,14 +36,14 @@ impl Number {
 #[derive(Debug, Clone, Copy, Default)]
 struct Side {
     value: u64,
-    /// Of the field that is accessed, bytes and type; or 0.
+    /// The bytes and type of the accessed field; or 0.
     size: u32,
     type_id: u32,
-    /// Is there only one way to see it?
+    /// True if there is only one way to compute it.
     is_clear: bool,
 }
 
-/// By the file's types, and by the kernel's if it has such a thing.
+/// Computes the number by the file's types, and by the kernel's if it has such a thing.
 pub(super) fn number(
     btf: &Btf<'_>,
     local: &Spec<'_>,
@@ -79,7 +80,7 @@ pub(super) fn number(
     })
 }
 
-/// Pointers and unsigned integers stay the same when zeros are put before them.
+/// Returns whether zeros may be prepended: pointers and unsigned integers stay the same.
 fn may_be_resized(ours: Type<'_>, theirs: Type<'_>) -> bool {
     let is_pointer = |it: Type<'_>| it.kind == kind::PTR;
     let is_unsigned = |it: Type<'_>| it.int_encoding().is_some_and(|encoding| encoding != 1);
@@ -173,7 +174,7 @@ fn field(btf: &Btf<'_>, spec: &Spec<'_>) -> Sensible<Side> {
     })
 }
 
-/// An offset, and how large what is there is: of an array, an element.
+/// Returns an offset, and the size of the field there; for an array, of an element.
 fn offset(btf: &Btf<'_>, value: u64, type_id: u32) -> Sensible<Side> {
     let (mut element, mut it) = bare(btf, type_id)?;
     // More dimensions than any language has.
@@ -191,7 +192,7 @@ fn offset(btf: &Btf<'_>, value: u64, type_id: u32) -> Sensible<Side> {
     })
 }
 
-/// Where a field is: bytes to load, and how many bits of them.
+/// The place of a field: the bytes to load, and the number of its bits.
 struct Place {
     offset: u64,
     size: u32,
@@ -199,7 +200,7 @@ struct Place {
 }
 
 impl Place {
-    /// The smallest aligned load that has all bits.
+    /// Returns the smallest aligned load that has all bits.
     fn of_bits(size: u32, bit_offset: u64, bits: u32) -> Sensible<Self> {
         let mut size = size;
         loop {
