@@ -1,8 +1,8 @@
-//! Split BTF: a kernel module's types, which go on where those of the kernel itself end.
+//! Split BTF: a kernel module's types, which continue where those of the kernel itself end.
 //!
-//! To every module its first type has the number that follows the kernel's last one, so that numbers of several modules mean
-//! nothing together. Here all of them stand behind each other in one BTF: what a module calls N is found by
-//! [`Joined::number`], and whose type a number is by [`Joined::place`].
+//! Each module numbers its first type with the number behind the kernel's last one, so numbers of
+//! several modules conflict. Here all of them follow each other in one BTF. [`Joined::number`]
+//! finds a module's type N in it, and [`Joined::place`] returns the module of a number.
 
 use crate::{Btf, MEMBER, TYPE, kind, kind_of, rest_len, sections, u32_at};
 
@@ -12,31 +12,32 @@ pub struct Joined {
     types: Vec<u8>,
     strings: Vec<u8>,
     layout: Layout,
-    /// Bytes of the kernel's own strings.
+    /// The bytes of the kernel's own strings.
     base_strings: u32,
 }
 
-/// Whose type a number of a [`Joined`] is.
+/// The owners of the types in a [`Joined`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// Of the kernel's own types, `void` among them.
+    /// The number of the kernel's own types, `void` among them.
     base: u32,
     /// The first number behind each module's types.
     ends: Vec<u32>,
 }
 
-/// By how much a module's own numbers and strings move.
+/// The distance by which a module's own numbers and strings move.
 struct Shift {
     base: u32,
     types: u32,
     base_strings: u32,
     strings: u32,
-    /// What must not be reached.
+    /// The limits, which must not be reached.
     ends: (u32, u32),
 }
 
 impl Joined {
-    /// The kernel's own types (`/sys/kernel/btf/vmlinux`); `None` if the data is no BTF.
+    /// Starts with the kernel's own types (`/sys/kernel/btf/vmlinux`); `None` if the data is no
+    /// BTF.
     pub fn new(kernel: &[u8]) -> Option<Self> {
         let btf = Btf::parse(kernel)?;
         Some(Self {
@@ -50,8 +51,11 @@ impl Joined {
         })
     }
 
-    /// Puts a module's types behind all others (`/sys/kernel/btf/MODULE`): its place among the modules. `None`, and nothing is
-    /// added, if the data is no BTF that goes on where this kernel's ends.
+    /// Appends a module's types (`/sys/kernel/btf/MODULE`), and returns its place among the
+    /// modules.
+    ///
+    /// Returns `None`, and adds nothing, if the data is no BTF that continues where this kernel's
+    /// ends.
     pub fn add(&mut self, module: &[u8]) -> Option<usize> {
         let (types, strings) = sections(module)?;
         let (types, strings) = (module.get(types)?, module.get(strings)?);
@@ -75,12 +79,12 @@ impl Joined {
         Some(self.layout.ends.len() - 1)
     }
 
-    /// Whose types are where.
+    /// Returns the owners of the types.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// All of it as BTF that stands by itself.
+    /// Returns all of it as BTF that stands by itself.
     pub fn into_bytes(self) -> Vec<u8> {
         const HEADER: usize = 24;
         let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
@@ -94,7 +98,8 @@ impl Joined {
 }
 
 impl Layout {
-    /// The number of what a module calls `id`: one of the kernel's types, or its own. `None` if it has no such type.
+    /// Returns the number of a module's type `id`, one of the kernel's or its own; `None` if it has
+    /// no such type.
     pub fn number(&self, module: usize, id: u32) -> Option<u32> {
         let end = *self.ends.get(module)?;
         if id < self.base {
@@ -105,7 +110,8 @@ impl Layout {
         (number < end).then_some(number)
     }
 
-    /// The module that has a type, `None` for the kernel itself; and what it is called there.
+    /// Returns the module that has a type, `None` for the kernel itself, and the type's number
+    /// there.
     pub fn place(&self, number: u32) -> (Option<usize>, u32) {
         if number < self.base {
             return (None, number);
@@ -114,7 +120,7 @@ impl Layout {
         (Some(module), number - self.start(module) + self.base)
     }
 
-    /// The first number that is not the kernel's own.
+    /// Returns the first number that is not the kernel's own.
     pub fn base(&self) -> u32 {
         self.base
     }
@@ -131,7 +137,7 @@ impl Layout {
     }
 }
 
-/// How many types there are.
+/// Returns the number of types.
 fn count(types: &[u8]) -> Option<u32> {
     let (mut at, mut count) = (0, 0);
     while at < types.len() {
@@ -154,7 +160,7 @@ impl Shift {
         Some(moved)
     }
 
-    /// One type with what follows it.
+    /// Adjusts one type with the data behind it.
     fn one(&self, it: &mut [u8], kind: u8) -> Option<()> {
         self.string(it, 0)?;
         match kind {
@@ -171,7 +177,7 @@ impl Shift {
             _ => {}
         }
         let rest = it.get_mut(TYPE..)?;
-        // Bytes of an entry, and which of its words are strings and numbers of types.
+        // The bytes of an entry, and the words in it that are strings and numbers of types.
         let (size, string, number) = match kind {
             kind::ARRAY => {
                 self.number(rest, 0)?;
@@ -221,7 +227,7 @@ fn moved(it: &mut [u8], at: usize, base: u32, by: u32, end: u32) -> Option<()> {
 mod tests {
     use super::*;
 
-    /// BTF of these words and strings.
+    /// Returns BTF of these words and strings.
     fn btf(types: &[u32], strings: &[u8]) -> Vec<u8> {
         let bytes = 4 * types.len() as u32;
         let header = [0x0001_eb9f, 24, 0, bytes, bytes, strings.len() as u32];
@@ -236,7 +242,7 @@ mod tests {
         btf(&int, b"\0int\0")
     }
 
-    /// `struct NAME { int first; struct NAME *next; }`: numbers 2 and 3, strings from 5.
+    /// Returns `struct NAME { int first; struct NAME *next; }`: numbers 2 and 3, strings from 5.
     fn module(name: &str) -> Vec<u8> {
         let next = 5 + name.len() as u32 + 1;
         let structure = [5, 4 << 24 | 2, 16, next, 1, 0, next + 5, 3, 64];

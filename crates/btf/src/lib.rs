@@ -1,8 +1,9 @@
-//! The little of BTF that Beeline reads: where a structure's fields are, which variables a section has.
+//! The small part of BTF that Beeline reads: the fields of structures, the variables of sections.
 //!
-//! Two kinds of it come here: the kernel's own, with that of its modules behind it ([`Joined`]), and that of tools and of object
-//! files, which says what maps there are and where in a map's value the kernel would keep a lock. Neither is trusted: every
-//! offset is checked, every walk is bounded, and what makes no sense is simply not found.
+//! It reads two kinds: the kernel's own BTF, followed by that of its modules ([`Joined`]), and that
+//! of tools and of object files, which describes the maps, and where the kernel would keep a lock
+//! in a map's value. Neither is trusted: every offset is checked, every walk is bounded, and
+//! malformed data is simply not found.
 //!
 //! The format is that of `Documentation/bpf/btf.rst`.
 
@@ -48,13 +49,14 @@ pub mod linkage {
 }
 
 const MAGIC_AND_VERSION: [u8; 3] = [0x9f, 0xeb, 1];
-/// Bytes of `struct btf_type`.
+/// The bytes of `struct btf_type`.
 const TYPE: usize = 12;
-/// Bytes of `struct btf_member`, and of `struct btf_var_secinfo`.
+/// The bytes of `struct btf_member`, and of `struct btf_var_secinfo`.
 const MEMBER: usize = 12;
-/// Types behind types that are followed.
+/// The most types behind types that are followed.
 const DEEPEST: u32 = 32;
-/// Members that one look-up visits at the most: anonymous structures may hold each other many times over.
+/// The most members that one look-up visits: anonymous structures may hold each other many times
+/// over.
 const MEMBERS_VISITED: u32 = 100_000;
 
 /// Type information, with an index of its types.
@@ -62,11 +64,11 @@ const MEMBERS_VISITED: u32 = 100_000;
 pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where each type begins in `types`; the first is number 1.
+    /// The start of each type in `types`; the first is number 1.
     starts: Cow<'a, [u32]>,
 }
 
-/// Type information that keeps its own bytes: for whoever asks often.
+/// Type information that keeps its own bytes, for repeated use.
 #[derive(Debug)]
 pub struct OwnedBtf {
     data: Vec<u8>,
@@ -78,41 +80,41 @@ pub struct OwnedBtf {
 /// One type.
 #[derive(Debug, Clone, Copy)]
 pub struct Type<'a> {
-    /// [`kind`].
+    /// The kind: [`kind`].
     pub kind: u8,
-    /// Empty if it has none.
+    /// The name; empty if it has none.
     pub name: &'a [u8],
-    /// Bytes, or the type that this one refers to.
+    /// The bytes, or the type that this one refers to.
     size_or_type: u32,
-    /// The low half of the second word: how many members, or a function's linkage.
+    /// The low half of the second word: the number of members, or a function's linkage.
     count: u16,
-    /// Members have sizes in bits.
+    /// True if members have sizes in bits.
     bitfields: bool,
-    /// What follows it: members, or an array's description.
+    /// The data behind it: members, or an array's description.
     rest: &'a [u8],
 }
 
 /// A member of a structure, or a variable of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member<'a> {
-    /// Empty for an anonymous structure or union, and for a variable.
+    /// The name; empty for an anonymous structure or union, and for a variable.
     pub name: &'a [u8],
     /// Its type's number.
     pub type_id: u32,
-    /// Bytes from the structure's start.
+    /// The offset from the structure's start.
     pub offset: u32,
 }
 
-/// A member of a structure or union as it is described, bits and all.
+/// A member of a structure or union in full, including bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BitMember<'a> {
-    /// Empty for an anonymous structure or union.
+    /// The name; empty for an anonymous structure or union.
     pub name: &'a [u8],
     /// Its type's number.
     pub type_id: u32,
-    /// Bits from the structure's start.
+    /// The bits from the structure's start.
     pub bit_offset: u32,
-    /// How many bits, if it is a bit field; else 0.
+    /// The number of bits, if it is a bit field; else 0.
     pub bits: u32,
 }
 
@@ -121,9 +123,9 @@ pub struct BitMember<'a> {
 pub struct Variable {
     /// The number of the `VAR`.
     pub type_id: u32,
-    /// Bytes from the section's start.
+    /// The offset from the section's start.
     pub offset: u32,
-    /// Bytes.
+    /// The bytes of the variable.
     pub size: u32,
 }
 
@@ -132,25 +134,25 @@ pub struct Variable {
 pub struct Enumerator<'a> {
     /// Its name.
     pub name: &'a [u8],
-    /// Its value; those of 32 bits with their sign extended.
+    /// Its value; values of 32 bits are sign-extended.
     pub value: u64,
 }
 
 /// A parameter of a function's prototype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param<'a> {
-    /// Empty if it has none.
+    /// The name; empty if it has none.
     pub name: &'a [u8],
-    /// Its type's number; 0 of the last one for variable arguments.
+    /// Its type's number; 0 for the last one means variable arguments.
     pub type_id: u32,
 }
 
-/// A field that was looked for.
+/// A field that was looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
-    /// Bytes from the start of the structure that the look-up began at.
+    /// The offset from the start of the structure in which the look-up began.
     pub offset: u32,
-    /// Bytes.
+    /// The bytes of the field.
     pub size: u32,
 }
 
@@ -173,19 +175,19 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// How many types there are, `void` among them: numbers are less than this.
+    /// Returns the number of types, `void` among them: type numbers are less than this.
     #[allow(clippy::len_without_is_empty)] // `void` is always there.
     pub fn len(&self) -> u32 {
         self.starts.len() as u32 + 1
     }
 
-    /// The kind of a type, without a look at the rest of it.
+    /// Returns the kind of a type, without reading the rest of it.
     pub fn kind(&self, id: u32) -> Option<u8> {
         let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
         u32_at(self.types, start + 4).map(kind_of)
     }
 
-    /// The type of a number; `None` for 0, which is `void`.
+    /// Returns the type with a number; `None` for 0, which is `void`.
     pub fn get(&self, id: u32) -> Option<Type<'a>> {
         let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
         let info = u32_at(self.types, start + 4)?;
@@ -200,7 +202,8 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The numbers of the first types of these names and kinds; 0 where there is none. One pass over all types.
+    /// Returns the numbers of the first types with these names and kinds; 0 if there is none. Makes
+    /// one pass over all types.
     pub fn find<const N: usize>(&self, wanted: [(u8, &str); N]) -> [u32; N] {
         let mut found = [0; N];
         for id in 1..=self.starts.len() as u32 {
@@ -214,7 +217,7 @@ impl<'a> Btf<'a> {
         found
     }
 
-    /// What a type is behind its `typedef`s and qualifiers.
+    /// Returns the type behind `typedef`s and qualifiers.
     pub fn resolve(&self, mut id: u32) -> Option<(u32, Type<'a>)> {
         for _ in 0..DEEPEST {
             let it = self.get(id)?;
@@ -231,7 +234,7 @@ impl<'a> Btf<'a> {
         None
     }
 
-    /// Bytes of a type.
+    /// Returns the bytes of a type.
     pub fn size(&self, id: u32) -> Option<u32> {
         let (mut id, mut count) = (id, 1u32);
         for _ in 0..DEEPEST {
@@ -255,7 +258,7 @@ impl<'a> Btf<'a> {
         None
     }
 
-    /// The members of a structure or union, bit fields too.
+    /// Returns the members of a structure or union, including bit fields.
     pub fn bit_members(&self, of: Type<'a>) -> impl Iterator<Item = BitMember<'a>> + use<'a> {
         let strings = self.strings;
         let rest = match of.kind {
@@ -278,7 +281,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The variables of a section.
+    /// Returns the variables of a section.
     pub fn variables(&self, of: Type<'a>) -> impl Iterator<Item = Variable> + use<'a> {
         let rest = match of.kind {
             kind::DATASEC => of.rest,
@@ -293,7 +296,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The parameters of a function's prototype.
+    /// Returns the parameters of a function's prototype.
     pub fn params(&self, of: Type<'a>) -> impl Iterator<Item = Param<'a>> + use<'a> {
         let strings = self.strings;
         let rest = match of.kind {
@@ -308,7 +311,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The values of an enumeration.
+    /// Returns the values of an enumeration.
     pub fn enumerators(&self, of: Type<'a>) -> impl Iterator<Item = Enumerator<'a>> + use<'a> {
         let strings = self.strings;
         let (rest, size) = match of.kind {
@@ -329,7 +332,8 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The members of a structure or union that begin at whole bytes, or the variables of a section.
+    /// Returns the members of a structure or union that begin at whole bytes, or the variables of a
+    /// section.
     pub fn members(&self, of: Type<'a>) -> impl Iterator<Item = Member<'a>> + '_ {
         let (members, variables) = match of.kind {
             kind::STRUCT | kind::UNION => (of.rest, &[][..]),
@@ -359,8 +363,9 @@ impl<'a> Btf<'a> {
         members.chain(variables)
     }
 
-    /// The field that a path such as `ns.inum` leads to, through anonymous members too. Of an array it is the first
-    /// element that the path goes on in.
+    /// Returns the field that a path such as `ns.inum` leads to, through anonymous members too.
+    ///
+    /// In an array, the path continues in the first element.
     pub fn field(&self, structure: u32, path: &str) -> Option<Field> {
         let (mut id, mut offset, mut visits) = (structure, 0u32, MEMBERS_VISITED);
         for name in path.split('.') {
@@ -397,7 +402,7 @@ impl<'a> Btf<'a> {
         None
     }
 
-    /// The string at an offset of the string section.
+    /// Returns the string at an offset of the string section.
     pub fn string(&self, offset: u32) -> Option<&'a [u8]> {
         string_at(self.strings, offset)
     }
@@ -416,7 +421,7 @@ impl OwnedBtf {
         })
     }
 
-    /// To ask it.
+    /// Returns a view for look-ups.
     pub fn view(&self) -> Btf<'_> {
         Btf {
             types: self.data.get(self.types.clone()).unwrap_or_default(),
@@ -437,32 +442,33 @@ impl Type<'_> {
         rest: &[],
     };
 
-    /// Bytes of a type that has a size of its own; of others it means nothing.
+    /// Returns the bytes of a type that has a size of its own; for others it means nothing.
     pub fn size(&self) -> u32 {
         self.size_or_type
     }
 
-    /// Members, parameters or values (`BTF_INFO_VLEN`).
+    /// Returns the number of members, parameters or values (`BTF_INFO_VLEN`).
     pub fn count(&self) -> usize {
         self.count.into()
     }
 
-    /// The flag whose meaning depends on the kind: `BTF_INFO_KFLAG`.
+    /// Returns the flag `BTF_INFO_KFLAG`, which means something else for each kind.
     pub fn is_flagged(&self) -> bool {
         self.bitfields
     }
 
-    /// Which member or parameter a tag of a declaration is of; -1 for the whole.
+    /// Returns the member or parameter that a declaration's tag is for; -1 for the whole.
     pub fn component(&self) -> Option<i32> {
         (self.kind == kind::DECL_TAG).then(|| u32_at(self.rest, 0).map(u32::cast_signed))?
     }
 
-    /// The number of the type that a variable, pointer or qualifier refers to; of others it means nothing.
+    /// Returns the number of the type that a variable, pointer or qualifier refers to; for others
+    /// it means nothing.
     pub fn refers_to(&self) -> u32 {
         self.size_or_type
     }
 
-    /// Where a variable or a function is defined: [`linkage`].
+    /// Returns the place of a variable's or function's definition: [`linkage`].
     pub fn linkage(&self) -> Option<u32> {
         match self.kind {
             kind::VAR => u32_at(self.rest, 0),
@@ -471,19 +477,20 @@ impl Type<'_> {
         }
     }
 
-    /// An integer's encoding: `BTF_INT_SIGNED` 1, `BTF_INT_CHAR` 2, `BTF_INT_BOOL` 4.
+    /// Returns an integer's encoding: `BTF_INT_SIGNED` 1, `BTF_INT_CHAR` 2, `BTF_INT_BOOL` 4.
     pub fn int_encoding(&self) -> Option<u32> {
         let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
         Some(word >> 24 & 0xf)
     }
 
-    /// At which bit of its bytes an integer begins, as old compilers described bit fields; else 0.
+    /// Returns the bit of its bytes at which an integer begins, as old compilers described bit
+    /// fields; else 0.
     pub fn int_bit_offset(&self) -> Option<u32> {
         let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
         Some(word >> 16 & 0xff)
     }
 
-    /// An array's element type and count.
+    /// Returns an array's element type and count.
     pub fn array(&self) -> Option<(u32, u32)> {
         (self.kind == kind::ARRAY).then_some(())?;
         Some((u32_at(self.rest, 0)?, u32_at(self.rest, 8)?))
@@ -495,7 +502,7 @@ fn string_at(strings: &[u8], offset: u32) -> Option<&[u8]> {
     rest.split(|byte| *byte == 0).next()
 }
 
-/// Where the types and the strings are.
+/// Returns the places of the types and the strings.
 fn sections(data: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     if !data.starts_with(&MAGIC_AND_VERSION) {
         return None;
@@ -512,7 +519,8 @@ fn kind_of(info: u32) -> u8 {
     (info >> 24) as u8 & 0x1f
 }
 
-/// Bytes that follow a `struct btf_type`, by its second word; `None` for a kind that nobody knows.
+/// Returns the bytes that follow a `struct btf_type`, by its second word; `None` for an unknown
+/// kind.
 fn rest_len(info: u32) -> Option<usize> {
     let count = (info & 0xffff) as usize;
     Some(match kind_of(info) {
