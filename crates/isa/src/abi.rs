@@ -1,25 +1,29 @@
-//! How a compiled program meets its environment.
+//! The interface between a compiled program and its environment.
 //!
 //! Compiled code is position-independent and holds no address: the same bytes serve every target.
-//! All it needs it takes from a [`Run`], which whoever starts the program passes in.
+//! It takes everything it needs from a [`Run`], which the code that starts the program passes in.
 //!
-//! A program is entered as a function of the platform's ABI (System V on x86-64, AAPCS64 on aarch64), [`Entry`]. A helper is
-//! called as such a function of six arguments: the five eBPF registers r1 to r5, then the [`Run`] (so a helper knows who
-//! called it), and returns r0. Code and helpers use general registers only, never x87, vector or mask ones, and on
-//! aarch64 not x18.
+//! A program is entered as a function of the platform's ABI (System V on x86-64, AAPCS64 on
+//! aarch64), [`Entry`]. A helper is called as such a function of six arguments: the five eBPF
+//! registers r1 to r5, then the [`Run`] (so a helper knows its caller), and returns r0. Code and
+//! helpers use general registers only, never x87, vector or mask ones, and on aarch64 not x18.
 //!
-//! A **callback**, the address that `LD_IMM64` with `BPF_PSEUDO_FUNC` gives, is called as a helper is: [`Helper`].
+//! A **callback**, the address that `LD_IMM64` with `BPF_PSEUDO_FUNC` loads, is called like a
+//! helper: [`Helper`].
 //!
-//! A **tail call** is a call of helper [`TAIL_CALL`] `(context, program array, index)`. It returns 0, and the program goes
-//! on behind the call; or the [`Entry`] of the next program, after it has made the [`Run`]'s tables that program's. Then the
-//! calling function's frame is left, and the next program is entered with [`Run::context`]. It returns in place of the
-//! function that called it: compiled code restores the tables if that was not the program's own entry.
+//! A **tail call** is a call of helper [`TAIL_CALL`] `(context, program array, index)`. If it
+//! returns 0, the program goes on behind the call. Otherwise it returns the [`Entry`] of the next
+//! program, after it has made the [`Run`]'s tables that program's. Then the calling function's
+//! frame is left, and the next program is entered with [`Run::context`]. It returns in place of the
+//! function that called it: compiled code restores the tables if that was not the program's own
+//! entry.
 //!
-//! In a target a [`Run`] is the beginning of more: the agent's context of the run, by which helpers answer. Compiled code may
-//! look there itself where it is told so; the `CONTEXT_` offsets say where. (The agent checks them as it is compiled.)
+//! In a target, a [`Run`] is the start of a larger structure: the agent's context of the run, from
+//! which helpers answer. Compiled code may look there itself where it is told so; the `CONTEXT_`
+//! constants are the offsets. (The agent checks them as it is compiled.)
 
-/// Counts the changes of what is said here, and of whatever else compiled code relies on: code that was kept is for one
-/// version only.
+/// The version of this interface, and of all else that compiled code relies on: stored code is for
+/// one version only.
 pub const VERSION: u32 = 3;
 
 /// One more than the highest helper number that a program may call.
@@ -28,12 +32,14 @@ pub const HELPER_SLOTS: usize = 256;
 /// `BPF_FUNC_tail_call`.
 pub const TAIL_CALL: u32 = 12;
 
-/// The first of the helper table's places that are no helper of Linux's; [`hash_lookup`] and [`sized_read`] say which
-/// they are.
+/// The first of the helper table's places that are not helpers of Linux's; [`hash_lookup`] and
+/// [`sized_read`] assign them.
 const SPECIAL: u32 = 240;
 
-/// The place in the helper table of `bpf_map_lookup_elem` for hashes of one kind, with keys of this many bytes; `None` where
-/// there is no special one. Compilers that know the map call it in place of the general one.
+/// Returns the place in the helper table of a special `bpf_map_lookup_elem` for hashes of one kind.
+///
+/// It is for keys of this many bytes; `None` if there is no special one. Compilers that know the
+/// map call it in place of the general one.
 pub const fn hash_lookup(key_size: u32, per_cpu: bool, lru: bool) -> Option<u32> {
     let size = match key_size {
         4 => 0,
@@ -44,7 +50,10 @@ pub const fn hash_lookup(key_size: u32, per_cpu: bool, lru: bool) -> Option<u32>
     Some(SPECIAL + size + 3 * per_cpu as u32 + 6 * lru as u32)
 }
 
-/// The place in the helper table of `bpf_probe_read_user` and its kin for so many bytes; `None` where there is no special one.
+/// Returns the place in the helper table of a special `bpf_probe_read_user` or one of its kin for
+/// so many bytes.
+///
+/// `None` if there is no special one.
 pub const fn sized_read(bytes: u64) -> Option<u32> {
     match bytes {
         1 | 2 | 4 | 8 => Some(SPECIAL + 12 + bytes.trailing_zeros()),
@@ -52,21 +61,29 @@ pub const fn sized_read(bytes: u64) -> Option<u32> {
     }
 }
 
-/// What a program can reach while it runs. The agent keeps more behind these fields, which compiled code reads only if it
-/// is told that it is there. It writes the three of the tables, where a program returns into one that has others.
+/// The data that a program can reach while it runs.
+///
+/// The agent keeps more behind these fields, which compiled code reads only if it is told that it
+/// is there. Compiled code writes the three fields of the tables when a program returns into one
+/// that has others.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
-    /// Table of [`HELPER_SLOTS`] addresses, indexed by helper number; 0 where there is no such helper. In the agent it has
-    /// those of [`hash_lookup`] and [`sized_read`] too.
+    /// A table of [`HELPER_SLOTS`] addresses, indexed by helper number; 0 where there is no such
+    /// helper.
+    ///
+    /// In the agent it has those of [`hash_lookup`] and [`sized_read`] too.
     pub helpers: *const usize,
-    /// The value of `LD_IMM64` with `BPF_PSEUDO_MAP_FD`, by the program's map index: a map handle's address.
+    /// The value of `LD_IMM64` with `BPF_PSEUDO_MAP_FD`, by the program's map index: a map handle's
+    /// address.
     pub maps: *const usize,
-    /// The base of `LD_IMM64` with `BPF_PSEUDO_MAP_VALUE`, by the program's map index: the first value's address.
+    /// The base of `LD_IMM64` with `BPF_PSEUDO_MAP_VALUE`, by the program's map index: the first
+    /// value's address.
     pub values: *const usize,
-    /// Entries of `maps` and of `values`.
+    /// The number of entries of `maps` and of `values`.
     pub map_count: usize,
-    /// The context of this run, which the next program of a tail call gets too; null while nothing runs.
+    /// The context of this run, which the next program of a tail call gets too; null while nothing
+    /// runs.
     pub context: *const u8,
 }
 
@@ -84,23 +101,25 @@ pub const RUN_CONTEXT: usize = core::mem::offset_of!(Run, context);
 
 /// In the agent's context, an address: the target, alive as long as the run.
 pub const CONTEXT_TARGET: usize = 40;
-/// In the agent's context, an address: the hooked place; or null.
+/// In the agent's context, an address: the hooked site; or null.
 pub const CONTEXT_SITE: usize = 64;
-/// In the agent's context, 32 bits: what programs see as their CPU, below the number of values that per-CPU maps have.
+/// In the agent's context, 32 bits: the number that programs see as their CPU, below the number of
+/// values that per-CPU maps have.
 pub const CONTEXT_CPU: usize = 72;
-/// In the agent's context, 64 bits: what `bpf_get_attach_cookie` gives.
+/// In the agent's context, 64 bits: the result of `bpf_get_attach_cookie`.
 pub const CONTEXT_COOKIE: usize = 80;
-/// In a hooked place, 64 bits: what `bpf_get_func_ip` gives.
+/// In a hooked site, 64 bits: the result of `bpf_get_func_ip`.
 pub const SITE_ADDRESS: usize = 8;
-/// In a target, an address: of 32 bits that hold the process's id, or 0 in a forked child.
+/// In a target, the address of 32 bits that hold the process's id, or 0 in a forked child.
 pub const TARGET_CONTROL: usize = HELPER_SLOTS * 8;
-/// In a target, 32 bits, signed: where a thread's id lies, as an offset from the thread pointer; [`TID_UNKNOWN`] if that is
-/// not known.
+/// In a target, 32 bits, signed: the offset of a thread's id from the thread pointer;
+/// [`TID_UNKNOWN`] if it is not known.
 pub const TARGET_TID_OFFSET: usize = TARGET_CONTROL + 72;
-/// At [`TARGET_TID_OFFSET`]: a thread's id has to be asked for.
+/// At [`TARGET_TID_OFFSET`]: a thread's id must be asked for.
 pub const TID_UNKNOWN: i32 = i32::MIN;
 
-/// The numbers of this module that stand in compiled code: where two builds have others, neither runs the other's code.
+/// The numbers of this module that stand in compiled code: builds with different numbers do not run
+/// each other's code.
 pub const LAYOUT: [usize; 19] = [
     VERSION as usize,
     HELPER_SLOTS,
@@ -130,7 +149,7 @@ const fn place(special: Option<u32>) -> usize {
     }
 }
 
-/// A function by the ABI that compiled code keeps to.
+/// A function type of the ABI that compiled code uses.
 #[cfg(target_arch = "x86_64")]
 macro_rules! function {
     ($($argument:ty),* => $result:ty) => { unsafe extern "sysv64" fn($($argument),*) -> $result };
@@ -140,7 +159,7 @@ macro_rules! function {
     ($($argument:ty),* => $result:ty) => { unsafe extern "C" fn($($argument),*) -> $result };
 }
 
-/// Defines a function by that ABI, one that compiled code may call: a [`Helper`], say.
+/// Defines a function of that ABI that compiled code may call, such as a [`Helper`].
 #[cfg(target_arch = "x86_64")]
 #[macro_export]
 macro_rules! platform_fn {
@@ -148,7 +167,7 @@ macro_rules! platform_fn {
         unsafe extern "sysv64" fn $name($($argument: $of),*) -> $result $body
     };
 }
-/// Defines a function by that ABI, one that compiled code may call: a [`Helper`], say.
+/// Defines a function of that ABI that compiled code may call, such as a [`Helper`].
 #[cfg(not(target_arch = "x86_64"))]
 #[macro_export]
 macro_rules! platform_fn {

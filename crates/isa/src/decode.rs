@@ -1,11 +1,14 @@
-//! From the fields of an instruction to what it does: the one place that knows the encoding.
+//! Decodes the fields of an instruction to an operation. This is the only place that knows the
+//! encoding.
 
 use crate::insn::Insn;
 use crate::op::{Alu, Atomic, BadInsn, Cond, Imm64, Op, Operand, Size, Swap};
 use crate::opcode::*;
 
 impl Insn {
-    /// What this instruction does. The second slot of a 64-bit immediate is no instruction of its own.
+    /// Returns the operation of this instruction.
+    ///
+    /// The second slot of a 64-bit immediate is not an instruction of its own.
     pub fn op(self) -> Result<Op, BadInsn> {
         let op = match self.code & CLASS_MASK {
             LD => self.op_ld(),
@@ -270,7 +273,7 @@ impl Insn {
         self.require(self.dst == 0)?;
         match self.src {
             HELPER_CALL | PSEUDO_CALL => self.require(self.off == 0)?,
-            // A weak function that is not there: the kernel takes it where it is dead code.
+            // A weak function that is missing: the kernel accepts it in dead code.
             PSEUDO_KFUNC_CALL if imm == 0 && self.off == 0 => return Ok(Op::Poison { imm }),
             PSEUDO_KFUNC_CALL => return Ok(Op::CallKernel { btf_id: imm }),
             _ => return Err(BadInsn::Reserved),
@@ -282,7 +285,8 @@ impl Insn {
         })
     }
 
-    /// The second operand of arithmetic and branches; the field of the other kind has to be 0.
+    /// Returns the second operand of arithmetic and branches; the field of the other kind must be
+    /// 0.
     fn operand(self) -> Result<Operand, BadInsn> {
         if self.code & SOURCE_MASK == X {
             self.require(self.imm == 0)?;

@@ -20,7 +20,8 @@ impl fmt::Display for Insn {
     }
 }
 
-/// A whole program as text, one instruction a line: `4: (bf) r2 = r10`. Shows both slots of 64-bit immediates.
+/// A whole program as text, one instruction a line: `4: (bf) r2 = r10`. Shows both slots of 64-bit
+/// immediates.
 #[derive(Debug, Clone, Copy)]
 pub struct Listing<'a>(pub &'a [Insn]);
 

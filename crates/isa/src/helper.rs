@@ -1,4 +1,5 @@
-//! Helpers as an engine without types sees them: what each takes and gives, in the form that tracing programs call.
+//! Helpers as an engine without types sees them: their arguments and results, in the form that
+//! tracing programs call.
 //!
 //! All of it is derived from the kernel's [prototypes](beeline_uapi::helper::prototype).
 
@@ -9,18 +10,19 @@ use beeline_uapi::helper::{Ret, prototype};
 
 pub use signature::{Argument, Returned, Signature, signature};
 
-/// How many of r1 to r5 a helper takes, at least and at most; `None` where [`signature`] does not say.
+/// Returns the number of r1 to r5 that a helper takes, at least and at most; `None` if
+/// [`signature`] does not say.
 pub fn arguments(id: HelperId) -> Option<(u8, u8)> {
     let most = signature(id)?.arguments().len() as u8;
     let least = match id {
-        // The values that the text does not ask for need not be there.
+        // Values that the text does not use may be missing.
         HelperId::TRACE_PRINTK => 2,
         _ => most,
     };
     Some((least, most))
 }
 
-/// Does a helper leave anything in r0? An unknown helper is taken to.
+/// Returns whether a helper leaves anything in r0. An unknown helper is assumed to.
 pub fn returns(id: HelperId) -> bool {
     prototype(id).is_none_or(|helper| helper.ret != Ret::Void)
 }

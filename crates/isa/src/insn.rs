@@ -1,10 +1,10 @@
-//! The eight bytes of an instruction, taken apart.
+//! The fields of an instruction's eight bytes.
 
 use core::fmt;
 
 use crate::opcode;
 
-/// Bytes of one instruction slot.
+/// The bytes of one instruction slot.
 pub const INSN_BYTES: usize = 8;
 
 /// One instruction slot as it is encoded; see `struct bpf_insn` in `linux/bpf.h`.
@@ -14,7 +14,7 @@ pub struct Insn {
     pub code: u8,
     /// Destination register, 0 to 15 (only 0 to 10 exist).
     pub dst: u8,
-    /// Source register, 0 to 15, or what an immediate means.
+    /// Source register, 0 to 15, or the meaning of an immediate.
     pub src: u8,
     /// Offset: bytes in loads and stores, slots in jumps.
     pub off: i16,
@@ -23,7 +23,7 @@ pub struct Insn {
 }
 
 impl Insn {
-    /// The instructions of a program, 8 bytes each, in order.
+    /// Decodes the instructions of a program, 8 bytes each, in order.
     pub fn decode_all(bytes: &[u8]) -> Result<Decoder<'_>, DecodeError> {
         let (slots, rest) = bytes.as_chunks();
         if rest.is_empty() {
@@ -33,7 +33,9 @@ impl Insn {
         }
     }
 
-    /// Takes one little-endian slot apart. Every value is an instruction; [`Insn::op`] says if it is a good one.
+    /// Decodes one little-endian slot.
+    ///
+    /// Every value is an instruction; [`Insn::op`] says whether it is a valid one.
     pub const fn decode(bytes: [u8; INSN_BYTES]) -> Self {
         let [code, registers, off0, off1, imm0, imm1, imm2, imm3] = bytes;
         Self {
@@ -45,7 +47,9 @@ impl Insn {
         }
     }
 
-    /// The inverse of [`Insn::decode`]; only the low four bits of the registers have a place.
+    /// Encodes an instruction, the inverse of [`Insn::decode`].
+    ///
+    /// Only the low four bits of the registers have a place.
     pub const fn encode(self) -> [u8; INSN_BYTES] {
         let [off0, off1] = self.off.to_le_bytes();
         let [imm0, imm1, imm2, imm3] = self.imm.to_le_bytes();
@@ -61,13 +65,14 @@ impl Insn {
         ]
     }
 
-    /// Is this the first of the two slots of `LD_IMM64`?
+    /// Returns whether this is the first of the two slots of `LD_IMM64`.
     pub const fn is_imm64(self) -> bool {
         self.code == opcode::LD_IMM64
     }
 }
 
-/// The two slots of `rDST = VALUE`, with `src` saying what the value means ([`opcode::PSEUDO_MAP_FD`], ...).
+/// Returns the two slots of `rDST = VALUE`; `src` gives the value's meaning
+/// ([`opcode::PSEUDO_MAP_FD`], ...).
 pub const fn imm64(dst: u8, src: u8, value: u64) -> [Insn; 2] {
     let first = Insn {
         code: opcode::LD_IMM64,
@@ -110,10 +115,10 @@ impl Iterator for Decoder<'_> {
 
 impl ExactSizeIterator for Decoder<'_> {}
 
-/// The length of a program is no multiple of [`INSN_BYTES`].
+/// The length of a program is not a multiple of [`INSN_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeError {
-    /// Length of the refused bytes.
+    /// The length of the refused bytes.
     pub bytes: usize,
 }
 

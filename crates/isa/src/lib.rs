@@ -1,6 +1,6 @@
-//! The eBPF instruction set (RFC 9669, with the load-acquire and store-release of newer kernels): decode,
-//! encode and print instructions; and, in [`abi`], the interface between a compiled program and the
-//! environment it runs in.
+//! The eBPF instruction set (RFC 9669, with the load-acquire and store-release of newer kernels):
+//! decodes, encodes and prints instructions. [`abi`] is the interface between a compiled program
+//! and the environment it runs in.
 //!
 //! | group of RFC 9669, or Linux | operations |
 //! | --- | --- |
@@ -9,14 +9,14 @@
 //! | atomic32, atomic64 | [`Op::Atomic`] |
 //! | packet | none: [`BadInsn::Packet`], as the kernel says to all but programs on packets |
 //! | maps, values of maps, functions by address | [`Op::Imm64`] with [`Imm64::Map`], [`Imm64::MapValue`], [`Imm64::Function`] |
-//! | maps by index in `fd_array` | [`Imm64::MapIndex`], [`Imm64::MapIndexValue`]: whoever loads a program puts descriptors in their place |
+//! | maps by index in `fd_array` | [`Imm64::MapIndex`], [`Imm64::MapIndexValue`]: the loader of a program puts descriptors in their place |
 //! | kernel variables, kernel functions | [`Imm64::KernelVariable`], [`Op::CallKernel`]: decoded and printed; refused by the verifier and by every engine, with an error |
 //! | load-acquire, store-release | [`Op::LoadAcquire`], [`Op::StoreRelease`], of all sizes |
 //! | `may_goto` | [`Op::MayGoto`]: by a count, as the kernel does on machines without a clock for it |
 //! | poison | [`Op::Poison`]: ends the program with r0 = 0 where it is reached |
 //!
-//! An instruction has two forms. [`Insn`] is the eight bytes taken apart, nothing judged: what tools hand
-//! over. [`Op`] is what the instruction does, reached by [`Insn::op`], which refuses all that the
+//! An instruction has two forms. [`Insn`] is the decoded eight bytes, without judgement: tools pass
+//! this form. [`Op`] is the operation, returned by [`Insn::op`], which refuses everything that the
 //! instruction set does not define. The crate needs neither `std` nor an allocator.
 #![no_std]
 
@@ -36,7 +36,8 @@ pub use op::{Alu, Atomic, BadInsn, Cond, Imm64, Op, Operand, Size, Swap};
 pub const REGISTERS: u8 = 11;
 /// The read-only frame pointer, r10.
 pub const FRAME_POINTER: u8 = 10;
-/// How often the `may_goto` instructions of one function go on in one run of it; the kernel's `BPF_MAX_LOOPS`.
+/// The number of times that the `may_goto` instructions of one function go on in one run of it; the
+/// kernel's `BPF_MAX_LOOPS`.
 pub const MAY_GOTO_LIMIT: u32 = 8 << 20;
-/// Bytes of stack below the frame pointer.
+/// The bytes of stack below the frame pointer.
 pub const STACK_BYTES: i32 = 512;

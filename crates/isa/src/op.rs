@@ -1,13 +1,14 @@
-//! What an instruction does.
+//! The operations of instructions.
 
 use core::fmt;
 
 use crate::opcode::{B, H, SIZE_MASK, W};
 
-/// A defined instruction. Registers are 0 to 10; a written register is never r10.
+/// A defined instruction.
 ///
-/// `wide` is true where 64 bits are worked on. Operations that are not wide use the low halves and clear the high half
-/// of the register they write. `off` counts bytes in loads and stores, slots in jumps and calls.
+/// Registers are 0 to 10; a written register is never r10. `wide` is true for operations on 64
+/// bits. Operations that are not wide use the low halves and clear the high half of the register
+/// they write. `off` counts bytes in loads and stores, slots in jumps and calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the formulas")]
 pub enum Op {
@@ -46,8 +47,9 @@ pub enum Op {
         src: Operand,
         off: i16,
     },
-    /// Reads, changes and writes `*(dst + off)` as one step. With `fetch` the old value goes to `src`, or for a
-    /// compare and exchange to r0.
+    /// Reads, changes and writes `*(dst + off)` as one step.
+    ///
+    /// With `fetch` the old value goes to `src`, or for a compare and exchange to r0.
     Atomic {
         op: Atomic,
         fetch: bool,
@@ -70,11 +72,13 @@ pub enum Op {
         src: u8,
         off: i16,
     },
-    /// First slot of a 64-bit immediate, `low` being its low half; the `imm` of the next slot is the high half.
+    /// The first slot of a 64-bit immediate, with its low half in `low`.
+    ///
+    /// The `imm` of the next slot is the high half.
     Imm64 { kind: Imm64, dst: u8, low: i32 },
     /// Continues `off` slots after the next one.
     Jump { off: i32 },
-    /// Does the same if the condition holds.
+    /// Continues `off` slots after the next one if the condition holds.
     Branch {
         cond: Cond,
         wide: bool,
@@ -82,8 +86,10 @@ pub enum Op {
         src: Operand,
         off: i16,
     },
-    /// Goes on, and counts, so many times in a run of its function as [`MAY_GOTO_LIMIT`](crate::MAY_GOTO_LIMIT) says, all of
-    /// the function's together; from then on continues `off` slots after the next one.
+    /// Goes on, and counts, up to [`MAY_GOTO_LIMIT`](crate::MAY_GOTO_LIMIT) times in a run of its
+    /// function, all of the function's together.
+    ///
+    /// From then on it continues `off` slots after the next one.
     MayGoto { off: i16 },
     /// `r0 = helper(r1..r5)`.
     CallHelper { id: u32 },
@@ -91,19 +97,21 @@ pub enum Op {
     CallLocal { off: i32 },
     /// Calls a kernel function by the BTF id of its type.
     CallKernel { btf_id: i32 },
-    /// What libbpf leaves of an instruction that it could not relocate, or of the call of a weak function that is not
-    /// there (`imm` 0): not to be reached.
+    /// The replacement by libbpf of an instruction that it could not relocate, or of the call of a
+    /// missing weak function (`imm` 0).
+    ///
+    /// It must not be reached.
     Poison { imm: i32 },
     /// Returns r0.
     Exit,
 }
 
-/// Second operand.
+/// The second operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operand {
     /// A register's value.
     Reg(u8),
-    /// A constant, sign-extended to what it is used with.
+    /// A constant, sign-extended to the operation's width.
     Imm(i32),
 }
 
@@ -114,13 +122,13 @@ pub enum Alu {
     Add,
     Sub,
     Mul,
-    /// Unsigned; 0 where the divisor is 0.
+    /// Unsigned; 0 if the divisor is 0.
     Div,
-    /// Signed, towards zero; 0 where the divisor is 0; the smallest number by -1 is itself.
+    /// Signed, towards zero; 0 if the divisor is 0; the smallest number by -1 is itself.
     SignedDiv,
-    /// Unsigned; the dividend where the divisor is 0.
+    /// Unsigned; the dividend if the divisor is 0.
     Mod,
-    /// Has the dividend's sign; the dividend where the divisor is 0; 0 where it is -1.
+    /// Has the dividend's sign; the dividend if the divisor is 0; 0 if it is -1.
     SignedMod,
     Or,
     And,
@@ -139,7 +147,7 @@ pub enum Swap {
     Little,
     /// To or from big endian.
     Big,
-    /// Reversed always.
+    /// Always reversed.
     Reverse,
 }
 
@@ -188,7 +196,7 @@ pub enum Size {
     B8,
 }
 
-/// What a 64-bit immediate stands for.
+/// The meaning of a 64-bit immediate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Imm64 {
     /// Itself.
@@ -201,18 +209,19 @@ pub enum Imm64 {
     KernelVariable,
     /// A function of this program, `low` slots after the next slot.
     Function,
-    /// As [`Imm64::Map`], `low` being an index into the `fd_array` of the load.
+    /// Like [`Imm64::Map`]; `low` is an index into the `fd_array` of the load.
     MapIndex,
-    /// As [`Imm64::MapValue`], `low` being an index into the `fd_array` of the load.
+    /// Like [`Imm64::MapValue`]; `low` is an index into the `fd_array` of the load.
     MapIndexValue,
 }
 
-/// Why eight bytes are no instruction.
+/// The reasons why eight bytes are not an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadInsn {
     /// The opcode byte is not defined.
     Opcode,
-    /// A field that this opcode does not use is not zero, or one that selects a variant has no such variant.
+    /// A field that this opcode does not use is not zero, or one that selects a variant has an
+    /// unknown value.
     Reserved,
     /// r11 to r15.
     Register(u8),
@@ -220,7 +229,7 @@ pub enum BadInsn {
     FramePointer,
     /// `BPF_LD_ABS`, `BPF_LD_IND`: packet access of classic BPF.
     Packet,
-    /// A field of `may_goto` that has to be 0 is not.
+    /// A field of `may_goto` that must be 0 is not.
     MayGoto,
 }
 
@@ -242,7 +251,7 @@ impl fmt::Display for BadInsn {
 impl core::error::Error for BadInsn {}
 
 impl Size {
-    /// Width in bytes.
+    /// Returns the width in bytes.
     pub const fn bytes(self) -> u8 {
         match self {
             Self::B1 => 1,
@@ -273,7 +282,7 @@ impl Size {
 }
 
 impl Op {
-    /// The register this operation gives a new value; calls also destroy r1 to r5.
+    /// Returns the register to which this operation gives a new value; calls also destroy r1 to r5.
     pub fn written(&self) -> Option<u8> {
         match *self {
             Self::Alu { dst, .. }
@@ -296,7 +305,8 @@ impl Op {
         }
     }
 
-    /// The registers whose values this operation uses, where it is no call: at most three.
+    /// Returns the registers with values that this operation uses, at most three, if it is not a
+    /// call.
     pub fn read(&self) -> impl Iterator<Item = u8> + use<> {
         let reg = |operand| {
             if let Operand::Reg(register) = operand {

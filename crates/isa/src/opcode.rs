@@ -1,5 +1,6 @@
-//! The bit fields of an opcode byte and the values of the other fields that select an operation, by the
-//! names of RFC 9669 (and `linux/bpf.h`) without their `BPF_` prefix.
+//! The bit fields of an opcode byte and the values of the other fields that select an operation.
+//!
+//! The names are those of RFC 9669 (and `linux/bpf.h`) without their `BPF_` prefix.
 #![allow(missing_docs, reason = "the names are those of the RFC's tables")]
 
 // Instruction classes: the low three bits of every opcode.
@@ -28,7 +29,7 @@ pub const MEM: u8 = 0x60;
 pub const MEMSX: u8 = 0x80;
 pub const ATOMIC: u8 = 0xc0;
 
-/// `LD | IMM | DW`: the one instruction of two slots.
+/// `LD | IMM | DW`: the only instruction of two slots.
 pub const LD_IMM64: u8 = LD | IMM | DW;
 
 // Arithmetic and jumps: operation and source.
@@ -76,7 +77,7 @@ pub const CMPXCHG: i32 = 0xf0 | FETCH;
 pub const LOAD_ACQ: i32 = 0x100;
 pub const STORE_REL: i32 = 0x110;
 
-// What `LD_IMM64` loads, in `src`.
+// The things that `LD_IMM64` loads, in `src`.
 pub const PSEUDO_MAP_FD: u8 = 1;
 pub const PSEUDO_MAP_VALUE: u8 = 2;
 pub const PSEUDO_BTF_ID: u8 = 3;
@@ -84,12 +85,14 @@ pub const PSEUDO_FUNC: u8 = 4;
 pub const PSEUDO_MAP_IDX: u8 = 5;
 pub const PSEUDO_MAP_IDX_VALUE: u8 = 6;
 
-// What `CALL` calls, in `src`.
+// The things that `CALL` calls, in `src`.
 pub const HELPER_CALL: u8 = 0;
 pub const PSEUDO_CALL: u8 = 1;
 pub const PSEUDO_KFUNC_CALL: u8 = 2;
 
-/// "Helper" that libbpf writes over an instruction whose CO-RE relocation failed. Meant to be dead code.
+/// The "helper" that libbpf writes over an instruction with a failed CO-RE relocation. Meant to be
+/// dead code.
 pub const POISON_CORE: i32 = 195_896_080;
-/// "Helpers" from here on stand for maps and kernel functions that libbpf could not find. Meant to be dead code.
+/// The first "helper" for maps and kernel functions that libbpf could not find. Meant to be dead
+/// code.
 pub const POISON_EXTERN: i32 = 2_001_000_000;

@@ -1,4 +1,4 @@
-//! Signatures of helpers: what can be checked of a call at run time, without types.
+//! Signatures of helpers: the parts of a call that can be checked at run time, without types.
 
 use beeline_uapi::HelperId;
 use beeline_uapi::helper::{Arg, Dynptr, Ret, prototype};
@@ -8,12 +8,12 @@ use beeline_uapi::helper::{Arg, Dynptr, Ret, prototype};
 pub struct Signature {
     arguments: [Argument; 5],
     count: usize,
-    /// What r0 is afterwards.
+    /// The content of r0 afterwards.
     pub result: Returned,
 }
 
 impl Signature {
-    /// The arguments, r1 first; at most five.
+    /// Returns the arguments, r1 first; at most five.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments[..self.count]
     }
@@ -22,33 +22,33 @@ impl Signature {
 /// One argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Argument {
-    /// Any value: a number, an address that the helper itself checks, what a callback gets.
+    /// Any value: a number, an address that the helper itself checks, an argument for a callback.
     Any,
     /// The program's context.
     Context,
-    /// A map; [`suits`](beeline_uapi::helper::maps::suits) says of which types.
+    /// A map of a type that [`suits`](beeline_uapi::helper::maps::suits) the helper.
     Map,
     /// A key of the map, to be read.
     Key,
     /// A value of the map, to be read.
     Value,
-    /// The same, or null.
+    /// A value of the map, to be read, or null.
     ValueOrNull,
     /// Room for a value of the map, to be written.
     ValueRoom,
-    /// Memory to be read, of as many bytes as the next argument says.
+    /// Memory to be read; the next argument is the number of bytes.
     Read,
-    /// The same, or null where that is 0.
+    /// Memory to be read, or null if the next argument is 0.
     ReadOrNull,
-    /// Memory to be written, of as many bytes as the next argument says.
+    /// Memory to be written; the next argument is the number of bytes.
     Write,
-    /// The same, or null where that is 0.
+    /// Memory to be written, or null if the next argument is 0.
     WriteOrNull,
-    /// Memory of a map's value, of as many bytes as the next argument says.
+    /// Memory of a map's value; the next argument is the number of bytes.
     Stored,
-    /// Bytes of the argument before it; not 0.
+    /// The bytes of the argument before it; not 0.
     Size,
-    /// Bytes of the argument before it.
+    /// The bytes of the argument before it.
     SizeOrZero,
     /// A text that ends with a zero byte.
     Text,
@@ -62,7 +62,7 @@ pub enum Argument {
     Record,
     /// A function of the program.
     Callback,
-    /// A task, as `bpf_get_current_task_btf` gives it.
+    /// A task, as `bpf_get_current_task_btf` returns it.
     Task,
     /// A dynptr.
     Dynptr,
@@ -70,7 +70,7 @@ pub enum Argument {
     RecordDynptr,
     /// Room for a dynptr, to be made.
     NewDynptr,
-    /// The same; it is one of a record, and has to be handed back.
+    /// Room for a dynptr of a record, which must be handed back.
     NewRecordDynptr,
     /// Another object of the kernel's.
     Kernel,
@@ -81,13 +81,13 @@ pub enum Argument {
 pub enum Returned {
     /// r0 is not to be read.
     Nothing,
-    /// A number, or an address that is none of the program's.
+    /// A number, or an address that is not the program's.
     Number,
     /// A value of the map, or for a map of maps a map; or null.
     ValueOrNull,
-    /// A record of as many bytes as the second argument says, or null.
+    /// A record, or null; the second argument is the number of bytes.
     RecordOrNull,
-    /// Memory of a dynptr, of as many bytes as the third argument says, or null.
+    /// Memory of a dynptr, or null; the third argument is the number of bytes.
     PartOrNull,
     /// A task, or null.
     Task,
@@ -95,8 +95,10 @@ pub enum Returned {
     Kernel,
 }
 
-/// The signature of a helper; `None` for an unknown one, and for one with an argument that no [`Argument`] describes, such as a
-/// socket.
+/// Returns the signature of a helper.
+///
+/// `None` for an unknown one, and for one with an argument that no [`Argument`] describes, such as
+/// a socket.
 pub fn signature(id: HelperId) -> Option<Signature> {
     let helper = prototype(id)?;
     let mut arguments = [Argument::Any; 5];
@@ -119,10 +121,10 @@ pub fn signature(id: HelperId) -> Option<Signature> {
 }
 
 fn argument(arg: Arg) -> Option<Argument> {
-    /// Bytes of a `long`.
+    /// The bytes of a `long`.
     const LONG: u32 = 8;
     Some(match arg {
-        // Sizes of what is reserved have to be constants for the verifier. The helpers check their values.
+        // The verifier requires constant sizes for reservations. The helpers check their values.
         Arg::Any | Arg::AllocSizeOrZero => Argument::Any,
         // A callback gets it, and nothing else reads it.
         Arg::Stack { .. } => Argument::Any,
