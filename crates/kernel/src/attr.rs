@@ -1,4 +1,4 @@
-//! `union bpf_attr` as words, and the system call: all that is unsafe.
+//! `union bpf_attr` as words, and the system call: all unsafe code of the crate.
 
 use std::io;
 use std::marker::PhantomData;
@@ -6,10 +6,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use beeline_uapi::Command;
 
-/// Up to `fd_array_cnt`. Older kernels take what they do not know if it is 0.
+/// The words up to `fd_array_cnt`. Older kernels accept unknown fields that are 0.
 const WORDS: usize = 38;
 
-/// The argument of a command. It borrows what its pointers lead to.
+/// The argument of a command. It borrows the memory that its pointers lead to.
 #[derive(Debug)]
 pub struct Attr<'a> {
     words: [u32; WORDS],
@@ -31,24 +31,26 @@ impl<'a> Attr<'a> {
         self.words[word] = value;
     }
 
-    /// A word; the kernel writes some.
+    /// Returns a word; the kernel writes some.
     pub fn get(&self, word: usize) -> u32 {
         self.words[word]
     }
 
-    /// Has two words point to what the kernel reads, and another say how many elements there are.
+    /// Sets two words to a pointer to data that the kernel reads, and another to the number of
+    /// elements.
     pub fn lend<T>(&mut self, pointer: usize, count: usize, to: &'a [T]) {
         self.put(count, to.len() as u32);
         self.put_address(pointer, to.as_ptr().expose_provenance());
     }
 
-    /// The same with what the kernel writes.
+    /// Sets two words to a pointer to data that the kernel writes, and another to the number of
+    /// elements.
     pub fn lend_mut(&mut self, pointer: usize, count: usize, to: &'a mut [u8]) {
         self.put(count, to.len() as u32);
         self.put_address(pointer, to.as_mut_ptr().expose_provenance());
     }
 
-    /// Has two words point to something whose size the kernel knows.
+    /// Sets two words to a pointer to something with a size that the kernel knows.
     ///
     /// # Safety
     ///
@@ -62,10 +64,11 @@ impl<'a> Attr<'a> {
         self.words[word + 1] = (address >> 32) as u32;
     }
 
-    /// A command that gives a number.
+    /// Calls a command that returns a number.
     pub fn call(&mut self, command: Command) -> io::Result<i32> {
-        // SAFETY: the kernel reads and writes the words within the size it is told. What they point to is borrowed for as long as
-        // they live; its lengths stand beside the pointers, or are what `point`'s caller vouches for.
+        // SAFETY: the kernel reads and writes the words within the size it is told. The memory that
+        // they point to is borrowed for as long as they live; its lengths stand beside the
+        // pointers, or the caller of `point` vouches for them.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_bpf,
@@ -80,10 +83,10 @@ impl<'a> Attr<'a> {
         }
     }
 
-    /// A command that gives a new descriptor.
+    /// Calls a command that returns a new descriptor.
     pub fn make(&mut self, command: Command) -> io::Result<OwnedFd> {
         let fd = self.call(command)?;
-        // SAFETY: the kernel just made it for us; nobody else has it.
+        // SAFETY: the kernel has just made it for us, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }

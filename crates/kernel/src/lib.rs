@@ -1,7 +1,7 @@
-//! The running kernel's `bpf(2)`: its verdict on a program, and what a test run gives.
+//! The running kernel's `bpf(2)`: its verdict on a program, and the result of a test run.
 //!
-//! Maps, types and programs are descriptors, so nothing stays behind when they are dropped; nothing is attached and nothing
-//! pinned.
+//! Maps, types and programs are descriptors, so nothing stays behind when they are dropped. Nothing
+//! is attached and nothing pinned.
 
 mod attr;
 
@@ -14,9 +14,10 @@ use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 
 use attr::Attr;
 
-/// Bytes of log that one load may write.
+/// The bytes of log that one load may write.
 const LOG_BYTES: usize = 16 << 20;
-/// Bytes that nearly every log has room in: clearing the pages of a long one takes longer than most loads.
+/// The bytes that suffice for nearly every log: clearing the pages of a long one takes longer than
+/// most loads.
 const SHORT_LOG_BYTES: usize = 64 << 10;
 /// `BPF_LOG_STATS`.
 const STATISTICS: u32 = 4;
@@ -26,19 +27,19 @@ const STATISTICS: u32 = 4;
 pub struct MapSpec<'a> {
     /// Its type.
     pub map_type: MapType,
-    /// Bytes.
+    /// The bytes of a key.
     pub key_size: u32,
-    /// Bytes.
+    /// The bytes of a value.
     pub value_size: u32,
-    /// Elements, or bytes of a ring buffer.
+    /// The number of elements, or the bytes of a ring buffer.
     pub max_entries: u32,
     /// `BPF_F_*`.
     pub flags: u32,
     /// `map_extra`.
     pub map_extra: u64,
-    /// Of a map of maps: one that its maps are like.
+    /// For a map of maps: a map that its maps resemble.
     pub inner: Option<BorrowedFd<'a>>,
-    /// Types, and the numbers of the key's and the value's.
+    /// The types, and the numbers of the key's and the value's.
     pub types: Option<(BorrowedFd<'a>, u32, u32)>,
 }
 
@@ -51,28 +52,29 @@ pub struct ProgramSpec<'a> {
     pub expected_attach_type: AttachType,
     /// `BPF_F_*`.
     pub flags: u32,
-    /// Of the kernel's BTF, or of [`ProgramSpec::attach_to`]'s; 0 for none.
+    /// The type in the kernel's BTF, or in that of [`ProgramSpec::attach_to`]; 0 for none.
     pub attach_btf_id: u32,
-    /// Types of a module of the kernel, or a program, that `attach_btf_id` is of (`attach_prog_fd`, `attach_btf_obj_fd`).
+    /// The types of a module of the kernel, or a program, that contain `attach_btf_id`
+    /// (`attach_prog_fd`, `attach_btf_obj_fd`).
     pub attach_to: Option<BorrowedFd<'a>>,
-    /// Descriptors that instructions name by their places (`fd_array`).
+    /// The descriptors that instructions name by their places (`fd_array`).
     pub fd_array: &'a [i32],
-    /// Such as `GPL`.
+    /// The licence, such as `GPL`.
     pub license: &'a str,
-    /// `LINUX_VERSION_CODE`, which nothing asks for but kernels before 5.0.
+    /// `LINUX_VERSION_CODE`, which only kernels before 5.0 need.
     pub kernel_version: u32,
-    /// Maps by descriptor.
+    /// The instructions, with maps by descriptor.
     pub insns: &'a [Insn],
-    /// What is known of its functions and lines.
+    /// The types of its functions and lines.
     pub types: Option<ProgramTypes<'a>>,
-    /// Bits of `log_level`; 0 for no log.
+    /// The bits of `log_level`; 0 for no log.
     pub log_level: u32,
 }
 
 /// A program's types.
 #[derive(Debug, Clone, Copy)]
 pub struct ProgramTypes<'a> {
-    /// Made by [`load_types`].
+    /// The BTF, made by [`load_types`].
     pub btf: BorrowedFd<'a>,
     /// `struct bpf_func_info`: instruction and type.
     pub functions: &'a [[u32; 2]],
@@ -80,16 +82,16 @@ pub struct ProgramTypes<'a> {
     pub lines: &'a [[u32; 4]],
 }
 
-/// Why the kernel refused a program.
+/// The reason why the kernel refused a program.
 #[derive(Debug)]
 pub struct Refusal {
     /// The error number.
     pub errno: i32,
-    /// The verifier's words.
+    /// The verifier's log.
     pub log: String,
 }
 
-/// Makes a map.
+/// Creates a map.
 pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
     attr.put(0, spec.map_type.0);
@@ -108,7 +110,10 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     attr.make(Command::MAP_CREATE)
 }
 
-/// Sets an element of a map that is not per CPU. Errors: `EINVAL` where `key` and `value` do not have the map's sizes.
+/// Sets an element of a map that is not per CPU.
+///
+/// # Errors
+/// `EINVAL` if `key` and `value` do not have the map's sizes.
 pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
     let [map_type, _, key_size, value_size] = map_info(map.as_fd())?;
     let fits = [key.len(), value.len()] == [key_size, value_size].map(|it| it as usize);
@@ -117,7 +122,7 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
     }
     let mut attr = Attr::default();
     attr.put_fd(0, Some(map.as_fd()));
-    // SAFETY: both have just been found to have the sizes that the kernel reads.
+    // SAFETY: the check above has found both to have the sizes that the kernel reads.
     unsafe {
         attr.point(2, key);
         attr.point(4, value);
@@ -125,7 +130,7 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
     attr.call(Command::MAP_UPDATE_ELEM).map(drop)
 }
 
-/// The beginning of `struct bpf_map_info`: type, id, size of keys, size of values.
+/// Returns the start of `struct bpf_map_info`: type, id, size of keys, size of values.
 fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     let mut info = [0; 16];
     let mut attr = Attr::default();
@@ -161,7 +166,7 @@ pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
     made.map_err(refusal(&log))
 }
 
-/// Loads a program; gives its log too.
+/// Loads a program; returns its log too.
 pub fn load_program(spec: &ProgramSpec<'_>) -> Result<(OwnedFd, String), Refusal> {
     match load_with_log(spec, SHORT_LOG_BYTES) {
         Err(whole) if whole.errno == libc::ENOSPC => load_with_log(spec, LOG_BYTES),
@@ -182,7 +187,7 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     let mut attr = Attr::default();
     attr.put(0, spec.prog_type.0);
     attr.lend(2, 1, &insns);
-    // SAFETY: the kernel reads up to the 0 that it ends with.
+    // SAFETY: the kernel reads up to the 0 at its end.
     unsafe { attr.point(4, license.as_bytes_with_nul()) };
     attr.put(10, spec.kernel_version);
     attr.put(11, spec.flags);
@@ -197,7 +202,8 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     attr.put(27, spec.attach_btf_id);
     attr.put_fd(28, spec.attach_to);
     if !spec.fd_array.is_empty() {
-        // SAFETY: the kernel reads the elements that instructions name, and `fd_array` has them: `places_are_there` looked.
+        // SAFETY: the kernel reads the elements that instructions name, and `places_are_there` has
+        // checked that `fd_array` has them.
         unsafe { attr.point(30, as_bytes(spec.fd_array)) };
     }
     let mut log = Vec::new();
@@ -213,7 +219,7 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
                 && log_bytes == LOG_BYTES
                 && spec.log_level & !STATISTICS != 0 =>
         {
-            // There is more to say than there is room for. That is not worth a verdict.
+            // The log is longer than the room for it. That must not cost the verdict.
             let brief = ProgramSpec {
                 log_level: STATISTICS,
                 ..*spec
@@ -224,24 +230,28 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     }
 }
 
-/// Does `fd_array` have every element that an instruction may name? Maps (by `src` 5 and 6) and functions of modules do.
+/// Returns whether `fd_array` has every element that an instruction may name. Maps (by `src` 5 and
+/// 6) and functions of modules name some.
 fn places_are_there(spec: &ProgramSpec<'_>) -> bool {
     let has = |place: i64| (0..spec.fd_array.len() as i64).contains(&place);
     spec.fd_array.is_empty()
         || spec.insns.iter().all(|insn| match (insn.code, insn.src) {
             (0x18, 5 | 6) => has(insn.imm.into()),
-            // The kernel refuses what is negative unread.
+            // The kernel refuses negative places without reading.
             (0x85, 2) => insn.off <= 0 || has(insn.off.into()),
             _ => true,
         })
 }
 
 fn as_bytes(words: &[i32]) -> &[u8] {
-    // SAFETY: any four bytes of a number are bytes; the lifetime is the numbers'.
+    // SAFETY: any four bytes of a number are valid bytes; the lifetime is the numbers'.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
-/// The types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name. `NotFound` if no module has it.
+/// Returns the types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name.
+///
+/// # Errors
+/// `NotFound` if no module has it.
 pub fn module_types(name: &str) -> io::Result<OwnedFd> {
     let mut id = 0;
     loop {
@@ -261,12 +271,12 @@ pub fn module_types(name: &str) -> io::Result<OwnedFd> {
     }
 }
 
-/// Is it the kernel's, and of this name (`struct bpf_btf_info`)?
+/// Returns whether it is the kernel's, with this name (`struct bpf_btf_info`).
 fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
     const INFO: usize = 32;
     let mut found = [0_u8; 64];
     let mut info = [0_u8; INFO];
-    // The kernel writes the name there, no more than it is told there is room for.
+    // The kernel writes the name there, no more than the room it is told.
     let address = found.as_mut_ptr().expose_provenance() as u64;
     info[16..24].copy_from_slice(&address.to_ne_bytes());
     info[24..28].copy_from_slice(&(found.len() as u32).to_ne_bytes());
@@ -279,7 +289,7 @@ fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
 }
 
 impl Refusal {
-    /// With what could be kept of a longer log.
+    /// Adds the kept part of a longer log.
     fn after(self, log: &str) -> Self {
         Self {
             errno: self.errno,
@@ -288,18 +298,18 @@ impl Refusal {
     }
 }
 
-/// What a test run (`BPF_PROG_TEST_RUN`) is given.
+/// The input of a test run (`BPF_PROG_TEST_RUN`).
 #[derive(Debug, Default)]
 pub struct Run<'a> {
     /// A packet, for programs that look at packets.
     pub packet: &'a [u8],
     /// The context, for programs that take any memory; they may change it.
     pub context: &'a mut [u8],
-    /// How many times; 0 for one run.
+    /// The number of runs; 0 for one run.
     pub repeat: u32,
 }
 
-/// Runs a program: what the last run returned, and what a run took in the mean, in nanoseconds.
+/// Runs a program; returns the result of the last run, and the mean time of a run in nanoseconds.
 pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
     let mut attr = Attr::default();
     attr.put_fd(0, Some(program.as_fd()));
@@ -314,7 +324,7 @@ pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
     Ok((attr.get(1), attr.get(9)))
 }
 
-/// What stands before the first 0.
+/// Returns the text before the first 0.
 fn text(log: &[u8]) -> String {
     let end = log.iter().position(|&byte| byte == 0);
     String::from_utf8_lossy(log.get(..end.unwrap_or(log.len())).unwrap_or_default()).into_owned()
