@@ -1,4 +1,5 @@
-//! What tracing system calls costs: the calls, those beside them, whole processes, and getting in.
+//! Measures the cost of tracing system calls: for the calls, for others beside them, for whole
+//! processes, and for attaching.
 
 use crate::table::Row;
 use anyhow::{Context, anyhow};
@@ -7,17 +8,17 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How often a target is asked untraced and then traced; of each the best counts. So a machine whose speed changes is slow or
-/// quick for both.
+/// The number of times that a target is measured untraced and then traced; the best of each counts.
+/// So a machine with a changing speed is slow or quick for both.
 const TURNS: u32 = 4;
-/// Calls in a timed round, and rounds of which the best counts in a turn.
+/// The calls in a timed round; the best of the rounds of a turn counts.
 const CALLS: u64 = 20_000;
 const ROUNDS: u32 = 25;
-/// The same of pairs of open and close.
+/// The pairs of open and close in a timed round.
 const OPENS: u64 = 2_000;
-/// Children in a turn of which the quickest counts.
+/// The children in a turn, of which the quickest counts.
 const CHILDREN: u32 = 15;
-/// LLVM's code takes the baseline compiler's place within this time.
+/// The time within which LLVM's code takes the baseline compiler's place.
 const SETTLED: Duration = Duration::from_millis(700);
 
 const ENTER: &str = "tracepoint:syscalls:sys_enter_getppid { }";
@@ -25,7 +26,7 @@ const BOTH: &str =
     "tracepoint:syscalls:sys_enter_getppid { } tracepoint:syscalls:sys_exit_getppid { }";
 const COUNT: &str = "tracepoint:syscalls:sys_enter_getppid { @ = count(); }";
 
-/// Every row of this topic.
+/// Returns every row of this topic.
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let bench = Bench::build()?;
     let mut rows = bench.single(engines);
@@ -51,7 +52,7 @@ impl Bench {
         })
     }
 
-    /// What is added to one call.
+    /// Measures the cost added to one call.
     fn single(&self, engines: &[Engine]) -> Vec<Row> {
         let mut rows = Vec::new();
         for (what, call, script) in [
@@ -69,7 +70,7 @@ impl Bench {
         rows
     }
 
-    /// What a program that only opens and closes a file loses of its speed.
+    /// Measures the slow-down of a program that only opens and closes a file.
     fn opensnoop(&self, engines: &[Engine]) -> Row {
         let command = format!("time open {OPENS} {ROUNDS}");
         let mut row = Row::new("open and close under opensnoop, speed lost", "%");
@@ -95,7 +96,7 @@ impl Bench {
         row
     }
 
-    /// What a child takes that runs another program.
+    /// Measures the time of a child that runs another program.
     fn children(&self, engines: &[Engine]) -> Vec<Row> {
         let mut rows = Vec::new();
         for how in ["fork", "vfork"] {
@@ -107,7 +108,8 @@ impl Bench {
         rows
     }
 
-    /// From bpftrace's start to its first tick: what tracing system calls adds to a script that only ticks.
+    /// Measures the time from bpftrace's start to its first tick: the time that tracing system
+    /// calls adds to a script that only ticks.
     fn attaching(&self, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         let mut rows = [
             "attaching to a small program, added",
@@ -131,7 +133,7 @@ impl Bench {
         Ok(rows.into())
     }
 
-    /// The same for one and for two processes of a big program.
+    /// Measures the same for one and for two processes of a big program.
     fn attach_nodes(&self, engine: Engine) -> anyhow::Result<[f64; 2]> {
         let nodes = [node()?, node()?];
         let one = self.best_start(engine, ENTER, &[&nodes[0]])?;
@@ -139,7 +141,7 @@ impl Bench {
         Ok([one, two])
     }
 
-    /// Milliseconds from a session's start to its first tick, the best of some.
+    /// Returns the milliseconds from a session's start to its first tick, the best of some.
     fn best_start(
         &self,
         engine: Engine,
@@ -157,7 +159,7 @@ impl Bench {
         Ok(best)
     }
 
-    /// bpftrace on these processes, attached.
+    /// Starts bpftrace on these processes, and waits until it is attached.
     fn start(&self, engine: Engine, script: &str, targets: &[&Workload]) -> anyhow::Result<Tool> {
         let command = match engine {
             Engine::Kernel => beeline_e2e::with_tracefs(&self.bpftrace),
@@ -178,7 +180,8 @@ impl Bench {
         Ok(tool)
     }
 
-    /// A row of what a script adds to the answer to a command, in units of so many picoseconds.
+    /// Returns a row with the cost that a script adds to the answer to a command, in units of so
+    /// many picoseconds.
     fn added(
         &self,
         mut row: Row,
@@ -198,7 +201,7 @@ impl Bench {
         row
     }
 
-    /// The best answers of targets before a tool is started for them, and then.
+    /// Returns the best answers of targets before a tool is started for them, and after.
     fn in_turns(
         &self,
         command: &str,
@@ -220,7 +223,7 @@ impl Bench {
     }
 }
 
-/// A node that waits.
+/// Starts a node process that waits.
 fn node() -> anyhow::Result<Workload> {
     let program = find_program("node").map_err(|why| anyhow!(why))?;
     let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! The demonstration: one real program, one well-known one-liner, and what it costs.
+//! The demonstration: one real program, one well-known one-liner, and its cost.
 
 use crate::session::LIBC;
 use crate::table::Row;
@@ -6,7 +6,8 @@ use anyhow::{Context, anyhow};
 use beeline_e2e::{Engine, TICK, Tool, Workload, find_program, map_counts};
 use std::process::Command;
 
-/// A Python program that parses JSON documents; it answers each line with the CPU time it took, in ns.
+/// A Python program that parses JSON documents; it answers each line with the CPU time it took, in
+/// ns.
 const PROGRAM: &str = "import json, sys, time
 document = json.dumps({'key%d' % i: 'x' * 600 for i in range(1000)})
 def work():
@@ -19,8 +20,8 @@ for line in sys.stdin:
     print(time.process_time_ns() - begin, flush=True)
 ";
 
-/// Documents parsed in a round; each has about a thousand allocations. Many short rounds: the quickest is one that
-/// nobody disturbed.
+/// The documents parsed in a round; each has about a thousand allocations. The rounds are many and
+/// short, so that the quickest is an undisturbed one.
 const DOCUMENTS: &str = "10";
 const ROUNDS: usize = 60;
 
@@ -62,7 +63,7 @@ fn start() -> anyhow::Result<Workload> {
     Ok(Workload::start_command(command))
 }
 
-/// The CPU time of the quickest round, in nanoseconds.
+/// Returns the CPU time of the quickest round, in nanoseconds.
 fn best_round(workload: &mut Workload) -> anyhow::Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
@@ -76,9 +77,9 @@ fn best_round(workload: &mut Workload) -> anyhow::Result<f64> {
     Ok(best)
 }
 
-/// What one engine showed on one process.
+/// The result of one engine on one process.
 struct Measured {
-    /// Calls counted in all rounds.
+    /// The calls counted in all rounds.
     count: f64,
     /// The quickest round before the probe, in nanoseconds of CPU time.
     unprobed: f64,
@@ -86,10 +87,10 @@ struct Measured {
     probed: f64,
 }
 
-/// Does the process wait for something?
+/// Returns whether the process waits for something.
 fn is_asleep(pid: impl std::fmt::Display) -> anyhow::Result<bool> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The state stands behind the name in parentheses.
+    // The state follows the name in parentheses.
     Ok(stat
         .rsplit(')')
         .next()
@@ -106,7 +107,7 @@ fn probed(engine: Engine, one_liner: &str) -> anyhow::Result<Measured> {
     tool.expect_line(|line| line == TICK)
         .map_err(|why| anyhow!(why))?;
     let probed = best_round(&mut workload)?;
-    // Behind its last answer it allocates once more, for the next line.
+    // After its last answer, it allocates once more for the next line.
     while !is_asleep(workload.pid())? {
         std::thread::yield_now();
     }

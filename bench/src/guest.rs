@@ -1,4 +1,5 @@
-//! What it costs that a tool is on one side and the kernel on the other: beside the same tool inside the guest, and the bare channel.
+//! Measures the cost of a tool on one side and the kernel on the other, compared with the same tool
+//! inside the guest, and with the bare channel.
 
 mod arrivals;
 mod pinning;
@@ -12,26 +13,27 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// Round trips on the bare channel, and the bytes of each.
+/// The round trips on the bare channel, and the bytes of each.
 const ROUND_TRIPS: usize = 500;
 const MESSAGE: usize = 64;
-/// How often look-ups and round trips are measured, by turns.
+/// The number of times that look-ups and round trips are measured, by turns.
 const LOOK_UP_TURNS: u32 = 5;
-/// Starts of a tool of which the quickest counts: what it reads is in memory from the second on.
+/// The starts of a tool, of which the quickest counts: from the second on, the files that it reads
+/// are in memory.
 const STARTS: u32 = 3;
-/// Of the ring buffer that is mapped.
+/// The bytes of the ring buffer that is mapped.
 const RING: u32 = 64 << 20;
-/// Room for several of it, in MiB: some are still being freed when the next is made.
+/// The MiB for several guests: some are still being freed when the next is made.
 const MEMORY: u32 = 1024;
 
-/// What is measured with the guest's memory as well.
+/// The figures that are measured with the guest's memory as well.
 const IN_MEMORY: [&str; 3] = ["record", "flood", "mapping"];
 
 const ECHO_PORT: u32 = 700;
 const PROXY_PORT: u32 = 8790;
 const TOOL: &str = "/bench/guest_tool";
 
-/// Every row of this topic. None where there can be no guest, which is said.
+/// Returns every row of this topic; none if there can be no guest, which is printed.
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let tool = scratch.build("guest_tool.c");
@@ -41,7 +43,8 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         "no beeline-guest beside beeline: run make build first"
     );
     let cache = scratch.path().join("cache");
-    // Guests of their own, with more CPUs, and before there is another one to compete with.
+    // These guests are separate, with more CPUs, and run before there is another one to compete
+    // with.
     let queue = match engines.contains(&Engine::Beeline) {
         true => pinning::row(binary.clone())?,
         false => None,
@@ -122,7 +125,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// A look-up in a map, beside what the channel takes for as little, by turns: the machine is not equally fast all the time.
+    /// Measures a look-up in a map, and the channel's time for as little, by turns: the speed of
+    /// the machine varies.
     fn look_ups(&self) -> anyhow::Result<Row> {
         let what = "look-up in a map, median (alone: 64 B there and back)";
         let mut row = Row::new(what, "us");
@@ -146,7 +150,8 @@ impl Bench<'_> {
         Ok(row)
     }
 
-    /// What the small tool measures of itself, in microseconds: inside the guest, and from here, maybe with the guest's memory.
+    /// Returns the small tool's measurements of itself, in microseconds: inside the guest, and from
+    /// here, maybe with the guest's memory.
     fn measured(&self, what: &str, arguments: &[&str], memory: Memory) -> Row {
         let mut row = Row::new(what, "us");
         for &engine in self.engines {
@@ -180,7 +185,7 @@ impl Bench<'_> {
         numbers(ended.stdout.iter().map(String::as_str))
     }
 
-    /// From a tool's start to its end, which it comes to by itself.
+    /// Measures the time from a tool's start to its end, which it reaches by itself.
     fn starts(&self, what: &str, command: &[&str]) -> Row {
         let mut row = Row::new(what, "ms");
         for &engine in self.engines {
@@ -213,22 +218,22 @@ impl Bench<'_> {
     }
 }
 
-/// How a tool finds the guest's memory.
+/// The way in which a tool finds the guest's memory.
 #[derive(Clone, Copy)]
 enum Memory {
-    /// Not: what it maps is sent.
+    /// It does not: the memory that it maps is sent.
     None,
-    /// QEMU's monitor says where it is.
+    /// QEMU's monitor gives the place.
     Monitor,
-    /// It is the guest's one file.
+    /// The memory is the guest's one file.
     File,
 }
 
-/// `beeline run --guest` with a program.
+/// Returns `beeline run --guest` with a program.
 fn forwarded(guest: &Guest, cache: &Path, program: &Path, memory: Memory) -> Command {
     let address = format!("uds:{}:{PROXY_PORT}", guest.vsock().display());
     let mut command = Command::new(beeline());
-    // What one start has learnt of the guest the next one knows.
+    // The facts that one start has learnt about the guest are known to the next one.
     command.env("BEELINE_CACHE", cache);
     command.args(["run", "--guest", &address]);
     match memory {
@@ -240,7 +245,7 @@ fn forwarded(guest: &Guest, cache: &Path, program: &Path, memory: Memory) -> Com
     command
 }
 
-/// Microseconds of each.
+/// Returns the microseconds of each.
 fn round_trips(mut stream: UnixStream) -> anyhow::Result<Vec<f64>> {
     let mut message = [7; MESSAGE];
     let trip = |_| {
@@ -258,7 +263,7 @@ fn numbers<'a>(lines: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<f64>>
         .collect()
 }
 
-/// The median.
+/// Returns the median.
 fn middle(mut figures: Vec<f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied()

@@ -1,3 +1,3 @@
-//! Contests of engines, to which other workspaces can bring contestants of their own ([`engines`]).
+//! Contests of engines ([`engines`]), to which other workspaces can add contestants of their own.
 
 pub mod engines;

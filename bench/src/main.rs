@@ -1,8 +1,8 @@
-//! Beeline and the kernel side by side, in one run on one machine.
+//! Compares Beeline and the kernel, in one run on one machine.
 //!
-//! Each measurement starts a fresh target that times itself, runs an unmodified tool on it by the kernel
-//! and by Beeline, and takes the best of several rounds. Added cost is what a probed call takes more than an
-//! unprobed one. `demo` shows the same for one real program.
+//! Each measurement starts a fresh target that times itself, runs an unmodified tool on it by the
+//! kernel and by Beeline, and takes the best of several rounds. Added cost is the time that a
+//! probed call takes more than an unprobed one. `demo` shows the same for one real program.
 
 mod calls;
 mod demo;
@@ -62,8 +62,8 @@ enum Topic {
     Event,
     /// Map operations and helpers, from a program and from the tool.
     Operations,
-    /// Programs run by each of Beeline's engines, by the kernel's compiler and natively. Not part of the usual run:
-    /// beeline-peers does the same, and others' engines take part.
+    /// Programs run by each of Beeline's engines, by the kernel's compiler and natively. Not part
+    /// of the usual run: beeline-peers does the same, and others' engines take part.
     Engines,
     /// System calls: what tracing them adds to a call, to a process, and to its children.
     Calls,
@@ -71,7 +71,8 @@ enum Topic {
     Scale,
     /// Programs that live for a moment, and libraries that are loaded for one.
     Moments,
-    /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that. Not part of the usual run.
+    /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that.
+    /// Not part of the usual run.
     Guest,
     /// What compiling takes, and what a call of compiled code does.
     Compile,
@@ -116,7 +117,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The engines asked for, less those that the machine has not got, which is said.
+/// Returns the requested engines, without those that the machine does not have, which are printed.
 fn usable_engines(which: Option<Which>) -> Vec<Engine> {
     let wanted = match which {
         None => vec![Engine::Kernel, Engine::Beeline],
@@ -133,7 +134,7 @@ fn usable_engines(which: Option<Which>) -> Vec<Engine> {
     wanted.into_iter().filter(usable).collect()
 }
 
-/// Takes a topic's figures; prints them, or gives them as rows of JSON.
+/// Takes a topic's figures; prints them, or returns them as rows of JSON.
 fn measured(topic: Topic, on: &[Engine], json: bool) -> anyhow::Result<Vec<Value>> {
     match topic {
         Topic::Engines => {
@@ -153,7 +154,7 @@ fn measured(topic: Topic, on: &[Engine], json: bool) -> anyhow::Result<Vec<Value
     }
 }
 
-/// Prints rows, or gives them as JSON.
+/// Prints rows, or returns them as JSON.
 fn shown<R: Serialize>(rows: &[R], json: bool, print: fn(&[R])) -> anyhow::Result<Vec<Value>> {
     if json {
         return Ok(rows
@@ -165,7 +166,7 @@ fn shown<R: Serialize>(rows: &[R], json: bool, print: fn(&[R])) -> anyhow::Resul
     Ok(Vec::new())
 }
 
-/// What is measured on the kernel and on Beeline, one row each.
+/// Takes a measurement on the kernel and on Beeline, one row each.
 fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     match topic {
         Topic::Entry => measure::empty_probes(engines, 'p'),

@@ -7,12 +7,12 @@ use beeline_e2e::{Engine, Footprint};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Kinds of first instruction, as the target names them.
+/// The kinds of first instruction, as the target names them.
 const KINDS: [&str; 6] = ["nop5", "push", "endbr64", "mov", "compare", "sub"];
-/// The one of Go's functions, which are at fixed addresses.
+/// The kind of Go's functions, which are at fixed addresses.
 const OF_GO: &str = "compare";
 
-/// Calls in a timed round: the kernel's probes cost a hundred times more.
+/// Returns the calls in a timed round: the kernel's probes cost a hundred times more.
 fn calls(engine: Engine) -> u64 {
     match engine {
         Engine::Kernel => 1_000,
@@ -21,10 +21,12 @@ fn calls(engine: Engine) -> u64 {
 }
 
 const UNPROBED_CALLS: u64 = 200_000;
-/// Many short rounds, of which the best counts: a neighbour on the machine disturbs some of them and not all.
+/// The rounds: many short ones, of which the best counts. A neighbour on the machine disturbs some
+/// of them and not all.
 const ROUNDS: u32 = 100;
 
-/// The added cost of an empty program at the entry ('p') or the return ('r') of a function.
+/// Measures the added cost of an empty program at the entry ('p') or the return ('r') of a
+/// function.
 pub fn empty_probes(engines: &[Engine], kind: char) -> anyhow::Result<Vec<Row>> {
     let programs = Programs::build()?;
     let fixed = Programs::at_fixed_addresses()?;
@@ -58,7 +60,7 @@ fn time_probed(
     target.time(first, calls(engine), ROUNDS)
 }
 
-/// The added cost of counting by key, with bpftrace.
+/// Measures the added cost of counting by key, with bpftrace.
 pub fn counting(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let programs = Programs::build()?;
     let mut rows = Vec::new();
@@ -94,7 +96,8 @@ pub fn counting(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Ten million calls of libc's getpid(), in seconds. The kernel's are a hundredth of that, scaled up.
+/// Measures ten million calls of libc's getpid(), in seconds. On the kernel, a hundredth of that is
+/// run and scaled up.
 pub fn getpid(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     const CALLS: u64 = 10_000_000;
     let programs = Programs::build()?;
@@ -118,8 +121,10 @@ pub fn getpid(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(vec![row])
 }
 
-/// How long a busy thread of the target stands still while probes are attached and detached, and how long the tool
-/// takes to attach. Taken once without a tool too: on a busy machine threads stand still by themselves.
+/// Measures the time that a busy thread of the target stands still while probes are attached and
+/// detached, and the time that the tool takes to attach.
+///
+/// Measured once without a tool too: on a busy machine threads stand still by themselves.
 pub fn stops(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let programs = Programs::build()?;
     let mut rows = Vec::new();
@@ -150,7 +155,7 @@ pub fn stops(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Each figure's smallest of three.
+/// Returns each figure's smallest of three.
 fn best_of_three(mut take: impl FnMut() -> anyhow::Result<[f64; 3]>) -> anyhow::Result<[f64; 3]> {
     let mut best = [f64::INFINITY; 3];
     for _ in 0..3 {
@@ -160,7 +165,8 @@ fn best_of_three(mut take: impl FnMut() -> anyhow::Result<[f64; 3]>) -> anyhow::
     Ok(best)
 }
 
-/// Microseconds stood still at most and in all, and milliseconds until attached.
+/// Returns the microseconds of standstill, the longest and in all, and the milliseconds until
+/// attached.
 fn standstill(
     programs: &Programs,
     probes: Option<(Engine, &[String])>,
@@ -187,7 +193,7 @@ fn standstill(
     ])
 }
 
-/// What the target has more of while bpftrace counts in it.
+/// Measures the growth of the target while bpftrace counts in it.
 pub fn footprints(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let programs = Programs::build()?;
     let mut rows = [
@@ -220,7 +226,7 @@ fn growth(programs: &Programs, engine: Engine) -> anyhow::Result<[f64; 4]> {
     Ok(std::array::from_fn(|i| after[i] - before[i]))
 }
 
-/// Private KiB, mappings, threads, descriptors.
+/// Returns private KiB, mappings, threads, descriptors.
 fn sizes(target: &Target) -> anyhow::Result<[f64; 4]> {
     let pid = target.pid();
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
@@ -240,7 +246,8 @@ fn sizes(target: &Target) -> anyhow::Result<[f64; 4]> {
     ])
 }
 
-/// From the target's clock reading, through printf in the program, to the line read from the tool.
+/// Measures the time from the target's clock reading, through printf in the program, to the line
+/// read from the tool.
 pub fn events(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let programs = Programs::build()?;
     let mut rows =
@@ -259,7 +266,7 @@ pub fn events(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows.into())
 }
 
-/// Latencies of some hundred events in microseconds, in ascending order.
+/// Returns latencies of some hundred events in microseconds, in ascending order.
 fn event_latencies(programs: &Programs, engine: Engine) -> anyhow::Result<Vec<f64>> {
     let mut target = programs.target();
     let tool = target.bpftrace(
@@ -268,7 +275,7 @@ fn event_latencies(programs: &Programs, engine: Engine) -> anyhow::Result<Vec<f6
     )?;
     target.tell("stamp 500 2000")?;
     tool.settle();
-    // An Instant does not show its reading; the same clock read beside one gives the distance.
+    // An Instant does not show its reading; the same clock read next to it gives the distance.
     let (now, now_ns) = (Instant::now(), monotonic_ns());
     let lines = tool.stdout.timed();
     let events = lines.iter().filter_map(|(read, line)| {

@@ -1,4 +1,5 @@
-//! What a function that is probed in all processes costs those that come to it for a moment: programs that run it, and others.
+//! Measures the cost of a function that is probed in all processes for those that come to it for a
+//! moment: programs that run it, and others.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,22 +10,22 @@ use beeline_e2e::{Engine, Scratch, Tool, find_program, map_counts, with_tracefs}
 
 use crate::table::Row;
 
-/// Programs that are run, one after the other, for each figure.
+/// The programs that are run, one after the other, for each figure.
 const RUNS: u64 = 200;
-/// Calls of the probed function by each that calls it.
+/// The calls of the probed function by each program that calls it.
 const CALLS: u64 = 10;
 
-/// A program that is run time and again, and what is probed meanwhile.
+/// A program that is run repeatedly, and the function that is probed meanwhile.
 struct Moment {
     what: &'static str,
     program: PathBuf,
     arguments: &'static [&'static str],
     script: String,
-    /// Hits in each run.
+    /// The hits in each run.
     hits: u64,
 }
 
-/// Every row of this topic.
+/// Returns every row of this topic.
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let bpftrace = find_program("bpftrace").map_err(|why| anyhow!(why))?;
     let scratch = Scratch::new();
@@ -71,7 +72,7 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
 }
 
 impl Moment {
-    /// Milliseconds that each run takes.
+    /// Returns the milliseconds of each run.
     fn run(&self) -> anyhow::Result<f64> {
         let begin = Instant::now();
         for _ in 0..RUNS {
@@ -82,7 +83,7 @@ impl Moment {
         Ok(begin.elapsed().as_secs_f64() * 1e3 / RUNS as f64)
     }
 
-    /// The same under a tool, which has to count all hits.
+    /// Measures the same under a tool, which must count all hits.
     fn probed(&self, engine: Engine, bpftrace: &Path) -> anyhow::Result<f64> {
         let command = match engine {
             Engine::Kernel => with_tracefs(bpftrace),

@@ -1,4 +1,4 @@
-//! What map operations and helpers cost, from a program and from the tool.
+//! Measures the cost of map operations and helpers, from a program and from the tool.
 
 use crate::table::Row;
 use anyhow::{Context, anyhow};
@@ -6,10 +6,10 @@ use beeline_e2e::{Engine, Scratch, Tool};
 use std::path::Path;
 use std::time::Duration;
 
-/// Longer than a run on the kernel takes on a busy machine.
+/// The time limit: longer than a run on the kernel takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The workload's name of an operation, and what it is.
+/// The workload's name of an operation, and its description.
 const FROM_PROGRAMS: [(&str, &str); 20] = [
     ("nothing", "one turn of the loop around each of these"),
     ("hash-look-up", "hash look-up hit, 8-byte key"),
@@ -42,8 +42,9 @@ const FROM_THE_TOOL: [(&str, &str); 4] = [
     ),
 ];
 
-/// Every operation, with one thread and with two. Each has a run of its own: one that an engine has not got takes no
-/// other's figures away.
+/// Measures every operation, with one thread and with two.
+///
+/// Each has a run of its own: an operation that an engine does not have costs no other's figures.
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let program = scratch.build("operations.c");
@@ -72,7 +73,7 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// An operation's figures, by the number of threads less one.
+/// Returns an operation's figures, by the number of threads less one.
 fn measure(engine: Engine, program: &Path, name: &str) -> anyhow::Result<Vec<f64>> {
     let mut command = engine.command(program);
     command.arg(name);

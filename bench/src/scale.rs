@@ -1,4 +1,5 @@
-//! What a session costs on a machine with many processes: while nothing happens, and to begin and to end.
+//! Measures the cost of a session on a machine with many processes: while nothing happens, and to
+//! begin and to end.
 
 use crate::table::Row;
 use anyhow::anyhow;
@@ -7,17 +8,17 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Processes that sleep.
+/// The number of processes that sleep.
 const CROWD: u32 = 1000;
-/// Processes are new, and looked at more often, until then.
+/// The age until which processes are new, and looked at more often.
 const SETTLED: Duration = Duration::from_secs(5);
-/// How long CPU time is counted.
+/// The time for which CPU time is counted.
 const WATCHED: Duration = Duration::from_secs(5);
 
 const CALLS: &str = "tracepoint:syscalls:sys_enter_openat { }";
 const FUNCTION: &str = "uprobe:/lib/x86_64-linux-gnu/libc.so.6:malloc { }";
 
-/// Every row of this topic.
+/// Returns every row of this topic.
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let mut crowd = Command::new(scratch.build("crowd.c"));
@@ -47,8 +48,8 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The CPU time that a session takes when nothing happens, as a share of one CPU; and the milliseconds to its first tick and behind its
-/// last.
+/// Returns the CPU time of a session when nothing happens, as a share of one CPU, and the
+/// milliseconds to its first tick and after its last.
 fn session(
     engine: Engine,
     bpftrace: &PathBuf,
@@ -76,9 +77,9 @@ fn session(
     Ok((share * 100.0, took * 1e3))
 }
 
-/// Seconds of CPU time of all its processes.
+/// Returns the seconds of CPU time of all its processes.
 fn cpu_time(tool: &Tool) -> f64 {
-    // SAFETY: asks for a number.
+    // SAFETY: sysconf takes its argument by value and only returns a number.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
     let of_process = |pid: u32| {
         let stat = beeline_runtime::proc::Stat::of(pid as i32)?;

@@ -4,7 +4,7 @@ use anyhow::{Context, anyhow};
 use beeline_e2e::{Engine, Scratch, TICK, Tool, Workload, file_offset, find_program};
 use std::path::{Path, PathBuf};
 
-/// Where Debian keeps the C library on x86-64.
+/// The place of the C library on Debian x86-64.
 pub const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 
 /// The programs of one benchmark run.
@@ -21,7 +21,7 @@ impl Programs {
         Programs::build_with(&[])
     }
 
-    /// With a target at the addresses that are in its file, as Go's programs are.
+    /// Builds them with a target at the addresses in its file, like Go's programs.
     pub fn at_fixed_addresses() -> anyhow::Result<Programs> {
         Programs::build_with(&["-no-pie"])
     }
@@ -52,7 +52,7 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.workload.pid()
     }
@@ -65,23 +65,23 @@ impl Target<'_> {
             .with_context(|| format!("the target answered {answer} to {command}"))
     }
 
-    /// Sends a command; its answer.
+    /// Sends a command and returns its answer.
     pub fn tell(&mut self, command: &str) -> anyhow::Result<String> {
         self.workload.ask(command).map_err(|why| anyhow!(why))
     }
 
-    /// CPU time of one call of a function, in nanoseconds: the best of some rounds.
+    /// Returns the CPU time of one call of a function, in nanoseconds: the best of some rounds.
     pub fn time(&mut self, function: &str, calls: u64, rounds: u32) -> anyhow::Result<f64> {
         Ok(self.number(&format!("time {function} {calls} {rounds}"))? / 1000.0)
     }
 
-    /// Runs the smallest tool with empty programs at functions of the target ('p' entry, 'r' return) and waits
-    /// until they are attached.
+    /// Runs the smallest tool with empty programs at functions of the target ('p' entry, 'r'
+    /// return) and waits until they are attached.
     pub fn attach(&self, engine: Engine, kind: char, functions: &[String]) -> anyhow::Result<Tool> {
         self.attach_in(engine, &self.programs.meter, kind, functions)
     }
 
-    /// As [`Target::attach`], at functions of another file that the target maps.
+    /// Attaches like [`Target::attach`], at functions of another file that the target maps.
     pub fn attach_in(
         &self,
         engine: Engine,
@@ -101,7 +101,8 @@ impl Target<'_> {
         Ok(tool)
     }
 
-    /// Runs bpftrace with a script, in which `{prog}` is the target's file, and waits until it is attached.
+    /// Runs bpftrace with a script, in which `{prog}` is the target's file, and waits until it is
+    /// attached.
     pub fn bpftrace(&self, engine: Engine, script: &str) -> anyhow::Result<Tool> {
         let mut command = engine.command(&self.programs.bpftrace);
         command.args(["-p", &self.pid().to_string()]);

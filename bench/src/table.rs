@@ -1,4 +1,4 @@
-//! Rows of figures, and how they are printed.
+//! Prints rows of figures.
 
 use beeline_e2e::Engine;
 use serde::Serialize;
@@ -6,20 +6,20 @@ use serde::Serialize;
 /// One measurement. A figure that could not be taken is absent.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The subject of the measurement.
     pub what: String,
     /// The unit of the figures.
     pub unit: &'static str,
-    /// Without a probe.
+    /// The figure without a probe.
     pub unprobed: Option<f64>,
-    /// Under the kernel's probes.
+    /// The figure under the kernel's probes.
     pub kernel: Option<f64>,
-    /// Under Beeline's.
+    /// The figure under Beeline's.
     pub beeline: Option<f64>,
 }
 
 impl Row {
-    /// A row with no figure yet.
+    /// Creates a row with no figure yet.
     pub fn new(what: impl Into<String>, unit: &'static str) -> Row {
         Row {
             what: what.into(),
@@ -30,8 +30,10 @@ impl Row {
         }
     }
 
-    /// Puts a figure in an engine's column. A failed one is reported on stderr and left out, so that one engine's
-    /// trouble does not take the other's figures away.
+    /// Puts a figure in an engine's column.
+    ///
+    /// A failed one is reported on stderr and left out, so that one engine's trouble does not cost
+    /// the other's figures.
     pub fn put(&mut self, engine: Engine, figure: anyhow::Result<f64>) {
         let cell = match engine {
             Engine::Kernel => &mut self.kernel,

@@ -1,4 +1,4 @@
-//! What verifying takes, beside the kernel's own loads of the same programs.
+//! Measures verifying, next to the kernel's own loads of the same programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::table::Row;
 
-/// The best of so many runs counts.
+/// The number of runs, of which the best counts.
 const ROUNDS: usize = 5;
 const PACKAGE: &str = "libbpf-tools";
-/// Megabytes that verifying one program may take at most.
+/// The most megabytes that verifying one program may take.
 const MEMORY_GOAL: u32 = 200;
 /// A program with nearly as many instructions as a verifier looks at.
 const LARGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/large.c");
@@ -28,7 +28,7 @@ struct Times {
     insns: [u64; 2],
 }
 
-/// Every program of libbpf's tools that the kernel accepts.
+/// Measures every program of libbpf's tools that the kernel accepts.
 pub fn all() -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let mut times: BTreeMap<String, Times> = BTreeMap::new();
@@ -68,7 +68,7 @@ pub fn all() -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The most memory that a process has which verifies a large program, types of the kernel and all.
+/// Measures the peak memory of a process that verifies a large program, with the kernel's types.
 fn memory(scratch: &Scratch) -> anyhow::Result<Row> {
     let object = compiled(scratch)?;
     let said = verdicts(&object)?;
@@ -100,13 +100,13 @@ fn compiled(scratch: &Scratch) -> anyhow::Result<PathBuf> {
     Ok(object)
 }
 
-/// Runs a command to its end; gives the kilobytes that it had in memory at most.
+/// Runs a command to its end; returns its peak memory in kilobytes.
 fn peak(command: &mut Command) -> anyhow::Result<f64> {
     let child = command.stdout(Stdio::null()).spawn()?;
     let mut status = 0;
-    // SAFETY: plain numbers, of which zeros are good ones.
+    // SAFETY: these are plain numbers, for which zero is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: both are this function's own, and of the types that wait4 writes.
+    // SAFETY: both are this function's own, with the types that wait4 writes.
     let waited = unsafe { libc::wait4(child.id() as i32, &raw mut status, 0, &raw mut usage) };
     ensure!(waited > 0, io::Error::last_os_error());
     ensure!(status == 0, "{command:?} failed");
@@ -149,7 +149,7 @@ fn rows(times: &BTreeMap<String, Times>, accepted: u32, by_both: u32) -> Vec<Row
     rows
 }
 
-/// The package's files.
+/// Returns the package's files.
 fn files() -> anyhow::Result<Vec<String>> {
     let listed = Command::new("dpkg-query").args(["-L", PACKAGE]).output();
     let listed = listed.context("dpkg-query, which lists the tools, cannot be run")?;
@@ -158,7 +158,7 @@ fn files() -> anyhow::Result<Vec<String>> {
     Ok(files.map(str::to_owned).collect())
 }
 
-/// What both say of an object file's programs.
+/// Returns both verdicts on an object file's programs.
 fn verdicts(object: &Path) -> anyhow::Result<Vec<Value>> {
     let mut command = Command::new(beeline());
     command.args(["verify", "--json", "--verifier", "both"]);

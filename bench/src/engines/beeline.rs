@@ -85,7 +85,8 @@ struct Compiled {
 
 impl Prepared for Compiled {
     fn run(&mut self, times: u32) -> anyhow::Result<Outcome> {
-        // SAFETY: a compiled program, which works on its memory only, and uses neither helpers nor maps.
+        // SAFETY: this is a compiled program, which works on its memory only, and uses neither
+        // helpers nor maps.
         Ok(unsafe {
             let entry = std::mem::transmute::<usize, Entry>(self.executable.entry());
             timed_calls(entry, self.memory.start(), times)

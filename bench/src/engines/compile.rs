@@ -1,4 +1,4 @@
-//! What compiling takes, and what a call of compiled code does.
+//! Measures compiling, and a call of compiled code.
 
 use super::contest::NOTHING;
 use super::contest::{processor_time, timed};
@@ -13,27 +13,28 @@ use std::hint::black_box;
 use std::ptr;
 use std::time::Duration;
 
-/// What compiling a program takes.
+/// The time for compiling a program.
 #[derive(Debug, Clone, Serialize)]
 pub struct CompileTime {
     /// The program.
     pub program: &'static str,
-    /// Its instructions.
+    /// The number of its instructions.
     pub insns: usize,
     /// The compiler.
     pub engine: &'static str,
-    /// The best of several, in microseconds.
+    /// The best time of several, in microseconds.
     pub us: f64,
-    /// Bytes of machine code.
+    /// The bytes of machine code.
     pub code_bytes: usize,
 }
 
-/// Every compiler, by the name of its engine.
+/// Returns every compiler, by the name of its engine.
 fn compilers() -> Vec<Box<dyn Compiler>> {
     vec![Box::new(Baseline), Box::new(Llvm)]
 }
 
-/// What each compiler takes for a program of some 60 instructions and for one of more than ten thousand.
+/// Measures each compiler on a program of some 60 instructions and on one of more than ten
+/// thousand.
 pub fn compile_times(rounds: u32) -> anyhow::Result<Vec<CompileTime>> {
     let machine = Machine::HERE.context("no compiler knows this machine")?;
     let workshop = Workshop::new()?;
@@ -56,7 +57,7 @@ pub fn compile_times(rounds: u32) -> anyhow::Result<Vec<CompileTime>> {
     Ok(times)
 }
 
-/// Enough of one program by one compiler.
+/// The time after which one program and compiler are done.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 fn best_of(
@@ -79,7 +80,7 @@ fn best_of(
     Ok((best, code))
 }
 
-/// What a call of an empty program takes, as a program that embeds Beeline calls it; in nanoseconds.
+/// Measures a call of an empty program, as a program that embeds Beeline calls it; in nanoseconds.
 pub fn empty_call(rounds: u32) -> anyhow::Result<f64> {
     const CALLS: u32 = 1_000_000;
     let machine = Machine::HERE.context("no compiler knows this machine")?;
@@ -96,7 +97,7 @@ pub fn empty_call(rounds: u32) -> anyhow::Result<f64> {
     let program = Executable::of(Baseline.compile(&Program::new(&insns), machine)?)?;
     let mut best = f64::INFINITY;
     for _ in 0..rounds {
-        // SAFETY: the program accesses nothing.
+        // SAFETY: the program accesses no memory.
         let outcome = timed(CALLS, || unsafe {
             black_box(&program).call(ptr::null(), &NOTHING)
         });

@@ -1,4 +1,4 @@
-//! Turns in short rounds, of which the best counts.
+//! Runs contestants in turns of short rounds, of which the best counts.
 
 use super::programs::Program;
 use super::report::Figure;
@@ -8,9 +8,9 @@ use std::hint::black_box;
 use std::ptr;
 use std::time::Duration;
 
-/// Who runs programs.
+/// A contestant, which runs programs.
 pub trait Contestant {
-    /// A short name, the column's heading.
+    /// Returns a short name, the column's heading.
     fn name(&self) -> &'static str;
 
     /// Makes a program ready to run.
@@ -23,17 +23,19 @@ pub trait Prepared {
     fn run(&mut self, times: u32) -> anyhow::Result<Outcome>;
 }
 
-/// What came of some runs.
+/// The outcome of some runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Outcome {
-    /// The last run's r0; the low half is compared, as the kernel gives no more.
+    /// The last run's r0; only the low half is compared, as the kernel returns no more.
     pub result: u64,
-    /// All runs together.
+    /// The time of all runs together.
     pub took: Duration,
 }
 
-/// Times runs of something that cannot fail, by the time that this thread had the processor: a round may be longer than
-/// what other programs leave in one piece. `run` is inlined, so that its call costs nothing.
+/// Times runs of something that cannot fail, by the CPU time of this thread.
+///
+/// A round may be longer than the time that other programs leave in one piece. `run` is inlined, so
+/// that its call costs nothing.
 #[inline(always)]
 pub fn timed(times: u32, mut run: impl FnMut() -> u64) -> Outcome {
     let mut result = 0;
@@ -47,14 +49,16 @@ pub fn timed(times: u32, mut run: impl FnMut() -> u64) -> Outcome {
     }
 }
 
-/// Times calls of machine code. All are made by the same instructions, as where a loop lies costs as much as a short
-/// program does.
+/// Times calls of machine code.
+///
+/// All are made by the same instructions, as the place of a loop costs as much as a short program.
 ///
 /// # Safety
-/// The code works on what the context points to, and needs neither helpers nor maps.
+/// The code works on the memory that the context points to, and needs neither helpers nor maps.
 #[inline(never)]
 pub unsafe fn timed_calls(entry: Entry, context: *const u8, times: u32) -> Outcome {
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller promises that the code works on the context's memory only, and needs
+    // neither helpers nor maps.
     timed(times, || unsafe { entry(black_box(context), &NOTHING) })
 }
 
@@ -67,7 +71,7 @@ pub(super) const NOTHING: Run = Run {
     context: ptr::null(),
 };
 
-/// For how long this thread has had a processor.
+/// Returns the time for which this thread has had a processor.
 pub(super) fn processor_time() -> Duration {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -78,7 +82,7 @@ pub(super) fn processor_time() -> Duration {
     Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec as u32)
 }
 
-/// How long a round should take: less than what a neighbour on the machine leaves undisturbed.
+/// The target time of a round: less than a neighbour on the machine leaves undisturbed.
 const ROUND: Duration = Duration::from_millis(2);
 
 struct Turn<'a> {
@@ -88,8 +92,10 @@ struct Turn<'a> {
     best_ns: f64,
 }
 
-/// Has every contestant run every program, in `rounds` rounds. The first is what others are compared with, in time and in
-/// result. One that cannot run a program, or gets another result, has no figure for it, and the reason is told on stderr.
+/// Lets every contestant run every program, in `rounds` rounds.
+///
+/// The first contestant is the reference for times and results. One that cannot run a program, or
+/// gets another result, has no figure for it; the reason is printed on stderr.
 pub fn contest(
     programs: &[Program],
     contestants: &[Box<dyn Contestant>],
@@ -116,7 +122,7 @@ pub fn contest(
     Ok(figures)
 }
 
-/// Those that can run a program and get the first one's result.
+/// Returns the contestants that can run a program and get the first one's result.
 fn line_up<'a>(
     program: &Program,
     contestants: &'a [Box<dyn Contestant>],
@@ -155,7 +161,7 @@ fn line_up<'a>(
     turns
 }
 
-/// Runs that make a round.
+/// Returns the number of runs in a round.
 fn calibrated(prepared: &mut dyn Prepared) -> anyhow::Result<u32> {
     let mut times = 1_u32;
     loop {

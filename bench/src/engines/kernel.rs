@@ -13,8 +13,10 @@ use super::contest::{Contestant, Outcome, Prepared};
 use super::programs::Program;
 use super::workshop::Workshop;
 
-/// The running kernel. Its programs have bounds and ends of loops that its verifier can see, so they are not quite the same;
-/// and a test run costs some 20 ns besides.
+/// The running kernel.
+///
+/// Its programs have bounds and ends of loops that its verifier can see, so they are not quite the
+/// same; and a test run costs some 20 ns besides.
 pub struct Kernel;
 
 impl Contestant for Kernel {
@@ -47,7 +49,7 @@ impl Contestant for Kernel {
     }
 }
 
-/// Has a 64-bit immediate give an address in the map's value; the offset stands in its low half.
+/// Makes a 64-bit immediate load an address in the map's value; the offset is in its low half.
 fn refer(insns: &mut [Insn], at: usize, memory: &File) -> anyhow::Result<()> {
     let [first, second] = insns
         .get_mut(at..at + 2)

@@ -1,7 +1,9 @@
-//! The same programs, run by native code, by each of Beeline's engines, by the kernel and by whoever else takes part.
+//! Runs the same programs by native code, by each of Beeline's engines, by the kernel and by any
+//! other contestant.
 //!
-//! A [`Program`] is one C file and what it works on. Each [`Contestant`] makes it ready in its own way; then all take
-//! turns in short rounds of one process, and of each the best round counts. So ratios hold on a busy machine too.
+//! A [`Program`] is one C file and the memory that it works on. Each [`Contestant`] prepares it in
+//! its own way; then all take turns in short rounds of one process, and the best round of each
+//! counts. So ratios hold on a busy machine too.
 
 mod beeline;
 mod compile;
@@ -21,10 +23,11 @@ pub use programs::{PROGRAMS, Program};
 pub use report::{Figure, print, print_compile_times};
 pub use workshop::{Memory, Workshop, run_to_success};
 
-/// Rounds of a usual contest: many short ones, of which the best counts.
+/// The rounds of a usual contest: many short ones, of which the best counts.
 pub const ROUNDS: u32 = 60;
 
-/// Those that need nothing but this machine: native code first, which the others are compared with.
+/// Returns the contestants that need only this machine: native code first, the reference for the
+/// others.
 pub fn usual_contestants() -> Vec<Box<dyn Contestant>> {
     vec![
         Box::new(Native::GENERAL_REGISTERS),

@@ -16,7 +16,7 @@ pub struct Native {
 }
 
 impl Native {
-    /// With what compiled programs may use: the general registers.
+    /// With the registers that compiled programs may use: the general ones.
     pub const GENERAL_REGISTERS: Native = Native {
         name: "native",
         options: &["-shared", "-fPIC", "-mgeneral-regs-only"],
@@ -58,18 +58,19 @@ impl Prepared for Loaded {
 /// Loads a library, for good, and finds its function.
 fn find_run(library: &Path) -> anyhow::Result<Entry> {
     let path = CString::new(library.as_os_str().as_bytes())?;
-    // SAFETY: a library that has nothing but one function.
+    // SAFETY: the library contains nothing but one function.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         // SAFETY: after a failure there is a message, which stays until the next call.
         let why = unsafe { CStr::from_ptr(libc::dlerror()) };
         bail!("{}", why.to_string_lossy());
     }
-    // SAFETY: the handle is good.
+    // SAFETY: the handle is valid: `dlopen` has just returned it, and it was not null.
     let symbol = unsafe { libc::dlsym(handle, c"run".as_ptr()) };
     if symbol.is_null() {
         bail!("{} has no function run", library.display());
     }
-    // SAFETY: the programs define this function by that type, but for the second argument, which it then does not look at.
+    // SAFETY: the programs define this function with that type, except for the second argument,
+    // which it then does not look at.
     Ok(unsafe { std::mem::transmute::<*mut libc::c_void, Entry>(symbol) })
 }

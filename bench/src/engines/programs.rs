@@ -1,21 +1,23 @@
-//! The programs, and what they work on.
+//! The programs, and the memory that they work on.
 
 /// A program in C, `programs/NAME.c`, and the memory that it is given.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
-    /// Its name, also that of its file.
+    /// The name, also that of its file.
     pub name: &'static str,
     memory: fn() -> Vec<u8>,
 }
 
 impl Program {
-    /// The memory that each run is given, as it is before the first run. What a run changes does not change its result.
+    /// Returns the memory that each run is given, as it is before the first run.
+    ///
+    /// The changes that a run makes do not change its result.
     pub fn memory(&self) -> Vec<u8> {
         (self.memory)()
     }
 }
 
-/// The programs of figure 3 of the bpftime paper, done again.
+/// The programs of figure 3 of the bpftime paper, written anew.
 pub const PROGRAMS: [Program; 8] = [
     Program {
         name: "simple",
@@ -61,7 +63,7 @@ pub const PROGRAMS: [Program; 8] = [
     },
 ];
 
-/// Of these, the one with some sixty instructions.
+/// The one of them with some sixty instructions.
 pub(crate) const LOG2_INT: Program = Program {
     name: "log2_int",
     memory: || {
@@ -79,10 +81,10 @@ pub(crate) const FRAMES: Program = Program {
 
 const MIB: usize = 1 << 20;
 
-/// Numbers that a program goes through.
+/// The numbers that a program goes through.
 const COUNT: u64 = 1024;
 
-/// Two equal strings of a MiB each, the zero at their end included.
+/// Returns two equal strings of a MiB each, with the zero at their end.
 fn strings() -> Vec<u8> {
     let mut random = Random::default();
     let mut string: Vec<u8> = (1..MIB).map(|_| 1 + (random.next() % 255) as u8).collect();
@@ -97,7 +99,7 @@ fn numbers<T, const BYTES: usize>(
     values.into_iter().flat_map(encode).collect()
 }
 
-/// The same numbers in each run (splitmix64).
+/// Random numbers that are the same in each run (splitmix64).
 #[derive(Default)]
 struct Random(u64);
 

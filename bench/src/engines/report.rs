@@ -1,22 +1,23 @@
-//! Figures, and how they are printed.
+//! Prints figures.
 
 use super::compile::CompileTime;
 use serde::Serialize;
 
-/// What one engine's run of a program takes.
+/// The time of a program on one engine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figure {
     /// The program.
     pub program: &'static str,
-    /// Who ran it.
+    /// The engine.
     pub engine: &'static str,
-    /// Nanoseconds a run.
+    /// The nanoseconds of a run.
     pub ns: f64,
-    /// The same, in native runs with general registers only.
+    /// The time of a run, in native runs with general registers only.
     pub ratio: f64,
 }
 
-/// Prints a line for each program, a column for each engine: nanoseconds of the first, and how many times that others take.
+/// Prints a line for each program and a column for each engine: the nanoseconds of the first, and
+/// multiples of them for the others.
 pub fn print(figures: &[Figure]) {
     let engines = in_order(figures, |figure| figure.engine);
     let Some((first, others)) = engines.split_first() else {

@@ -8,19 +8,23 @@ use std::alloc::Layout;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where programs are compiled; removed at the end.
+/// The directory in which programs are compiled; removed at the end.
 pub struct Workshop(Scratch);
 
 impl Workshop {
-    /// An empty one. Fails where there is no clang.
+    /// Creates an empty one.
+    ///
+    /// # Errors
+    /// Fails if there is no clang.
     pub fn new() -> anyhow::Result<Workshop> {
         let version = Command::new("clang").arg("--version").output();
         version.context("clang is needed; install it")?;
         Ok(Workshop(Scratch::new()))
     }
 
-    /// Compiles a program, optimised and with no calls to a C library, to `NAME.KIND`. The loops stay what they say: no
-    /// call of `memcpy` is made of them.
+    /// Compiles a program to `NAME.KIND`, optimised and with no calls to a C library.
+    ///
+    /// The loops stay loops: they do not become calls of `memcpy`.
     pub fn compile(
         &self,
         program: &Program,
@@ -42,7 +46,7 @@ impl Workshop {
         Ok(built)
     }
 
-    /// Its eBPF instructions, for a version of the instruction set: "v2", "v3".
+    /// Returns its eBPF instructions, for a version of the instruction set: "v2", "v3".
     pub fn bytecode(&self, program: &Program, version: &str) -> anyhow::Result<Vec<u8>> {
         let cpu = format!("-mcpu={version}");
         let built = self.compile(program, version, &["-target", "bpf", "-c", &cpu])?;
@@ -64,7 +68,10 @@ impl Workshop {
     }
 }
 
-/// Runs a compiler or linker; an error if it does not succeed.
+/// Runs a compiler or linker.
+///
+/// # Errors
+/// Fails if the command does not succeed.
 pub fn run_to_success(command: &mut Command) -> anyhow::Result<()> {
     let output = command
         .output()
@@ -82,7 +89,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A copy.
+    /// Creates a copy.
     pub fn of(bytes: &[u8]) -> Memory {
         let layout = Layout::from_size_align(bytes.len().max(1), 4096)
             .expect("a page's size is a power of 2");
@@ -91,22 +98,23 @@ impl Memory {
         if start.is_null() {
             std::alloc::handle_alloc_error(layout);
         }
-        // SAFETY: the memory is as long as the bytes, and new.
+        // SAFETY: the memory is as long as the bytes, and has just been allocated, so it does not
+        // overlap them.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Memory { start, layout }
     }
 
-    /// Its first byte.
+    /// Returns its first byte.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// Its length.
+    /// Returns its length.
     pub fn len(&self) -> usize {
         self.layout.size()
     }
 
-    /// Never: there is always a byte.
+    /// Returns false: there is always a byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -114,7 +122,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and freed once.
+        // SAFETY: the memory was allocated with this layout, and is freed once.
         unsafe { std::alloc::dealloc(self.start, self.layout) };
     }
 }

@@ -1,8 +1,9 @@
-//! How long a ring buffer's record is on its way: from its commit in the guest to the tool, which polls or sleeps, on the host or beside it
-//! in the guest.
+//! Measures the delay of a ring buffer's record: from its commit in the guest to the tool, which
+//! polls or sleeps, on the host or beside it in the guest.
 //!
-//! Records are written at moments of the guest's own, with its time in them. What that is by the host's clock is known by comparing both
-//! clocks before and after each few records, through memory that both have mapped; how wrong it can be at most is a part of the row.
+//! Records are written at moments of the guest's own, with its time in them. Both clocks are
+//! compared before and after each few records, through memory that both have mapped, which gives
+//! the host's time. The maximum error is a part of the row.
 
 use super::{Memory, PROXY_PORT, TOOL, forwarded, middle};
 use crate::table::Row;
@@ -10,19 +11,22 @@ use anyhow::Context;
 use beeline_e2e::{Engine, GUEST_PATIENCE, Guest, Options, PATIENCE, Tool, until};
 use std::path::{Path, PathBuf};
 
-/// One for whoever writes, and one for a tool in the guest that polls.
+/// One for the writer, and one for a tool in the guest that polls.
 const CPUS: u32 = 2;
 
-/// Comparisons that may be further off, in nanoseconds, are left out: others had the CPU in each of their exchanges.
+/// Comparisons with a larger error, in nanoseconds, are left out: others had the CPU in each of
+/// their exchanges.
 const WRONG: f64 = 2000.0;
 
-/// A record: when it was written, by the guest's clock, and when it was seen, by the clock of who saw it. In nanoseconds.
+/// A record: the time of writing, by the guest's clock, and the time of arrival, by the reader's
+/// clock. In nanoseconds.
 type Arrival = [f64; 2];
 
-/// The host's time, the guest's of the same moment, and by how much one can be wrong against the other. In nanoseconds.
+/// The host's time, the guest's at the same moment, and the maximum error between them. In
+/// nanoseconds.
 type Comparison = [f64; 3];
 
-/// The rows. None where there can be no such guest.
+/// Returns the rows; none if there can be no such guest.
 pub(super) fn rows(
     engines: &[Engine],
     tool: &Path,
@@ -90,12 +94,12 @@ fn row(manner: &str, in_memory: bool, inside: Option<Delays>, on_host: Option<De
     row
 }
 
-/// Of many records, in microseconds.
+/// The delays of many records, in microseconds.
 #[derive(Clone)]
 struct Delays {
     least: f64,
     middle: f64,
-    /// By so much all of them can be wrong.
+    /// The error that all of them can have.
     wrong: f64,
 }
 
@@ -117,7 +121,7 @@ struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Both ends in the guest, by one clock.
+    /// Measures both ends in the guest, by one clock.
     fn inside(&self, manner: &str) -> anyhow::Result<Delays> {
         let tool = self.guest.start(&format!("{TOOL} arrivals {manner}"));
         tool.wait_for_line(|line| line.starts_with("program "));
@@ -135,7 +139,7 @@ impl Arrivals<'_> {
             command.args(arguments);
             Tool::start(command)
         };
-        // QEMU's monitor is for one tool at a time.
+        // QEMU's monitor serves one tool at a time.
         let clocks = begin(&["clocks"], Memory::File);
         let array = number_behind(&line_of(&clocks, "array ")?, "array ")?;
         let tool = begin(
@@ -178,7 +182,7 @@ fn number_behind(text: &str, start: &str) -> anyhow::Result<u32> {
         .with_context(|| format!("{start:?} and a number in place of {text:?}"))
 }
 
-/// The lines of so many numbers; others say something else.
+/// Returns the lines of so many numbers; other lines say something else.
 fn rows_of<'a, const N: usize>(
     lines: impl Iterator<Item = &'a str>,
 ) -> anyhow::Result<Vec<[f64; N]>> {
@@ -194,7 +198,8 @@ fn rows_of<'a, const N: usize>(
     Ok(rows)
 }
 
-/// What each record took by the host's clock, where that ran evenly against the guest's between the comparisons before and after it.
+/// Returns the delay of each record by the host's clock, where that ran evenly against the guest's
+/// between the comparisons before and after it.
 fn delays_by(comparisons: &[Comparison], arrivals: &[Arrival]) -> anyhow::Result<Delays> {
     let (mut delays, mut wrong) = (Vec::new(), 0_f64);
     for [written, seen] in arrivals {

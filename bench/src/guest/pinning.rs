@@ -1,5 +1,5 @@
-//! A queue between two threads of a guest, each bound to a CPU there, while the host has other things to do: with `beeline vcpu-pin`, and
-//! without.
+//! Measures a queue between two threads of a guest, each bound to a CPU there, while the host has
+//! other work: with `beeline vcpu-pin`, and without.
 
 use super::{PROXY_PORT, numbers};
 use crate::table::Row;
@@ -10,15 +10,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Pairs of runs, one of each manner, the order changing from pair to pair; and the factor of Student's distribution that makes an
-/// interval of 95 % of so many.
+/// The pairs of runs, one of each manner, in an order that changes from pair to pair, and the
+/// factor of Student's distribution for an interval of 95 % of so many.
 const PAIRS: usize = 10;
 const STUDENT: f64 = 2.262;
-/// A run: so many rounds of so many milliseconds, whose mean counts.
+/// A run: so many rounds of so many milliseconds; their mean counts.
 const RUN: &str = "/bench/spsc 200 4";
 const CPUS: u32 = 2;
 
-/// The row: without pinning in the kernel's column. None where there can be no such guest.
+/// Returns the row, without pinning in the kernel's column; none if there can be no such guest.
 pub(super) fn row(proxy: PathBuf) -> anyhow::Result<Option<Row>> {
     let scratch = Scratch::new();
     let options = Options {
@@ -93,7 +93,7 @@ fn run_pinned(guest: &Guest) -> anyhow::Result<f64> {
     found.with_context(|| tool.words("is not ready"))?;
     let figure = run(guest)?;
     let ended = tool.interrupt();
-    // Without that the figure would be one of the other manner.
+    // Otherwise the figure would be one of the other manner.
     let pins = ended
         .stderr
         .iter()
@@ -102,7 +102,7 @@ fn run_pinned(guest: &Guest) -> anyhow::Result<f64> {
     Ok(figure)
 }
 
-/// A thread for each CPU that does nothing but run.
+/// A busy thread for each CPU.
 struct Load(Arc<AtomicBool>);
 
 impl Load {
@@ -126,7 +126,7 @@ impl Drop for Load {
     }
 }
 
-/// A mean, and half of the interval about it in which the true one is with 95 %.
+/// A mean, and half of the interval around it that contains the true one with 95 %.
 struct Interval {
     mean: f64,
     half: f64,
