@@ -1,4 +1,4 @@
-//! A script with what is known about its output, checked on every engine.
+//! A script with the known parts of its output, checked on every engine.
 
 use crate::output::holds_word;
 use crate::{
@@ -8,55 +8,62 @@ use crate::{
 use std::path::Path;
 use std::process::Command;
 
-/// How one engine's output must agree with the other's.
+/// The required agreement of one engine's output with the other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// The same lines in the same order.
     Exact,
     /// The same lines; events of several CPUs may arrive in another order.
     Sorted,
-    /// The same form, the figures aside: for times and random numbers.
+    /// The same form, apart from the figures: for times and random numbers.
     Shape,
 }
 
 /// A bpftrace script for a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
-    /// Options of bpftrace's, besides `-p` and `-e`.
+    /// Options for bpftrace, besides `-p` and `-e`.
     pub options: &'a [&'a str],
-    /// The script; `{prog}` is the workload's path, `{pid}` its process id, `{libc}` the C library's path,
-    /// and `{at FUNCTION+OFFSET}` that place's address in the workload's file.
+    /// The script.
+    ///
+    /// `{prog}` is the workload's path, `{pid}` its process id, `{libc}` the C library's path, and
+    /// `{at FUNCTION+OFFSET}` that place's address in the workload's file.
     pub script: &'a str,
-    /// How outputs are compared.
+    /// The way in which outputs are compared.
     pub compare: Compare,
-    /// Lines that must be there whatever the engine, PID and ADDR standing for what differs from run to run.
+    /// Lines that must be there on every engine; PID and ADDR stand for the parts that differ from
+    /// run to run.
     pub known: &'a [&'a str],
 }
 
-/// Where Debian keeps the C library on x86-64.
+/// The place of the C library on Debian x86-64.
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 
 impl Case<'_> {
-    /// Builds a file of `workloads/`, and runs the script for it on every engine. An error says why it cannot be
-    /// tried here.
+    /// Builds a file of `workloads/`, and runs the script for it on every engine.
+    ///
+    /// # Errors
+    /// The reason why it cannot be tried here.
     pub fn check(&self, workload: &str) -> Result<(), String> {
         self.check_built(workload, &[])
     }
 
-    /// As [`Case::check`], with more options for gcc.
+    /// Checks like [`Case::check`], with more options for gcc.
     pub fn check_built(&self, workload: &str, options: &[&str]) -> Result<(), String> {
         let scratch = Scratch::new();
         let program = scratch.build_with(workload, options);
         self.check_on(&program, || Command::new(&program))
     }
 
-    /// Runs the script on every engine, each for a new process of `target`, whose `{prog}` is `program`.
+    /// Runs the script on every engine, each for a new process of `target`; `{prog}` is `program`.
     pub fn check_on(&self, program: &Path, target: impl Fn() -> Command) -> Result<(), String> {
         self.check_by(&engines()?, program, target)
     }
 
-    /// As [`Case::check_on`], on Beeline alone: for what the kernel is known to do otherwise. Only what is known
-    /// of the output is checked.
+    /// Checks like [`Case::check_on`], on Beeline alone, for output that is known to differ on the
+    /// kernel.
+    ///
+    /// Only the known parts of the output are checked.
     pub fn check_beeline(
         &self,
         program: &Path,
@@ -119,7 +126,8 @@ impl Case<'_> {
         output
     }
 
-    /// Starts a target whose process id is none of the numbers that the script or its known output speak of.
+    /// Starts a target with a process id that is none of the numbers in the script or its known
+    /// output.
     fn start_apart(&self, target: impl Fn() -> Command) -> Workload {
         loop {
             let workload = Workload::start_command(target());
@@ -130,7 +138,7 @@ impl Case<'_> {
         }
     }
 
-    /// Whether the script uses `pid` or `tid`, so that its maps' keys may hold them.
+    /// Returns whether the script uses `pid` or `tid`, so that its maps' keys may hold them.
     fn names_processes(&self) -> bool {
         let mut words = self.script.split(|c: char| !c.is_ascii_alphanumeric());
         words.any(|word| matches!(word, "pid" | "tid"))
@@ -162,7 +170,7 @@ impl Case<'_> {
     }
 }
 
-/// Puts addresses in the place of each `{at FUNCTION+OFFSET}`.
+/// Replaces each `{at FUNCTION+OFFSET}` by its address.
 fn with_addresses(script: &str, program: &Path) -> String {
     let Some((before, rest)) = script.split_once("{at ") else {
         return script.to_owned();
@@ -174,7 +182,7 @@ fn with_addresses(script: &str, program: &Path) -> String {
     format!("{before}{address:#x}{}", with_addresses(after, program))
 }
 
-/// What the workload answers when no one looks.
+/// Returns the workload's answer without probes.
 fn unprobed_answer(target: Command) -> String {
     let mut workload = Workload::start_command(target);
     let answer = workload.go();

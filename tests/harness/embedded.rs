@@ -1,9 +1,9 @@
 //! Object files inside other files: libbpf's skeletons keep them as plain data.
 
-/// Bytes of an ELF header.
+/// The bytes of an ELF header.
 const HEADER: usize = 64;
 
-/// The eBPF object files inside a file.
+/// Returns the eBPF object files inside a file.
 pub fn embedded_objects(data: &[u8]) -> impl Iterator<Item = &[u8]> {
     let starts = (0..data.len().saturating_sub(HEADER)).filter(|&at| {
         let header = &data[at..at + HEADER];

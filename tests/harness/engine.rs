@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 
 use crate::{PATIENCE, until};
 
-/// What runs a tool's programs.
+/// The engine that runs a tool's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// The tool as it is: the yardstick.
+    /// The unmodified tool: the yardstick.
     Kernel,
     /// The same command behind `beeline run --`.
     Beeline,
@@ -27,7 +27,7 @@ impl fmt::Display for Engine {
 }
 
 impl Engine {
-    /// The command that runs `tool` by this engine; add the tool's arguments to it.
+    /// Returns the command that runs `tool` on this engine; the caller adds the tool's arguments.
     pub fn command(self, tool: impl AsRef<std::ffi::OsStr>) -> Command {
         match self {
             Engine::Kernel => Command::new(tool),
@@ -44,7 +44,10 @@ impl Engine {
         }
     }
 
-    /// Says why this engine cannot be used here, if so.
+    /// Checks that this engine can be used here.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
     pub fn available(self) -> Result<(), String> {
         match self {
             Engine::Kernel => kernel_available(),
@@ -53,8 +56,10 @@ impl Engine {
     }
 }
 
-/// The command that runs a tool on the kernel and shows it the kernel's tracepoints in both places where tools look, also
-/// where nobody has mounted them: in a mount namespace of its own.
+/// Returns the command that runs a tool on the kernel and shows it the kernel's tracepoints in both
+/// places where tools look.
+///
+/// It has a mount namespace of its own, so this works even if they are not mounted.
 pub fn with_tracefs(tool: impl AsRef<std::ffi::OsStr>) -> Command {
     const SCRIPT: &str = r#"cd /sys/kernel
         test -e tracing/events || mount -t tracefs nodev tracing
@@ -66,9 +71,14 @@ pub fn with_tracefs(tool: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Has a command find headers of a kernel where bcc looks for those of the running one, which need not be installable:
-/// any of this machine's architecture do for programs that look at system calls. In a mount namespace of its own. An
-/// error says what to install.
+/// Shows a command a kernel's headers in the place where bcc looks for those of the running one,
+/// which may not be installable.
+///
+/// The headers of any kernel for this machine's architecture do for programs that look at system
+/// calls. The command has a mount namespace of its own.
+///
+/// # Errors
+/// The text says what to install.
 pub fn with_kernel_headers(command: Command) -> Result<Command, String> {
     const SCRIPT: &str = r#"test -e /lib/modules/$(uname -r)/build && exec "$@"
         mount -t tmpfs nodev /lib/modules && mkdir /lib/modules/$(uname -r) && cd /lib/modules/$(uname -r) &&
@@ -98,16 +108,19 @@ pub fn with_kernel_headers(command: Command) -> Result<Command, String> {
     Ok(within)
 }
 
-/// Has Beeline compile what it runs, whatever it has compiled in earlier tests.
+/// Makes Beeline compile all code that it runs, regardless of what it has compiled in earlier
+/// tests.
 pub fn compile_anew(command: &mut Command) {
     command.env("BEELINE_CACHE", "");
 }
 
-/// The engines that this run is to look at and that the machine has: both, unless `BEELINE_E2E_ENGINE`
-/// is `kernel` (which tries the tests themselves, without Beeline) or `beeline`. With `guest` it is both, and Beeline has the tool's
-/// calls carried out by this machine's own kernel, through the proxy for guests.
+/// Returns the engines that this run covers and that the machine has.
 ///
-/// A missing kernel takes the comparison away, not the test: the known counts are still checked.
+/// Both, unless `BEELINE_E2E_ENGINE` is `kernel` (which tries the tests themselves, without
+/// Beeline) or `beeline`. With `guest` it is both, and this machine's own kernel carries out the
+/// tool's calls for Beeline, through the proxy for guests.
+///
+/// A missing kernel costs the comparison, not the test: the known counts are still checked.
 pub fn engines() -> Result<Vec<Engine>, String> {
     let wanted = std::env::var("BEELINE_E2E_ENGINE").unwrap_or_default();
     let wanted = match wanted.as_str() {
@@ -132,17 +145,18 @@ pub fn engines() -> Result<Vec<Engine>, String> {
     Ok(usable)
 }
 
-/// Are tools to be run as if this machine were a guest?
+/// Returns whether tools are to be run as if this machine were a guest.
 pub fn in_guest() -> bool {
     std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == "guest")
 }
 
-/// The address of a proxy on this machine, started for the whole test and ended with it.
+/// Returns the address of a proxy on this machine, started for the whole test and ended with it.
 fn proxy() -> &'static str {
     static PROXY: OnceLock<(String, Child)> = OnceLock::new();
     let start = || {
         let socket = std::env::temp_dir().join(format!("beeline-e2e-guest-{}", std::process::id()));
-        // Ends with this process, however that ends: nobody holds the other end of its input then.
+        // The proxy ends with this process, however that ends: then nothing holds the other end of
+        // its input.
         const SCRIPT: &str = r#""$@" & read -r nothing; kill $!"#;
         let address = format!("unix:{}", socket.display());
         let mut command = Command::new("sh");
@@ -157,7 +171,7 @@ fn proxy() -> &'static str {
     &PROXY.get_or_init(start).0
 }
 
-/// For tests of Beeline alone: they do not run when only the kernel is asked for.
+/// Checks for tests of Beeline alone, which do not run when only the kernel is requested.
 pub fn beeline_wanted() -> Result<(), String> {
     match engines()?.contains(&Engine::Beeline) && !in_guest() {
         true => Ok(()),
@@ -165,8 +179,9 @@ pub fn beeline_wanted() -> Result<(), String> {
     }
 }
 
-/// The Beeline command: `BEELINE`, or the release build beside these tests' sources. Panics if it is not there:
-/// a missing Beeline is a failure, not a reason to skip.
+/// Returns the Beeline command: `BEELINE`, or the release build beside these tests' sources.
+///
+/// Panics if it is not there: a missing Beeline is a failure, not a reason to skip.
 pub fn beeline() -> PathBuf {
     let path = match (
         std::env::var_os("BEELINE"),
@@ -188,7 +203,10 @@ pub fn beeline() -> PathBuf {
     path
 }
 
-/// Where `name` is: on the path or where Debian keeps system tools. An error names what to install.
+/// Returns the place of `name`: on the path or where Debian keeps system tools.
+///
+/// # Errors
+/// The text names the package to install.
 pub fn find_program(name: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -198,7 +216,7 @@ pub fn find_program(name: &str) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("{name} is not installed (scripts/deps.sh installs what there is)"))
 }
 
-/// Whether bpftrace runs on this kernel as this user, tried once.
+/// Checks that bpftrace runs on this kernel as this user; tried once.
 pub fn kernel_available() -> Result<(), String> {
     static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
     ANSWER.get_or_init(try_kernel).clone()

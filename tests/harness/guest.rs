@@ -1,8 +1,10 @@
-//! Virtual machines with Debian's kernels, to run tools in and to be looked into from outside.
+//! Virtual machines with Debian's kernels, in which tools run, and which can be inspected from
+//! outside.
 //!
-//! A guest has busybox, Debian's bpftrace and libbpf tools, whatever files a test gives it, one CPU unless asked for more, and three ways
-//! in: vsock, a virtio-serial port and forwarded TCP. Its processor is emulated, as few machines that test have another virtual machine to
-//! offer; so it takes seconds to boot, and one boot should serve many tests.
+//! A guest has busybox, Debian's bpftrace and libbpf tools, the files that a test gives it, one CPU
+//! unless more are requested, and three connections: vsock, a virtio-serial port and forwarded TCP.
+//! Its processor is emulated, as few test machines can run another virtual machine. So it takes
+//! seconds to boot, and one boot should serve many tests.
 
 mod control;
 mod initramfs;
@@ -26,39 +28,42 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a boot may take, and any one command in a guest: it is slow, and the machine may be busy.
+/// The time limit for a boot, and for any one command in a guest: a guest is slow, and the machine
+/// may be busy.
 pub const GUEST_PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the kernel prints when the emulator lost a change of code between CPUs. It comes with more than one CPU, seldom, and says
-/// nothing of what is tested.
+/// The kernel's message when the emulator lost a change of code between CPUs. It occurs rarely,
+/// with more than one CPU, and is unrelated to the tests.
 const EMULATORS_FAULT: &str = "Oops: int3";
-/// How often a boot that ends by that is tried.
+/// The number of times that a boot is tried if it ends so.
 const BOOTS: u32 = 3;
 
-/// How a guest is to be made.
+/// The properties of a guest.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     /// The series of its kernel: "6.12" or "6.1".
     pub kernel: &'a str,
     /// Its memory in MiB.
     pub memory: u32,
-    /// What on the host that is.
+    /// The backing of that memory on the host.
     pub backing: Backing,
-    /// How many CPUs it has.
+    /// The number of its CPUs.
     pub smp: u32,
-    /// Programs that it shall have: pairs of a file here and a path there. Folders are made as needed; `/usr`, `/lib`
-    /// and `/lib64` cannot be written to. Libraries of Debian's that C, C++ and Rust programs need are there.
+    /// The programs to install: pairs of a file here and a path there.
+    ///
+    /// Folders are made as needed; `/usr`, `/lib` and `/lib64` cannot be written to. Debian's
+    /// libraries for C, C++ and Rust programs are there.
     pub files: Vec<(PathBuf, String)>,
 }
 
-/// What a guest's memory is on the host, always shared.
+/// The backing of a guest's memory on the host, always shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// A file.
     File,
     /// A memory file without a name, of huge pages of 2 MiB.
     HugePages,
-    /// Two files of half of it each, for a NUMA node each; all CPUs are the second's.
+    /// Two files of half of it each, one for each NUMA node; all CPUs are the second's.
     Nodes,
 }
 
@@ -74,7 +79,9 @@ impl Default for Options<'_> {
     }
 }
 
-/// A virtual machine that is up. Dropped, it is killed; it does not outlive the tests' process either.
+/// A running virtual machine.
+///
+/// It is killed when dropped, and does not outlive the tests' process either.
 pub struct Guest {
     control: Control,
     machine: std::sync::Mutex<Machine>,
@@ -83,12 +90,18 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Says why there can be no guest here, if so.
+    /// Checks that there can be a guest here.
+    ///
+    /// # Errors
+    /// The reason why not.
     pub fn available(kernel: &str) -> Result<(), String> {
         Kit::find(kernel).map(drop)
     }
 
-    /// Boots a guest. An error says why it cannot be tried here. Panics with the guest's words if it does not come up.
+    /// Boots a guest. Panics with the guest's output if it does not come up.
+    ///
+    /// # Errors
+    /// The reason why it cannot be tried here.
     pub fn boot(options: &Options) -> Result<Guest, String> {
         let kit = Kit::find(options.kernel)?;
         let initramfs = initramfs::make(&kit, options.kernel, &options.files);
@@ -105,7 +118,7 @@ impl Guest {
         Ok(last.unwrap_or_else(|words| panic!("{words}")))
     }
 
-    /// Boots once; an error holds what the guest and QEMU said.
+    /// Boots once; the error holds the output of the guest and QEMU.
     fn try_boot(kit: &Kit, options: &Options, initramfs: &[u8]) -> Result<Guest, String> {
         let machine = Machine::start(kit, options, initramfs);
         let mut stream = None;
@@ -132,18 +145,19 @@ impl Guest {
         })
     }
 
-    /// Runs a shell script to its end. Panics if that does not come in [`GUEST_PATIENCE`].
+    /// Runs a shell script to its end. Panics if that takes longer than [`GUEST_PATIENCE`].
     pub fn run(&self, script: &str) -> Answer {
         self.run_with(script, &[])
     }
 
-    /// As [`Guest::run`], with a standard input.
+    /// Runs a script like [`Guest::run`], with a standard input.
     pub fn run_with(&self, script: &str, input: &[u8]) -> Answer {
         let id = self.control.send(script, input);
         self.answer(id, script, GUEST_PATIENCE)
     }
 
-    /// As [`Guest::run`], and panics if its exit code is not 0. Its standard output.
+    /// Runs a script like [`Guest::run`], and returns its standard output. Panics if its exit code
+    /// is not 0.
     pub fn check(&self, script: &str) -> String {
         let answer = self.run(script);
         assert_eq!(answer.code, 0, "in the guest: {script}: {answer:?}");
@@ -156,7 +170,7 @@ impl Guest {
         assert_eq!(answer.code, 0, "in the guest: {path}: {answer:?}");
     }
 
-    /// Starts a program with its arguments, as a shell reads them, and does not wait for it.
+    /// Starts a program with its arguments, in a shell's syntax, and does not wait for it.
     pub fn start(&self, command: &str) -> Job<'_> {
         Job::new(self, command)
     }
@@ -165,60 +179,67 @@ impl Guest {
         self.control.answer(id, patience).unwrap_or_else(|| {
             let machine = self.machine.lock().expect("no test broke it");
             let words = words(&machine, "no answer from the guest");
-            // Its death is no reason to hide what it died of from the next test.
+            // A dead guest must not hide the reason from the next test.
             drop(machine);
             panic!("{words}\n--- script\n{script}")
         })
     }
 
-    /// The Unix socket of its vsock: whoever connects to it and sends "CONNECT PORT\n" is connected to that port of the guest, after a
-    /// line "OK ...\n". What the guest sends to port P of CID 2 comes to this path with "_P" behind it.
+    /// Returns the Unix socket of its vsock.
+    ///
+    /// A client that connects to it and sends "CONNECT PORT\n" is connected to that port of the
+    /// guest, after a line "OK ...\n". Data that the guest sends to port P of CID 2 arrives at this
+    /// path with the suffix "_P".
     pub fn vsock(&self) -> PathBuf {
         self.folder.join("vsock")
     }
 
-    /// The Unix socket of a serial port that is `/dev/virtio-ports/beeline` in the guest.
+    /// Returns the Unix socket of a serial port that is `/dev/virtio-ports/beeline` in the guest.
     pub fn virtio_serial(&self) -> PathBuf {
         self.folder.join("beeline")
     }
 
-    /// The file that is its memory, with [`Backing::File`]: guest-physical addresses are offsets, below 2 GiB.
+    /// Returns the file that is its memory, with [`Backing::File`]: guest-physical addresses are
+    /// offsets, below 2 GiB.
     pub fn memory_file(&self) -> PathBuf {
         self.folder.join("memory")
     }
 
-    /// The file that is its second node's memory, with [`Backing::Nodes`].
+    /// Returns the file that is its second node's memory, with [`Backing::Nodes`].
     pub fn second_memory_file(&self) -> PathBuf {
         self.folder.join("memory-1")
     }
 
-    /// The Unix socket of QEMU's monitor, for one connection at a time.
+    /// Returns the Unix socket of QEMU's monitor, for one connection at a time.
     pub fn qmp(&self) -> PathBuf {
         self.folder.join("qmp")
     }
 
-    /// A folder that is removed with the guest, for sockets whose names begin with others than its own.
+    /// Returns a folder that is removed with the guest, for sockets with other name prefixes than
+    /// its own.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The id of QEMU's process.
+    /// Returns the id of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The lines of its console so far.
+    /// Returns the lines of its console so far.
     pub fn console(&self) -> Vec<String> {
         let machine = self.machine.lock().expect("no test broke it");
         machine.console.so_far()
     }
 
-    /// Has connections to an address on this machine's loopback go to a TCP port of the guest; that address.
+    /// Forwards connections to an address on this machine's loopback to a TCP port of the guest;
+    /// returns that address.
     pub fn forward_tcp(&self, port: u16) -> SocketAddr {
         const TRIES: u32 = 8;
         let mut said = String::new();
         for _ in 0..TRIES {
-            // Free now; if somebody takes it before QEMU does, another.
+            // The port is free now; if another process takes it before QEMU does, a further one is
+            // tried.
             let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|s| s.local_addr());
             let address = free.expect("no free port");
             let rule = format!("hostfwd_add tcp:127.0.0.1:{}-:{port}", address.port());
@@ -233,7 +254,7 @@ impl Guest {
     fn monitor(&self, command: &str, arguments: &Value) -> String {
         let path = self.folder.join("qmp-tests");
         let mut qmp = None;
-        // QEMU takes one connection at a time, and a moment to be free for the next.
+        // QEMU takes one connection at a time, and needs a moment to be free for the next.
         until(crate::PATIENCE, || {
             qmp = Qmp::connect(&path).ok();
             qmp.is_some()
@@ -245,12 +266,16 @@ impl Guest {
             .to_string()
     }
 
-    /// Connects to a vsock port of the guest. An error if nobody listens there.
+    /// Connects to a vsock port of the guest.
+    ///
+    /// # Errors
+    /// Fails if nothing listens there.
     pub fn connect_vsock(&self, port: u32) -> std::io::Result<UnixStream> {
         self.vsock_connector(port)()
     }
 
-    /// Makes connections to a vsock port of the guest, for as long as there is one.
+    /// Returns a function that makes connections to a vsock port of the guest, as long as there is
+    /// one.
     pub fn vsock_connector(
         &self,
         port: u32,
@@ -259,7 +284,7 @@ impl Guest {
         move || connect_vsock(&path, port)
     }
 
-    /// Resets it, as the button does.
+    /// Resets it, like the reset button.
     pub fn reset(&self) {
         self.monitor("system_reset", &json!({}));
     }
@@ -277,13 +302,14 @@ impl Guest {
         );
     }
 
-    /// Ends it as a cut of the power does.
+    /// Ends it like a power cut.
     pub fn kill(&self) {
         self.machine.lock().expect("no test broke it").kill();
     }
 }
 
-/// By the words of Firecracker and vhost-device-vsock: "CONNECT PORT\n" is answered by "OK ...\n".
+/// Connects with the messages of Firecracker and vhost-device-vsock: "OK ...\n" answers "CONNECT
+/// PORT\n".
 fn connect_vsock(path: &Path, port: u32) -> std::io::Result<UnixStream> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(crate::PATIENCE))?;
@@ -302,7 +328,7 @@ fn connect_vsock(path: &Path, port: u32) -> std::io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// A line of the console after which nothing comes of a boot.
+/// Returns whether a boot is dead after this line of the console.
 fn is_death(line: &str) -> bool {
     line.contains("Kernel panic") || line.contains(EMULATORS_FAULT)
 }

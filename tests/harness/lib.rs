@@ -1,10 +1,12 @@
-//! What the end-to-end tests and the benchmark have in common: building small target programs, running
-//! an unmodified eBPF tool on them by the kernel or by Beeline, and looking at what it did to the target.
+//! The common parts of the end-to-end tests and the benchmark: they build small target programs,
+//! run an unmodified eBPF tool on them on the kernel or on Beeline, and inspect the effect on the
+//! target.
 //!
-//! A test takes its [`Turn`], builds a program in a [`Scratch`] directory, starts it as a [`Workload`], starts
-//! a [`Tool`] for it by an [`Engine`], lets the workload do a known amount of work, and compares what the tool
-//! printed with what is known and with what the same tool prints on the kernel. Nothing here knows
-//! how Beeline works: it is a command, `target/release/beeline` or whatever `BEELINE` names.
+//! A test takes its [`Turn`], builds a program in a [`Scratch`] directory, starts it as a
+//! [`Workload`], and starts a [`Tool`] for it on an [`Engine`]. It lets the workload do a known
+//! amount of work, and compares the tool's output with the known facts and with the output of the
+//! same tool on the kernel. Nothing here depends on how Beeline works: it is a command,
+//! `target/release/beeline` or the one that `BEELINE` names.
 
 mod case;
 mod embedded;
@@ -40,22 +42,24 @@ pub use workload::{EXIT_CODE, Workload};
 use std::io::Write;
 use std::time::Duration;
 
-/// How long a test waits for anything before it fails. Long, because a busy machine is no failure.
+/// The time that a test waits for anything before it fails. It is long, because a busy machine is
+/// no failure.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Says that a test did not run, in the form that the test report counts.
+/// Reports that a test did not run, in the form that the test report counts.
 ///
 /// Written past the test runner's capture, so that it shows for passing tests too.
 pub fn skipped(why: &str) {
     remark(&format!("skipped: {why}"));
 }
 
-/// Says something that a reader of a passing test's output should know.
+/// Reports something that a reader of a passing test's output should know.
 pub fn remark(what: &str) {
     let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
 }
 
-/// Takes the value of an `Ok`; ends the test as skipped, with the error as the reason, for an `Err`.
+/// Takes the value of an `Ok`; for an `Err`, ends the test as skipped, with the error as the
+/// reason.
 #[macro_export]
 macro_rules! need {
     ($what:expr) => {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Lines read so far from a stream, which a thread keeps reading.
+/// The lines read so far from a stream, which a thread keeps reading.
 pub struct Lines {
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
@@ -30,7 +30,7 @@ impl Shared {
 }
 
 impl Lines {
-    /// Begins to read `stream`.
+    /// Starts to read `stream`.
     pub fn collect(stream: impl Read + Send + 'static) -> Lines {
         let shared = Arc::new(Shared::default());
         let writer = Arc::clone(&shared);
@@ -41,8 +41,10 @@ impl Lines {
         }
     }
 
-    /// The first line after the first `skip` lines that `wanted` accepts, and the number of lines up to it.
-    /// None if the stream ends or `patience` runs out first.
+    /// Waits for the first line after the first `skip` lines that `wanted` accepts; returns it with
+    /// the number of lines up to it.
+    ///
+    /// Returns None if the stream ends or `patience` runs out first.
     pub fn wait_for(
         &self,
         skip: usize,
@@ -68,19 +70,20 @@ impl Lines {
         }
     }
 
-    /// All lines read so far.
+    /// Returns all lines read so far.
     pub fn so_far(&self) -> Vec<String> {
         let state = self.shared.state();
         state.lines.iter().map(|(_, line)| line.clone()).collect()
     }
 
-    /// All lines read so far with the time at which each was read.
+    /// Returns all lines read so far with the time at which each was read.
     pub fn timed(&self) -> Vec<(Instant, String)> {
         self.shared.state().lines.clone()
     }
 
-    /// All lines up to the end of the stream, or those read when `patience` runs out: a stray child that
-    /// holds the stream open must not hang the test.
+    /// Returns all lines up to the end of the stream, or those read when `patience` runs out.
+    ///
+    /// A stray child that holds the stream open must not hang the test.
     pub fn to_the_end(&mut self, patience: Duration) -> Vec<String> {
         self.wait_for(usize::MAX, patience, |_| false);
         if self.shared.state().ended

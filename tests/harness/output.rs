@@ -1,10 +1,12 @@
-//! Making two runs' output comparable.
+//! Makes the output of two runs comparable.
 
 use crate::TICK;
 use std::collections::BTreeMap;
 
-/// Output without ticks and empty lines, with addresses as ADDR; and, if `named` says that the script asks for process
-/// ids, with the target's id as PID where one can stand: in the key of a map's line, never in a value.
+/// Returns output without ticks and empty lines, with addresses as ADDR.
+///
+/// If `named` says that the script asks for process ids, the target's id becomes PID where one may
+/// be: in the key of a map's line, never in a value.
 pub fn tidy(lines: &[String], named: Option<u32>) -> Vec<String> {
     let pid = named.map(|pid| pid.to_string());
     let kept = lines
@@ -18,7 +20,7 @@ pub fn tidy(lines: &[String], named: Option<u32>) -> Vec<String> {
     .collect()
 }
 
-/// Where the key of a map's line "@name[key]: value" ends; 0 if it is no such line.
+/// Returns the end of the key in a map's line "@name[key]: value"; 0 if it is not such a line.
 fn end_of_key(line: &str) -> usize {
     match (line.starts_with('@'), line.rfind("]:")) {
         (true, Some(end)) => end,
@@ -26,7 +28,7 @@ fn end_of_key(line: &str) -> usize {
     }
 }
 
-/// What differs from run to run gets a name.
+/// Returns a name for a word that differs from run to run.
 fn known_name(word: &str, pid: Option<&str>) -> Option<&'static str> {
     match word {
         word if Some(word) == pid => Some("PID"),
@@ -35,20 +37,20 @@ fn known_name(word: &str, pid: Option<&str>) -> Option<&'static str> {
     }
 }
 
-/// Replaces whole words, as `name` says.
+/// Replaces whole words by the results of `name`.
 fn rename(line: &str, name: impl Fn(&str) -> Option<&'static str>) -> String {
     words_and_gaps(line)
         .map(|piece| name(piece).unwrap_or(piece))
         .collect()
 }
 
-/// Whether a number is a word of a text.
+/// Returns whether a number is a word of a text.
 pub fn holds_word(text: &str, number: u32) -> bool {
     let number = number.to_string();
     words_and_gaps(text).any(|piece| piece == number)
 }
 
-/// A text's words of letters and digits, and the single characters between them.
+/// Returns a text's words of letters and digits, and the single characters between them.
 fn words_and_gaps(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -64,7 +66,8 @@ fn words_and_gaps(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// "0x..." and, in perf's notation, twelve bare hexadecimal digits or so.
+/// Returns whether the word is "0x..." or, in perf's notation, about twelve bare hexadecimal
+/// digits.
 fn is_address(word: &str) -> bool {
     let bare = word.len() >= 11
         && word.bytes().all(|b| b.is_ascii_hexdigit())
@@ -72,8 +75,10 @@ fn is_address(word: &str) -> bool {
     word.starts_with("0x") || bare
 }
 
-/// The form of a text without its figures: every number (with a unit of a histogram's) is `#`, runs of spaces and of a
-/// histogram's bar are one, repeated lines are one.
+/// Returns the form of a text without its figures.
+///
+/// Every number (with a unit of a histogram's) is `#`, runs of spaces and of a histogram's bar
+/// become one, and so do repeated lines.
 pub fn shape(lines: &[String]) -> Vec<String> {
     let mut shapes: Vec<String> = lines.iter().map(|line| shape_of_line(line)).collect();
     shapes.dedup();
@@ -100,7 +105,7 @@ fn shape_of_line(line: &str) -> String {
     }
 }
 
-/// The keys and whole-number values of a map's lines "@name[key]: 5".
+/// Returns the keys and whole-number values of a map's lines "@name[key]: 5".
 pub fn map_counts(lines: &[String]) -> BTreeMap<String, u64> {
     let pairs = lines
         .iter()
@@ -112,8 +117,9 @@ pub fn map_counts(lines: &[String]) -> BTreeMap<String, u64> {
     pairs.collect()
 }
 
-/// The sum of all rows of the histograms in a tool's output: bpftrace's "[8, 16)   5 |@@  |" and
-/// the libbpf tools' "8 -> 15 : 5 |**  |".
+/// Returns the sum of all rows of the histograms in a tool's output.
+///
+/// These are bpftrace's "[8, 16)   5 |@@  |" and the libbpf tools' "8 -> 15 : 5 |**  |".
 pub fn histogram_total(lines: &[String]) -> u64 {
     let counts = lines.iter().filter_map(|line| {
         let (row, _bar) = line.split_once('|')?;
@@ -122,8 +128,10 @@ pub fn histogram_total(lines: &[String]) -> u64 {
     counts.sum()
 }
 
-/// A line of bpftool's with what differs from run to run and machine to machine as `N`: ids, times, and the sizes of memory and of
-/// compiled code.
+/// Returns a line of bpftool's with the parts that differ from run to run and machine to machine as
+/// `N`.
+///
+/// These are ids, times, and the sizes of memory and of compiled code.
 pub fn without_sizes(line: &str) -> String {
     const VARYING: [&str; 12] = [
         "memlock ",

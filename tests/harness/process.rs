@@ -1,10 +1,10 @@
-//! Looking at a process from outside, through /proc.
+//! Inspects a process from outside, through /proc.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Waits until `condition` holds, at most for `patience`; says whether it came to hold.
+/// Waits until `condition` holds, at most for `patience`; returns whether it does.
 pub fn until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     while !condition() {
@@ -16,12 +16,12 @@ pub fn until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Whether a process runs (a zombie does not).
+/// Returns whether a process runs (a zombie does not).
 pub fn is_alive(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
 }
 
-/// What the kernel says of each thread of a process, as in `/proc/PID/task/TID/status`.
+/// Returns the kernel's status of each thread of a process, as in `/proc/PID/task/TID/status`.
 pub fn statuses(pid: u32) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
     let status =
@@ -31,11 +31,11 @@ pub fn statuses(pid: u32) -> Vec<String> {
 
 /// Sends a signal to a process that the test has started.
 pub fn send(pid: u32, signal: i32) {
-    // SAFETY: touches no memory.
+    // SAFETY: `kill` accesses no memory.
     unsafe { libc::kill(pid as i32, signal) };
 }
 
-/// The ids of all processes of a process group, zombies left out.
+/// Returns the ids of all processes of a process group, except zombies.
 pub fn members_of_group(group: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -50,19 +50,19 @@ pub fn members_of_group(group: u32) -> Vec<u32> {
     .collect()
 }
 
-/// The fields of /proc/PID/stat after the name: state, parent, group ...
+/// Returns the fields of /proc/PID/stat after the name: state, parent, group ...
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;
     Some(fields.split_whitespace().map(str::to_owned).collect())
 }
 
-/// What a process holds: to be the same before it was traced and after.
+/// The resources of a process, which must be the same before and after it was traced.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub struct Footprint {
-    /// How many threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Its descriptors, as "number -> what".
+    /// The descriptors, as "number -> what".
     pub descriptors: BTreeSet<String>,
     /// The files, shared memory and unnamed executable memory that are mapped.
     pub mappings: BTreeSet<String>,
@@ -71,7 +71,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Looks at a process now.
+    /// Inspects a process now.
     pub fn of(pid: u32) -> Footprint {
         let count =
             |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
@@ -123,8 +123,8 @@ impl Mapping {
         (self.start..self.end).contains(&address)
     }
 
-    /// Files and executable memory by name; heaps, stacks and what malloc maps come and go by themselves.
-    /// The kernel's own mapping for its probes is not the tool's doing.
+    /// Returns the name of a file or of executable memory. Heaps, stacks and malloc's mappings come
+    /// and go by themselves. The kernel's own mapping for its probes is not the tool's doing.
     fn notable(&self) -> Option<String> {
         let unnamed = self.path.is_empty() || self.path.starts_with('[');
         if unnamed && !self.flags.contains('x')
@@ -142,7 +142,7 @@ pub(crate) fn mappings(pid: u32) -> Vec<Mapping> {
     maps.lines().filter_map(parse_mapping).collect()
 }
 
-/// A line of /proc/PID/maps: "start-end flags offset device inode path".
+/// Parses a line of /proc/PID/maps: "start-end flags offset device inode path".
 fn parse_mapping(line: &str) -> Option<Mapping> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
@@ -157,7 +157,7 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-/// The time of CLOCK_MONOTONIC, which targets and programs read too.
+/// Returns the time of CLOCK_MONOTONIC, which targets and programs read too.
 pub fn monotonic() -> Duration {
     let mut now = libc::timespec {
         tv_sec: 0,

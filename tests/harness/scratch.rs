@@ -10,7 +10,7 @@ use std::process::Command;
 pub struct Scratch(tempfile::TempDir);
 
 impl Scratch {
-    /// An empty directory.
+    /// Creates an empty directory.
     pub fn new() -> Scratch {
         let directory = tempfile::Builder::new().prefix("beeline-e2e-").tempdir();
         let directory = directory.expect("cannot make a temporary directory");
@@ -20,24 +20,26 @@ impl Scratch {
         Scratch(directory)
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Builds `workloads/NAME` as the usual position-independent program. Each test builds its own copy: the
-    /// kernel's probes belong to the file, so two tests must not share one.
+    /// Builds `workloads/NAME` as the usual position-independent program.
+    ///
+    /// Each test builds its own copy: the kernel's probes belong to the file, so two tests must not
+    /// share one.
     pub fn build(&self, name: &str) -> PathBuf {
         self.build_with(name, &[])
     }
 
-    /// Builds `workloads/NAME` (C, or C++ if it says so) with more options for the compiler.
+    /// Builds `workloads/NAME` (C, or C++ by its suffix) with more options for the compiler.
     pub fn build_with(&self, name: &str, options: &[&str]) -> PathBuf {
         let is_cpp = name.ends_with(".cpp");
         self.build_by(Path::new(if is_cpp { "g++" } else { "gcc" }), name, options)
     }
 
-    /// As [`Scratch::build_with`], by another compiler with gcc's options.
+    /// Builds like [`Scratch::build_with`], with another compiler that takes gcc's options.
     pub fn build_by(&self, compiler: &Path, name: &str, options: &[&str]) -> PathBuf {
         let (source, built) = (workload(name), self.built(name));
         let mut compiler = Command::new(compiler);
@@ -52,7 +54,7 @@ impl Scratch {
         built
     }
 
-    /// Builds `workloads/NAME`, a Go program, by itself: no module, nothing from the network.
+    /// Builds `workloads/NAME`, a Go program, by itself: no module, no network.
     pub fn build_go(&self, go: &Path, name: &str) -> PathBuf {
         let built = self.built(name);
         let mut compiler = Command::new(go);
@@ -83,7 +85,10 @@ impl Scratch {
         built
     }
 
-    /// Builds `workloads/NAME`, eBPF programs in C, to an object file with types. An error says that there is no compiler.
+    /// Builds `workloads/NAME`, eBPF programs in C, to an object file with types.
+    ///
+    /// # Errors
+    /// There is no compiler.
     pub fn build_bpf(&self, name: &str) -> Result<PathBuf, String> {
         let built = self.built(name).with_extension("o");
         let mut compiler = Command::new(find_program("clang")?);
@@ -96,13 +101,14 @@ impl Scratch {
         Ok(built)
     }
 
-    /// Where the program of a source file goes.
+    /// Returns the path of the program of a source file.
     fn built(&self, name: &str) -> PathBuf {
         self.path()
             .join(Path::new(name).file_stem().unwrap_or_default())
     }
 
-    /// Builds a 32-bit program from assembly with no library, for machines without 32-bit libraries.
+    /// Builds a 32-bit program from assembly with no library, for machines without 32-bit
+    /// libraries.
     pub fn build_32_bit(&self, name: &str) -> PathBuf {
         let (object, built) = (
             self.path().join("object32.o"),
@@ -130,7 +136,7 @@ impl Default for Scratch {
     }
 }
 
-/// The source of a workload.
+/// Returns the source of a workload.
 pub fn workload(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("workloads")
@@ -145,7 +151,7 @@ fn run_to_success(mut command: Command) {
     assert!(output.status.success(), "{command:?} failed: {said}");
 }
 
-/// The offset of a function in its ELF file, which is what `perf_event_open` wants.
+/// Returns the offset of a function in its ELF file, which `perf_event_open` needs.
 pub fn file_offset(file: &Path, symbol: &str) -> Result<u64, String> {
     let bytes =
         std::fs::read(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;

@@ -1,13 +1,15 @@
-//! How long, and with which random numbers, the tests that could go on for ever do.
+//! The duration and the random numbers of tests that could go on forever.
 
 use std::time::Duration;
 
-/// How much longer than a single time such a test shall run: the seconds in `BEELINE_SOAK`, else nothing.
+/// Returns the time for which such a test runs longer than a single pass: the seconds in
+/// `BEELINE_SOAK`, else nothing.
 pub fn soak() -> Duration {
     Duration::from_secs(number("BEELINE_SOAK").unwrap_or(0))
 }
 
-/// Where random numbers begin: `BEELINE_SEED`; else always at the same, or, when soaking, anew each time.
+/// Returns the start of the random numbers: `BEELINE_SEED`; else always the same, or, when soaking,
+/// a new one each time.
 pub fn seed() -> u64 {
     let fresh = || {
         let now = std::time::UNIX_EPOCH.elapsed();
@@ -16,11 +18,11 @@ pub fn seed() -> u64 {
     number("BEELINE_SEED").unwrap_or_else(|| if soak().is_zero() { 1 } else { fresh() })
 }
 
-/// Numbers that look random (Marsaglia's xorshift), from one that is not 0.
+/// Pseudo-random numbers (Marsaglia's xorshift), from a seed that is not 0.
 pub struct Dice(pub u64);
 
 impl Dice {
-    /// The next number, below `limit`.
+    /// Returns the next number, below `limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -35,9 +37,10 @@ fn number(variable: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{variable}={text} is no number")))
 }
 
-/// Keeps the calling thread, and what it starts from now on, on the first CPU.
+/// Keeps the calling thread, and the threads and processes that it starts from now on, on the first
+/// CPU.
 pub fn stay_on_one_cpu() {
-    // SAFETY: the set is plain data, zeroed and then filled; the call reads it only.
+    // SAFETY: the set is plain data, zeroed and then filled; the call only reads it.
     let result = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(0, &mut set);

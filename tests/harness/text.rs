@@ -1,4 +1,4 @@
-//! What somebody has changed in the code of a process.
+//! Finds changes in the code of a process.
 
 use std::fs::File;
 use std::io;
@@ -14,8 +14,11 @@ const CALL: u8 = 0xe8;
 /// A kernel uprobe may come or go between two looks.
 const LOOKS: usize = 4;
 
-/// Every place where the executable memory of a process differs from the files that it was mapped from, as "path+offset", but for
-/// what kernel uprobes for all processes make of it. Empty for a process that no one patches.
+/// Returns every place where the executable memory of a process differs from the files that it was
+/// mapped from, as "path+offset".
+///
+/// Changes by kernel uprobes for all processes do not count. The result is empty for a process that
+/// is not patched.
 pub fn altered_text(pid: u32) -> Vec<String> {
     let mut altered = altered_now(pid);
     for _ in 1..LOOKS {
@@ -74,12 +77,12 @@ fn altered_now(pid: u32) -> Vec<String> {
     altered
 }
 
-/// Where kernel uprobes are: the kernel stores them in every mapping of a file that might run, also in one of our own that nobody
-/// else changes.
+/// Returns the places of kernel uprobes. The kernel stores them in every mapping of a file that
+/// might run, including one of our own that nothing else changes.
 fn probed(file: &File, mapping: &Mapping, original: &[u8]) -> Vec<usize> {
     let (len, none) = (original.len(), std::ptr::null_mut());
     let offset = i64::try_from(mapping.offset).expect("an offset fits");
-    // SAFETY: maps a file anew where the kernel likes.
+    // SAFETY: this is a new mapping of a file at an address that the kernel chooses.
     let seen = unsafe {
         libc::mmap(
             none,
@@ -98,23 +101,24 @@ fn probed(file: &File, mapping: &Mapping, original: &[u8]) -> Vec<usize> {
         io::Error::last_os_error()
     );
     let mut probed = Vec::new();
-    // What lies behind the last page of the file cannot be read.
+    // Memory behind the last page of the file cannot be read.
     let in_file = file
         .metadata()
         .map_or(0, |facts| facts.len().saturating_sub(mapping.offset));
     for (at, byte) in original.iter().enumerate().take(in_file as usize) {
-        // SAFETY: within the mapping, and within the file, which nobody cuts short; the kernel may change it meanwhile.
+        // SAFETY: the address is within the mapping, and within the file, which nothing shortens;
+        // the kernel may change it meanwhile.
         let seen = unsafe { seen.cast::<u8>().add(at).read_volatile() };
         if seen != *byte && seen == INT3 {
             probed.push(at);
         }
     }
-    // SAFETY: the mapping was made above and nobody refers to it.
+    // SAFETY: the mapping was made above, and nothing refers to it.
     unsafe { libc::munmap(seen, len) };
     probed
 }
 
-/// Is there a call to where the kernel sends its uprobes?
+/// Returns whether there is a call to the place to which the kernel sends its uprobes.
 fn is_call(now: &[u8], at: usize, mapping: &Mapping, is_kernels: &dyn Fn(u64) -> bool) -> bool {
     let Some([CALL, distance @ ..]) = now.get(at..at + NOP5.len()) else {
         return false;

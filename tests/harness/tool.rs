@@ -8,11 +8,15 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// What [`Tool::bpftrace`] adds to a script prints this every 50 ms. bpftrace attaches probes in the order of the script
-/// and the ticking one comes last, so the first tick says that all are attached.
+/// The text that the addition of [`Tool::bpftrace`] to a script prints every 50 ms.
+///
+/// bpftrace attaches probes in the order of the script and the ticking one comes last, so the first
+/// tick says that all are attached.
 pub const TICK: &str = "beeline-tick";
 
-/// A tool with its own process group, as a shell would start it. Dropped, it is killed with all it started.
+/// A tool with its own process group, as a shell would start it.
+///
+/// When dropped, it is killed with all processes that it started.
 pub struct Tool {
     child: Child,
     /// Its standard output.
@@ -22,10 +26,10 @@ pub struct Tool {
     command: String,
 }
 
-/// A tool that has come to its end.
+/// A tool that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
     /// The lines of its standard output.
     pub stdout: Vec<String>,
@@ -34,7 +38,8 @@ pub struct Ended {
 }
 
 impl Tool {
-    /// Starts `command` with piped input and output. Panics if it cannot be started: a test's setting is broken.
+    /// Starts `command` with piped input and output. Panics if it cannot be started, because then a
+    /// test's setup is broken.
     pub fn start(mut command: Command) -> Tool {
         command
             .stdin(Stdio::piped())
@@ -63,7 +68,8 @@ impl Tool {
         }
     }
 
-    /// As [`Tool::start`], with a terminal as standard output: most tools hold back what they print to a pipe.
+    /// Starts it like [`Tool::start`], with a terminal as standard output: most tools hold back
+    /// output to a pipe.
     pub fn start_on_terminal(mut command: Command) -> Tool {
         let (terminal, screen) = open_terminal();
         command
@@ -73,7 +79,8 @@ impl Tool {
         Tool::spawn(command, Some(screen))
     }
 
-    /// Starts `command`, a bpftrace without its program, with `script` and the ticking probe at its end.
+    /// Starts `command`, a bpftrace without its program, with `script` and the ticking probe at its
+    /// end.
     pub fn bpftrace(mut command: Command, script: &str) -> Tool {
         command.arg("-e");
         command.arg(format!(
@@ -82,18 +89,20 @@ impl Tool {
         Tool::start(command)
     }
 
-    /// Waits until [`Tool::bpftrace`]'s probes are attached. Panics with the tool's words if it does not come to that.
+    /// Waits until the probes of [`Tool::bpftrace`] are attached. Panics with the tool's output if
+    /// they are not.
     pub fn wait_attached(&self) {
         self.wait_for_line(|line| line == TICK);
     }
 
-    /// Waits for a line of output that `wanted` accepts. Panics with the tool's words if there is none.
+    /// Waits for a line of output that `wanted` accepts. Panics with the tool's output if there is
+    /// none.
     pub fn wait_for_line(&self, wanted: impl Fn(&str) -> bool) -> String {
         self.expect_line(wanted)
             .unwrap_or_else(|words| panic!("{words}"))
     }
 
-    /// As [`Tool::wait_for_line`], but an error holds the tool's words.
+    /// Waits like [`Tool::wait_for_line`], but returns an error with the tool's output.
     pub fn expect_line(&self, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
         let found = self.stdout.wait_for(0, PATIENCE, wanted);
         found
@@ -101,7 +110,7 @@ impl Tool {
             .ok_or_else(|| self.words("did not print what was expected"))
     }
 
-    /// As [`Tool::wait_for_line`], for what it says on its standard error.
+    /// Waits like [`Tool::wait_for_line`], for a line on its standard error.
     pub fn wait_to_be_told(&self, wanted: impl Fn(&str) -> bool) -> String {
         let found = self.stderr.wait_for(0, PATIENCE, wanted);
         found
@@ -109,7 +118,7 @@ impl Tool {
             .unwrap_or_else(|| panic!("{}", self.words("did not say what was expected")))
     }
 
-    /// Waits for two more ticks: what happened in the target before now has been printed after them.
+    /// Waits for two more ticks: events in the target before now have been printed after them.
     pub fn settle(&self) {
         let mut seen = self.stdout.so_far().len();
         for _ in 0..2 {
@@ -119,18 +128,20 @@ impl Tool {
         }
     }
 
-    /// The id of the process that was started (Beeline's own, where Beeline runs the tool).
+    /// Returns the id of the process that was started (Beeline's own, if Beeline runs the tool).
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Every process of the tool's group: itself, and whatever it started.
+    /// Returns every process of the tool's group: itself, and all that it started.
     pub fn processes(&self) -> Vec<u32> {
         members_of_group(self.pid())
     }
 
-    /// Ends it as Ctrl-C on a terminal does, with a SIGINT to the whole group. Beeline passes on what a process has sent, and not what a
-    /// terminal has, so it gets none here: the tool would get two.
+    /// Ends it like Ctrl-C on a terminal, with a SIGINT to the whole group.
+    ///
+    /// Beeline passes on signals from processes, and not those from a terminal, so it gets none
+    /// here: the tool would get two.
     pub fn interrupt(self) -> Ended {
         let (leader, members) = (self.pid(), self.processes());
         let is_beeline = std::fs::read_to_string(format!("/proc/{leader}/comm"))
@@ -144,7 +155,8 @@ impl Tool {
 
     /// Sends a signal to every process of the group.
     pub fn signal_group(&self, signal: i32) {
-        // SAFETY: kill touches no memory; the group is our own child's, which has not been waited for.
+        // SAFETY: `kill` accesses no memory; the group is our own child's, which has not been
+        // waited for.
         unsafe { libc::kill(-(self.pid() as i32), signal) };
     }
 
@@ -155,12 +167,12 @@ impl Tool {
         sent.unwrap_or_else(|error| panic!("{}", self.words(&format!("does not read: {error}"))));
     }
 
-    /// Waits for it to end by itself. Panics with its words if it does not.
+    /// Waits for it to end by itself. Panics with its output if it does not.
     pub fn wait(self) -> Ended {
         self.wait_at_most(PATIENCE)
     }
 
-    /// As [`Tool::wait`], with another patience.
+    /// Waits like [`Tool::wait`], with another patience.
     pub fn wait_at_most(mut self, patience: Duration) -> Ended {
         drop(self.child.stdin.take());
         let mut status = None;
@@ -178,7 +190,7 @@ impl Tool {
         }
     }
 
-    /// For a failure: the command, what is said of it, and all that it has printed.
+    /// Returns the text for a failure: the command, the problem, and all output.
     pub fn words(&self, what: &str) -> String {
         let (stdout, stderr) = (
             self.stdout.so_far().join("\n"),
@@ -192,7 +204,7 @@ impl Tool {
 }
 
 impl Ended {
-    /// The hits that ran no program, as Beeline tells them at the end.
+    /// Returns the hits that ran no program, as Beeline reports them at the end.
     pub fn missed(&self) -> u64 {
         let missed = self.stderr.iter().find_map(|line| {
             let (before, _) = line.split_once(" probe hits ran no program")?;
@@ -201,7 +213,8 @@ impl Ended {
         missed.unwrap_or(0)
     }
 
-    /// Asserts that the tool's maps count as much as they should, up to the hits that it tells were missed.
+    /// Asserts that the tool's maps count as much as they should, up to the hits that it reports as
+    /// missed.
     pub fn assert_counted(&self, known: &[(&str, u64)]) {
         assert!(self.status.success(), "{self:?}");
         let counts = map_counts(&self.stdout);
@@ -224,7 +237,7 @@ impl Drop for Tool {
     }
 }
 
-/// A new pseudo-terminal: the end to print to, and the end to read from.
+/// Opens a new pseudo-terminal; returns the end to print to, and the end to read from.
 fn open_terminal() -> (OwnedFd, File) {
     let (mut screen, mut terminal) = (-1, -1);
     let (name, mode, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
@@ -236,7 +249,7 @@ fn open_terminal() -> (OwnedFd, File) {
         "no pseudo-terminal: {}",
         std::io::Error::last_os_error()
     );
-    // SAFETY: openpty gave us two open descriptors that nothing else owns.
+    // SAFETY: openpty has returned two open descriptors that nothing else owns.
     unsafe {
         for fd in [screen, terminal] {
             libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);

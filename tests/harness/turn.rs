@@ -1,12 +1,12 @@
-//! One test at a time.
+//! Runs one test at a time.
 
 use std::fs::File;
 
 /// The right to trace, held while a test runs.
 ///
-/// The kernel's probes are put into every process that maps the file, so a test that looks at a target's text
-/// or counts calls in libc must not run beside another. The lock is a file's, so it holds between
-/// test programs as well as threads.
+/// The kernel's probes are put into every process that maps the file, so a test that looks at a
+/// target's text or counts calls in libc must not run beside another. The lock is a file's, so it
+/// holds between test programs as well as threads.
 pub struct Turn(#[allow(dead_code, reason = "held for its lock")] File);
 
 impl Turn {

@@ -1,4 +1,4 @@
-//! A target that does a known amount of work when told.
+//! A target that does a known amount of work on request.
 
 use crate::{Lines, PATIENCE, until};
 use std::io::Write;
@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// The exit code of every workload that came through unharmed.
+/// The exit code of every workload that ran unharmed.
 pub const EXIT_CODE: i32 = 7;
 
-/// A program that says "ready", works for each line it is told, and answers. Dropped, it is killed.
+/// A program that says "ready", works for each line it is sent, and answers. It is killed when
+/// dropped.
 pub struct Workload {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -44,12 +45,12 @@ impl Workload {
         workload
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Lets it work one round; its answer, which holds a checksum of all results.
+    /// Lets it work one round; returns its answer, which holds a checksum of all results.
     pub fn go(&mut self) -> String {
         self.tell("go")
     }
@@ -64,7 +65,7 @@ impl Workload {
         self.write(line).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// As [`Workload::tell`], but an error says what became of the target.
+    /// Asks like [`Workload::tell`], but the error describes the target's fate.
     pub fn ask(&mut self, line: &str) -> Result<String, String> {
         self.write(line)?;
         self.next_line()
@@ -72,7 +73,7 @@ impl Workload {
 
     fn write(&mut self, line: &str) -> Result<(), String> {
         let stdin = self.stdin.as_mut().expect("open until finish");
-        // In one piece: some targets take what one read gives them for a line.
+        // In one piece: some targets take the result of one read for a line.
         if let Err(error) = stdin.write_all(format!("{line}\n").as_bytes()) {
             return Err(format!(
                 "the target died: {error}; {:?}",
@@ -82,14 +83,14 @@ impl Workload {
         Ok(())
     }
 
-    /// Its next line of output. Panics if there is none.
+    /// Returns its next line of output. Panics if there is none.
     pub fn answer(&mut self) -> String {
         self.next_line().unwrap_or_else(|why| panic!("{why}"))
     }
 
     fn next_line(&mut self) -> Result<String, String> {
         let Some((seen, line)) = self.stdout.wait_for(self.seen, PATIENCE, |_| true) else {
-            // What it wrote before it died may not have been read yet.
+            // Output from before its death may not have been read yet.
             let said = self.stderr.to_the_end(Duration::from_secs(2));
             let state = self.child.try_wait();
             return Err(format!(
@@ -100,8 +101,8 @@ impl Workload {
         Ok(line)
     }
 
-    /// Lets it end by itself, and asserts that it does so with its own exit code and has printed nothing that
-    /// is not its own.
+    /// Lets it end by itself, and asserts that it returns its own exit code and has printed nothing
+    /// but its own output.
     pub fn finish(mut self) {
         let status = self.wait();
         assert_eq!(
@@ -122,7 +123,7 @@ impl Workload {
         );
     }
 
-    /// Ends its input and waits for its end, whatever that is. Panics if it does not come.
+    /// Ends its input and waits for its end, whatever that is. Panics if it does not end.
     pub fn wait(&mut self) -> ExitStatus {
         drop(self.stdin.take());
         let mut status = None;

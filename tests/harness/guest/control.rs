@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a command in a guest came to.
+/// The outcome of a command in a guest.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Its exit code; 128 and the signal's number where one ended it.
+    /// The exit code; 128 plus the signal's number if a signal ended it.
     pub code: i32,
     /// Its standard output.
     pub stdout: String,
@@ -33,7 +33,7 @@ struct State {
 
 #[derive(Default)]
 struct Inner {
-    /// How often a guest has come up.
+    /// The number of times that a guest has come up.
     hellos: u32,
     answers: HashMap<u64, Answer>,
     ended: bool,
@@ -59,29 +59,29 @@ impl Control {
         }
     }
 
-    /// How often a guest has come up on this line.
+    /// Returns the number of times that a guest has come up on this line.
     pub(super) fn hellos(&self) -> u32 {
         self.state.inner().hellos
     }
 
-    /// Waits until a guest has come up more often than `before`; false if that does not come.
+    /// Waits until a guest has come up more often than `before`; returns false if it does not.
     pub(super) fn wait_hello(&self, before: u32, patience: Duration) -> bool {
         self.wait(patience, |inner| (inner.hellos > before).then_some(()))
             .is_some()
     }
 
-    /// Sends a script and its standard input; its number.
+    /// Sends a script and its standard input; returns the command's number.
     pub(super) fn send(&self, script: &str, input: &[u8]) -> u64 {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let mut request = format!("{id} {} {}\n{script}", script.len(), input.len()).into_bytes();
         request.extend(input);
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the guest is gone, the answer does not come, and that is said.
+        // If the guest is gone, the answer does not come, and that is reported.
         let _ = stream.write_all(&request);
         id
     }
 
-    /// The answer to a command, if it comes in time.
+    /// Returns the answer to a command, if it comes in time.
     pub(super) fn answer(&self, id: u64, patience: Duration) -> Option<Answer> {
         self.wait(patience, |inner| inner.answers.remove(&id))
     }
@@ -110,7 +110,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         let stream = self.stream.get_mut();
-        // The reader has a copy of the descriptor and would wait on.
+        // The reader has a copy of the descriptor and would keep waiting.
         let _ = stream
             .unwrap_or_else(PoisonError::into_inner)
             .shutdown(std::net::Shutdown::Both);
@@ -134,7 +134,7 @@ fn listen(stream: UnixStream, state: &State) {
     state.changed.notify_all();
 }
 
-/// "ID CODE OUTPUT ERRORS"; None for the beginning of an answer whose guest did not come to its end.
+/// Parses "ID CODE OUTPUT ERRORS"; returns None for an incomplete answer, because the guest ended.
 fn parse(line: &str) -> Option<(u64, Answer)> {
     let mut words = line.split(' ');
     let id = words.next()?.parse().ok()?;
@@ -159,7 +159,7 @@ fn decode(word: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The bytes that a text in base64 (RFC 4648, section 4) stands for; None if it is none.
+/// Decodes a text in base64 (RFC 4648, section 4); returns None if it is not one.
 fn decode_base64(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {
         return None;

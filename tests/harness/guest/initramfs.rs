@@ -1,5 +1,5 @@
-//! The file system that a guest starts from: a cpio archive of the "new ASCII" form, as the kernel unpacks it
-//! (Documentation/driver-api/early-userspace/buffer-format.rst).
+//! The file system that a guest boots from: a cpio archive of the "new ASCII" form, as the kernel
+//! unpacks it (Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use super::kit::Kit;
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ const LINK: u32 = 0o120_777;
 const PROGRAM: u32 = 0o100_755;
 const DATA: u32 = 0o100_644;
 
-/// Where the disk of tools is mounted stands in the place of these.
+/// Links to the mounted disk of tools, in the place of these directories.
 const LINKS: [(&str, &str); 4] = [
     ("usr", "tools/usr"),
     ("lib", "tools/usr/lib"),
@@ -22,8 +22,8 @@ const LINKS: [(&str, &str); 4] = [
     ("sbin", "bin"),
 ];
 
-/// Makes the archive: busybox, the kernel's modules, what starts the guest, and `files` as pairs of a path on
-/// this machine and one in the guest.
+/// Makes the archive: busybox, the kernel's modules, the guest's start script, and `files` as pairs
+/// of a path on this machine and one in the guest.
 pub(super) fn make(kit: &Kit, kernel: &str, files: &[(impl AsRef<Path>, String)]) -> Vec<u8> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", "run", "tools", "etc", "root"] {
@@ -54,7 +54,7 @@ pub(super) fn make(kit: &Kit, kernel: &str, files: &[(impl AsRef<Path>, String)]
     archive.end()
 }
 
-/// The names that busybox answers to.
+/// Returns the names of busybox's commands.
 fn applets(kit: &Kit) -> Vec<String> {
     let output = Command::new(kit.busybox())
         .arg("--list")
@@ -96,7 +96,8 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("files of less than 4 GiB");
         let name_size = u32::try_from(name.len() + 1).expect("a short name");
-        // inode, mode, owner, group, links, time, size, device (two numbers), device of a node (two), name's size, sum.
+        // inode, mode, owner, group, links, time, size, device (two numbers), device of a node
+        // (two), name's size, sum.
         let fields = [
             self.entries,
             mode,
@@ -148,7 +149,8 @@ mod tests {
         assert_eq!(names, ["a", "a/b", "a/b/c", "a/b/d", "TRAILER!!!"]);
     }
 
-    /// Reads names as the kernel does: a header of 110 bytes, the name, the content, each filled up to four bytes.
+    /// Reads names as the kernel does: a header of 110 bytes, the name, the content, each padded to
+    /// four bytes.
     fn names(mut bytes: &[u8]) -> Vec<String> {
         let mut names = Vec::new();
         while bytes.len() > 110 {

@@ -4,7 +4,7 @@ use super::{Answer, GUEST_PATIENCE, Guest};
 use crate::until;
 use std::time::Duration;
 
-/// A running program in a guest. Dropped, it is killed.
+/// A running program in a guest. It is killed when dropped.
 pub struct Job<'a> {
     guest: &'a Guest,
     id: u64,
@@ -14,7 +14,7 @@ pub struct Job<'a> {
 
 impl Job<'_> {
     pub(super) fn new<'a>(guest: &'a Guest, command: &str) -> Job<'a> {
-        // In the shell's place, so that signals reach it.
+        // The program replaces the shell, so that signals reach it.
         let id = guest.control.send(&format!("exec {command}"), &[]);
         Job {
             guest,
@@ -24,12 +24,12 @@ impl Job<'_> {
         }
     }
 
-    /// The lines of its standard output so far.
+    /// Returns the lines of its standard output so far.
     pub fn stdout(&self) -> Vec<String> {
         self.read("out")
     }
 
-    /// The lines of its standard error so far.
+    /// Returns the lines of its standard error so far.
     pub fn stderr(&self) -> Vec<String> {
         self.read("err")
     }
@@ -42,7 +42,8 @@ impl Job<'_> {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits until it has printed a line that `wanted` accepts. Panics with its words if that does not come.
+    /// Waits until it has printed a line that `wanted` accepts. Panics with its output if it does
+    /// not.
     pub fn wait_for_line(&self, wanted: impl Fn(&str) -> bool) {
         let found = until(GUEST_PATIENCE, || {
             self.stdout().iter().any(|line| wanted(line))
@@ -61,7 +62,7 @@ impl Job<'_> {
         self.guest.check(&self.kill(name));
     }
 
-    /// Its process id in the guest.
+    /// Returns its process id in the guest.
     pub fn pid(&self) -> u32 {
         let pid = self.guest.check(&format!("cat /run/jobs/{}.pid", self.id));
         pid.trim().parse().expect("a number")
@@ -72,18 +73,18 @@ impl Job<'_> {
         format!("read -r pid </run/jobs/{id}.pid && kill -{name} $pid")
     }
 
-    /// Interrupts it as Ctrl-C does and waits for its end.
+    /// Interrupts it like Ctrl-C and waits for its end.
     pub fn interrupt(self) -> Answer {
         self.signal("INT");
         self.wait()
     }
 
-    /// Waits for its end. Panics if that does not come in [`GUEST_PATIENCE`].
+    /// Waits for its end. Panics if that takes longer than [`GUEST_PATIENCE`].
     pub fn wait(self) -> Answer {
         self.wait_at_most(GUEST_PATIENCE)
     }
 
-    /// As [`Job::wait`], with another patience.
+    /// Waits like [`Job::wait`], with another patience.
     pub fn wait_at_most(mut self, patience: Duration) -> Answer {
         let answer = self.guest.answer(self.id, &self.command, patience);
         self.has_ended = true;
@@ -94,7 +95,7 @@ impl Job<'_> {
 impl Drop for Job<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            // Without waiting: the guest may be gone.
+            // Does not wait, because the guest may be gone.
             self.guest.control.send(&self.kill("KILL"), &[]);
         }
     }

@@ -1,4 +1,4 @@
-//! What guests are made of: the folder that `scripts/guest-deps.sh` fills.
+//! The parts of guests: the folder that `scripts/guest-deps.sh` fills.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Kit(PathBuf);
 
 impl Kit {
-    /// Finds the folder where the script puts it: `BEELINE_GUEST_KIT`, else in the user's cache. An error says what is
-    /// missing.
+    /// Finds the folder where the script puts it: `BEELINE_GUEST_KIT`, else in the user's cache.
+    /// The error says what is missing.
     pub(super) fn find(kernel: &str) -> Result<Kit, String> {
         let kit = Kit(place());
         for part in [
@@ -40,17 +40,17 @@ impl Kit {
         self.0.join("busybox")
     }
 
-    /// A disk with an ext4 file system of tools and libraries.
+    /// Returns a disk with an ext4 file system of tools and libraries.
     pub(super) fn tools(&self) -> PathBuf {
         self.0.join("tools.ext4")
     }
 
-    /// The kernel as an ELF file.
+    /// Returns the kernel as an ELF file.
     pub(super) fn vmlinux(&self, kernel: &str) -> PathBuf {
         self.kernel(kernel).join("vmlinux")
     }
 
-    /// The kernel's modules, in the order in which they are to be loaded.
+    /// Returns the kernel's modules, in the order in which they must be loaded.
     pub(super) fn modules(&self, kernel: &str) -> Vec<PathBuf> {
         let folder = self.kernel(kernel).join("modules");
         let order = std::fs::read_to_string(folder.join("order"))

@@ -6,8 +6,8 @@ use crate::Lines;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Starts the vsock device, then QEMU behind it. Ends them and removes the folder when QEMU ends or when its own input does,
-/// which it does however the tests end.
+/// Starts the vsock device, then QEMU behind it. Ends them and removes the folder when QEMU ends,
+/// or when its own input does, which happens however the tests end.
 const KEEPER: &str = r#"
 folder=$1 vhost=$2
 shift 2
@@ -32,14 +32,14 @@ wait
 rm -rf "$folder"
 "#;
 
-/// A running machine. Dropped, it is killed.
+/// A running machine. It is killed when dropped.
 pub(super) struct Machine {
     keeper: Child,
     /// The id of QEMU's process.
     pub(super) pid: u32,
-    /// What the guest writes to its console.
+    /// The output of the guest's console.
     pub(super) console: Lines,
-    /// What QEMU and the vsock device say.
+    /// The output of QEMU and the vsock device.
     pub(super) errors: Lines,
     pub(super) folder: PathBuf,
 }
@@ -77,12 +77,12 @@ impl Machine {
         }
     }
 
-    /// Whether QEMU has not ended.
+    /// Returns whether QEMU is still running.
     pub(super) fn runs(&self) -> bool {
         crate::is_alive(self.pid)
     }
 
-    /// Ends it as a cut of the power does, and waits until nothing is left of it.
+    /// Ends it like a power cut, and waits until nothing is left of it.
     pub(super) fn kill(&mut self) {
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
@@ -95,7 +95,8 @@ impl Drop for Machine {
     }
 }
 
-/// QEMU's arguments. The processor is emulated: a hypervisor inside a virtual machine is rare on machines that test.
+/// Adds QEMU's arguments. The processor is emulated: test machines rarely have a hypervisor inside
+/// a virtual machine.
 fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path) {
     let file = |name: &str| folder.join(name).display().to_string();
     let memory = options.memory;
@@ -103,7 +104,7 @@ fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path)
         let path = file(name);
         format!("socket,id={id},path={path},server=on,wait=off")
     };
-    // Without cmpxchg16b, as some boots fail with it under emulation.
+    // Without cmpxchg16b, because some boots fail with it under emulation.
     command.args(["-accel", "tcg", "-cpu", "max,cx16=off", "-nodefaults"]);
     command.args(["-display", "none", "-serial", "stdio"]);
     command.args(["-smp", &options.smp.to_string()]);
@@ -111,7 +112,7 @@ fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path)
     back_memory(command, options, folder);
     command.arg("-kernel").arg(kit.vmlinux(options.kernel));
     command.args(["-initrd", &file("initramfs")]);
-    // The serial console is slow; a panic is seen on it and ends the boot.
+    // The serial console is slow; a panic shows on it and ends the boot.
     command.args(["-append", "console=ttyS0 quiet mitigations=off panic=0"]);
 
     let disk = format!(
@@ -131,14 +132,14 @@ fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path)
         let port = format!("virtserialport,chardev={name},name={name}");
         command.args(["-device", &port]);
     }
-    // One for whoever uses the guest, one for the tests.
+    // One monitor for the guest's user, one for the tests.
     for name in ["qmp", "qmp-tests"] {
         command.args(["-chardev", &socket(name, name)]);
         command.args(["-mon", &format!("chardev={name},mode=control")]);
     }
 }
 
-/// What the guest's memory is.
+/// Sets the backing of the guest's memory.
 fn back_memory(command: &mut Command, options: &Options, folder: &Path) {
     let memory = options.memory;
     let file = |id: &str, size: u32, name: &str| {

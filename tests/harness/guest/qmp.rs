@@ -11,19 +11,19 @@ pub(super) struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and leaves the negotiation behind.
+    /// Connects and completes the negotiation.
     pub(super) fn connect(path: &Path) -> std::io::Result<Qmp> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(crate::PATIENCE))?;
         let mut qmp = Qmp {
             stream: BufReader::new(stream),
         };
-        qmp.read()?; // who it is
+        qmp.read()?; // the greeting
         qmp.execute("qmp_capabilities", &json!({}))?;
         Ok(qmp)
     }
 
-    /// Runs a command; what it returns, or an error with QEMU's words.
+    /// Runs a command; returns its result, or an error with QEMU's message.
     pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> std::io::Result<Value> {
         let line = json!({ "execute": command, "arguments": arguments });
         self.stream
@@ -34,7 +34,7 @@ impl Qmp {
             if let Some(error) = answer.get("error") {
                 return Err(std::io::Error::other(format!("{command}: {error}")));
             }
-            // Events come between.
+            // Events come in between.
             if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
             }
