@@ -96,8 +96,9 @@ pub fn counting(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Measures ten million calls of libc's getpid(), in seconds. On the kernel, a hundredth of that is
-/// run and scaled up.
+/// Measures ten million calls of libc's getpid(), in seconds.
+///
+/// On the kernel, a hundredth of that is run and scaled up.
 pub fn getpid(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     const CALLS: u64 = 10_000_000;
     let programs = Programs::build()?;

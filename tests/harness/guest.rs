@@ -156,8 +156,9 @@ impl Guest {
         self.answer(id, script, GUEST_PATIENCE)
     }
 
-    /// Runs a script like [`Guest::run`], and returns its standard output. Panics if its exit code
-    /// is not 0.
+    /// Runs a script like [`Guest::run`], and returns its standard output.
+    ///
+    /// Panics if its exit code is not 0.
     pub fn check(&self, script: &str) -> String {
         let answer = self.run(script);
         assert_eq!(answer.code, 0, "in the guest: {script}: {answer:?}");

@@ -42,8 +42,9 @@ pub use workload::{EXIT_CODE, Workload};
 use std::io::Write;
 use std::time::Duration;
 
-/// The time that a test waits for anything before it fails. It is long, because a busy machine is
-/// no failure.
+/// The time that a test waits for anything before it fails.
+///
+/// It is long, because a busy machine is no failure.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Reports that a test did not run, in the form that the test report counts.

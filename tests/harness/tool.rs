@@ -38,8 +38,9 @@ pub struct Ended {
 }
 
 impl Tool {
-    /// Starts `command` with piped input and output. Panics if it cannot be started, because then a
-    /// test's setup is broken.
+    /// Starts `command` with piped input and output.
+    ///
+    /// Panics if it cannot be started, because then a test's setup is broken.
     pub fn start(mut command: Command) -> Tool {
         command
             .stdin(Stdio::piped())
@@ -89,14 +90,16 @@ impl Tool {
         Tool::start(command)
     }
 
-    /// Waits until the probes of [`Tool::bpftrace`] are attached. Panics with the tool's output if
-    /// they are not.
+    /// Waits until the probes of [`Tool::bpftrace`] are attached.
+    ///
+    /// Panics with the tool's output if they are not.
     pub fn wait_attached(&self) {
         self.wait_for_line(|line| line == TICK);
     }
 
-    /// Waits for a line of output that `wanted` accepts. Panics with the tool's output if there is
-    /// none.
+    /// Waits for a line of output that `wanted` accepts.
+    ///
+    /// Panics with the tool's output if there is none.
     pub fn wait_for_line(&self, wanted: impl Fn(&str) -> bool) -> String {
         self.expect_line(wanted)
             .unwrap_or_else(|words| panic!("{words}"))

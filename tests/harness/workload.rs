@@ -9,8 +9,9 @@ use std::time::Duration;
 /// The exit code of every workload that ran unharmed.
 pub const EXIT_CODE: i32 = 7;
 
-/// A program that says "ready", works for each line it is sent, and answers. It is killed when
-/// dropped.
+/// A program that says "ready", works for each line it is sent, and answers.
+///
+/// It is killed when dropped.
 pub struct Workload {
     child: Child,
     stdin: Option<ChildStdin>,

@@ -271,7 +271,7 @@ impl Handler<'_> {
         self.memory.write(values, &read.values)
     }
 
-    /// `BPF_MAP_UPDATE_BATCH`.
+    /// Carries out `BPF_MAP_UPDATE_BATCH`.
     pub(crate) fn update_batch(&self, attr: &BpfAttr) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_write()?;
@@ -283,7 +283,7 @@ impl Handler<'_> {
         })
     }
 
-    /// `BPF_MAP_DELETE_BATCH`.
+    /// Carries out `BPF_MAP_DELETE_BATCH`.
     pub(crate) fn delete_batch(&self, attr: &BpfAttr) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_write()?;

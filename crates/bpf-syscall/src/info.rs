@@ -111,7 +111,7 @@ impl Handler<'_> {
         self.memory.write(info.u64(address_at), given)
     }
 
-    /// `struct bpf_prog_info`.
+    /// Fills `struct bpf_prog_info`.
     fn program_info(&self, program: &Program, info: &mut Answered) -> Result<(), Errno> {
         const GPL_COMPATIBLE: u32 = 1;
         let Info::Program {
@@ -152,7 +152,7 @@ impl Handler<'_> {
         self.fill(info, (180, 184), 8, &tag)
     }
 
-    /// `struct bpf_btf_info`.
+    /// Fills `struct bpf_btf_info`.
     fn btf_info(&self, btf: &Btf, info: &mut Answered) -> Result<(), Errno> {
         self.fill(info, (8, 0), 1, btf.data())?;
         info.put_u32(12, btf.id);
@@ -174,7 +174,7 @@ impl Handler<'_> {
         Ok(())
     }
 
-    /// `struct bpf_link_info`.
+    /// Fills `struct bpf_link_info`.
     fn link_info(&self, link: &Link, info: &mut Answered) -> Result<(), Errno> {
         info.put_u32(0, link.link_type());
         info.put_u32(4, link.id);

@@ -134,8 +134,8 @@ impl Answers for Local {
         }
     }
 
-    /// Any other call may wait: for example for the targets that it stops, which may make calls
-    /// themselves.
+    /// Returns false: a call may wait, for example for the targets that it stops, which may make
+    /// calls themselves.
     fn is_short(&self, _: &Request) -> bool {
         false
     }

@@ -34,7 +34,7 @@ impl Handler<'_> {
         }
     }
 
-    /// `access(path, mode)`.
+    /// Answers `access(path, mode)`.
     pub(crate) fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
         let Some(place) = self.served(at, path) else {
             return Ok(Reply::Continue);
@@ -42,7 +42,7 @@ impl Handler<'_> {
         self.access_place(&place?, mode)
     }
 
-    /// `stat(path, buffer)`. There are no symbolic links to follow.
+    /// Answers `stat(path, buffer)`. There are no symbolic links to follow.
     pub(crate) fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
         let Some(place) = self.served(at, path) else {
             return Ok(Reply::Continue);
@@ -50,7 +50,7 @@ impl Handler<'_> {
         self.stat_place(&place?, buffer)
     }
 
-    /// `statx(.., path, flags, mask, buffer)`.
+    /// Answers `statx(.., path, flags, mask, buffer)`.
     pub(crate) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
         let Some(place) = self.served(at, path) else {
             return Ok(Reply::Continue);
@@ -58,7 +58,7 @@ impl Handler<'_> {
         self.statx_place(&place?, mask, buffer)
     }
 
-    /// `statfs(path, buffer)`, by which tools recognise a BPF file system and tracefs.
+    /// Answers `statfs(path, buffer)`, by which tools recognise a BPF file system and tracefs.
     pub(crate) fn statfs(&self, path: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.files().inside(HERE, path) {
             return self.files().statfs_inside(&inside, buffer);
@@ -71,8 +71,8 @@ impl Handler<'_> {
         }
     }
 
-    /// `readlink(path, buffer, size)` on the tool's own descriptors, by which tools recognise an
-    /// object's kind.
+    /// Answers `readlink(path, buffer, size)` on the tool's own descriptors, by which tools
+    /// recognise an object's kind.
     pub(crate) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         const LONGEST: usize = 64;
         let path = self.memory.string(path, LONGEST).unwrap_or_default();

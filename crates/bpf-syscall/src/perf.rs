@@ -248,7 +248,7 @@ impl Handler<'_> {
         Err(errno)
     }
 
-    /// `ioctl(descriptor, command, argument)` with a command of perf events.
+    /// Answers `ioctl(descriptor, command, argument)` with a command of perf events.
     pub(crate) fn ioctl(&self) -> Answer {
         let [fd, command, argument, ..] = self.args;
         let command = command as u32;

@@ -53,7 +53,7 @@ fn event_type(device: &str) -> Option<u32> {
 }
 
 impl Handler<'_> {
-    /// `open` and `openat` of the path at an address.
+    /// Answers `open` and `openat` of the path at an address.
     pub(crate) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
         // If the path cannot be read here, the kernel has an answer to it.
         let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {

@@ -23,9 +23,9 @@ const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const PAGE: u64 = 4096;
 
 impl Handler<'_> {
-    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The
-    /// kernel makes the mapping: the descriptor is the memory itself. Only mappings that the kernel
-    /// would refuse for a map or ring are refused.
+    /// Answers `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a
+    /// file. The kernel makes the mapping: the descriptor is the memory itself. Only mappings that
+    /// the kernel would refuse for a map or ring are refused.
     pub(crate) fn mmap(&self) -> Answer {
         let [_, length, protection, _, fd, offset] = self.args;
         self.make_mappable(fd as i32)?;
@@ -62,9 +62,9 @@ impl Handler<'_> {
         })
     }
 
-    /// `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited for, so the
-    /// object's eventfd goes into the tool's own epoll set, which then wakes the tool without the
-    /// supervisor.
+    /// Answers `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited
+    /// for, so the object's eventfd goes into the tool's own epoll set, which then wakes the tool
+    /// without the supervisor.
     pub(crate) fn epoll_ctl(&self) -> Answer {
         let [epoll, operation, fd, event, ..] = self.args;
         let object = self.local.fds.find(self.tid, fd as i32);
@@ -101,7 +101,7 @@ impl Handler<'_> {
         Ok((EventData::new_u64(u64_at(&bytes, 4)), events))
     }
 
-    /// `poll(fds, count, ..)` and `ppoll`: the kernel waits.
+    /// Answers `poll(fds, count, ..)` and `ppoll`: the kernel waits.
     pub(crate) fn poll(&self, fds: u64, count: u64) -> Answer {
         const POLLFD: usize = 8;
         const MOST: u64 = 1 << 16;
@@ -116,7 +116,8 @@ impl Handler<'_> {
         Ok(Reply::Continue)
     }
 
-    /// `select(count, readable, ..)` and `pselect6`: like `poll`, with a bit for each descriptor.
+    /// Answers `select(count, readable, ..)` and `pselect6`: like `poll`, with a bit for each
+    /// descriptor.
     pub(crate) fn select(&self, count: u64, readable: u64) -> Answer {
         const MOST: u64 = 1 << 16;
         if !self.local.fds.has_rings() || count > MOST || readable == 0 {

@@ -202,8 +202,9 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Returns the numbers of the first types with these names and kinds; 0 if there is none. Makes
-    /// one pass over all types.
+    /// Returns the numbers of the first types with these names and kinds; 0 if there is none.
+    ///
+    /// Makes one pass over all types.
     pub fn find<const N: usize>(&self, wanted: [(u8, &str); N]) -> [u32; N] {
         let mut found = [0; N];
         for id in 1..=self.starts.len() as u32 {

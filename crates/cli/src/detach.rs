@@ -21,8 +21,9 @@ pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes the leftovers of killed sessions from all processes. A process in which this fails does
-/// not keep it from the others.
+/// Removes the leftovers of killed sessions from all processes.
+///
+/// A process in which this fails does not keep it from the others.
 pub fn detach_dead() -> anyhow::Result<ExitCode> {
     let mut found = detach::everywhere();
     found.retain(|presence| !presence.is_live);

@@ -11,8 +11,9 @@ type End = Box<dyn Fn() + Send>;
 /// The action on a signal; none yet.
 static END: Mutex<Option<End>> = Mutex::new(None);
 
-/// Routes SIGINT, SIGTERM, SIGHUP and SIGQUIT to the action that [`at_end`] sets. Without an action
-/// they end the process.
+/// Routes SIGINT, SIGTERM, SIGHUP and SIGQUIT to the action that [`at_end`] sets.
+///
+/// Without an action they end the process.
 ///
 /// Signals that the parent process has ignored (`nohup`) stay ignored. Must be called before any
 /// other thread is started.

@@ -22,8 +22,9 @@ impl Options {
     }
 }
 
-/// Makes all threads allocate from one arena if address space is limited (`ulimit -v`). Each
-/// further arena reserves 64 MiB, most of which is never used.
+/// Makes all threads allocate from one arena if address space is limited (`ulimit -v`).
+///
+/// Each further arena reserves 64 MiB, most of which is never used.
 pub fn reserve_little() {
     if getrlimit(Resource::As).current.is_some() {
         // SAFETY: this is a setting of the allocator's, and there are no other threads yet.

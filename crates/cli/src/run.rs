@@ -95,6 +95,7 @@ pub fn hand_signals_on() {
 }
 
 /// Makes exceeding the file size limit an error, because the signal for it would end Beeline.
+///
 /// Returns the signal that must keep its default in the tool.
 pub fn outlive_file_limit() -> Option<i32> {
     // SAFETY: this only sets a disposition; no handler of ours is involved.

@@ -20,8 +20,9 @@ const OTHERS: Duration = Duration::from_millis(150);
 /// After this many looks, a session has begun one after it was first asked for, and finished that.
 const LOOKS: u32 = 2;
 
-/// Starts a command that the current sessions reach before its first instruction. Its exit code is
-/// ours.
+/// Starts a command that the current sessions reach before its first instruction.
+///
+/// Its exit code is ours.
 pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     let (program, arguments) = command.split_first().context("there is no command")?;
     let name = program.to_string_lossy();

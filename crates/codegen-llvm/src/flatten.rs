@@ -191,7 +191,7 @@ fn immediate(field: &mut [u8], number: i64, bits: u32, shift: u32) -> Result<(),
     overwrite(field, &(insn | number << shift).to_le_bytes())
 }
 
-/// `adr` has its two lowest bits apart.
+/// Puts a distance into `adr`, which has its two lowest bits apart.
 fn adr(field: &mut [u8], distance: i64) -> Result<(), Trouble> {
     immediate(field, distance >> 2, 19, 5)?;
     let insn = instruction(field)?;

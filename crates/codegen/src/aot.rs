@@ -70,8 +70,9 @@ pub struct AotProgram {
     pub functions: Vec<[u32; 2]>,
     /// [`Digest::of_program`].
     pub digest: Digest,
-    /// Its instructions, 8 bytes each, which name maps by their places in [`Aot::maps`]. With them
-    /// the program can be verified before it runs.
+    /// Its instructions, 8 bytes each, which name maps by their places in [`Aot::maps`].
+    ///
+    /// With them the program can be verified before it runs.
     pub insns: Vec<u8>,
     /// Its maps, by their places in [`Aot::maps`], in the order in which the code numbers them.
     pub maps: Vec<u32>,

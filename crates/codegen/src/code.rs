@@ -14,10 +14,13 @@ pub struct Code {
     /// Position-independent code; entered at its first byte, by [`beeline_isa::abi::Entry`].
     pub bytes: Vec<u8>,
     /// The registers that the code changes and does not restore: some of those that the ABI lets a
-    /// function change. If it calls helpers, all of them.
+    /// function change.
+    ///
+    /// If it calls helpers, all of them.
     pub clobbers: RegisterSet,
-    /// True if the code uses its second argument, that is, calls a helper or names a map. Otherwise
-    /// any argument will do.
+    /// True if the code uses its second argument, that is, calls a helper or names a map.
+    ///
+    /// Otherwise any argument will do.
     pub uses_run: bool,
     /// The bytes of native stack that it needs: all its frames, with return addresses where those
     /// are on the stack, its own and a helper's included, but not the stack that helpers use.

@@ -12,11 +12,14 @@ use crate::executable::Executable;
 pub struct Program<'a> {
     /// Its instructions, with maps resolved to indexes ([`beeline_verifier::resolve`]).
     pub insns: &'a [Insn],
-    /// The facts about the maps, by their indexes. It may be shorter than the list of maps: nothing
-    /// is known of the rest.
+    /// The facts about the maps, by their indexes.
+    ///
+    /// It may be shorter than the list of maps: nothing is known of the rest.
     pub maps: &'a [MapShape],
     /// True if its [`Run`] will be the start of the agent's context, so that code may look there
-    /// instead of calling helpers. [`beeline_isa::abi`] gives the offsets.
+    /// instead of calling helpers.
+    ///
+    /// [`beeline_isa::abi`] gives the offsets.
     pub in_agent: bool,
 }
 

@@ -165,8 +165,9 @@ pub struct Moment<'m> {
     pub stack: &'m [u8],
 }
 
-/// A function that is shown every instruction before it runs. On an error the run ends, with a
-/// fault that has its text.
+/// A function that is shown every instruction before it runs.
+///
+/// On an error the run ends, with a fault that has its text.
 pub type Watch<'w> = &'w mut dyn FnMut(&Moment<'_>) -> Result<(), String>;
 
 impl Interpreter {
@@ -206,6 +207,8 @@ impl Runnable for Interpreted {
 }
 
 impl Interpreted {
+    /// Runs the program, and shows it to `watch` if there is one.
+    ///
     /// # Safety
     /// As for [`Runnable::run`].
     unsafe fn run_with<'r>(

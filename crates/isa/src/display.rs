@@ -20,8 +20,9 @@ impl fmt::Display for Insn {
     }
 }
 
-/// A whole program as text, one instruction a line: `4: (bf) r2 = r10`. Shows both slots of 64-bit
-/// immediates.
+/// A whole program as text, one instruction a line: `4: (bf) r2 = r10`.
+///
+/// Shows both slots of 64-bit immediates.
 #[derive(Debug, Clone, Copy)]
 pub struct Listing<'a>(pub &'a [Insn]);
 

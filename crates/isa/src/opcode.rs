@@ -90,9 +90,11 @@ pub const HELPER_CALL: u8 = 0;
 pub const PSEUDO_CALL: u8 = 1;
 pub const PSEUDO_KFUNC_CALL: u8 = 2;
 
-/// The "helper" that libbpf writes over an instruction with a failed CO-RE relocation. Meant to be
-/// dead code.
+/// The "helper" that libbpf writes over an instruction with a failed CO-RE relocation.
+///
+/// Meant to be dead code.
 pub const POISON_CORE: i32 = 195_896_080;
-/// The first "helper" for maps and kernel functions that libbpf could not find. Meant to be dead
-/// code.
+/// The first "helper" for maps and kernel functions that libbpf could not find.
+///
+/// Meant to be dead code.
 pub const POISON_EXTERN: i32 = 2_001_000_000;

@@ -37,8 +37,9 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Lets another thread take the tool's next call, if none is waiting for it yet. Must be called
-    /// before this call waits for anything.
+    /// Lets another thread take the tool's next call, if none is waiting for it yet.
+    ///
+    /// Must be called before this call waits for anything.
     pub fn let_others_lead(&self) {
         (self.let_lead)();
     }

@@ -55,7 +55,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// For [`crate::fuzz_api`].
+    /// Creates memory without an owner, for the `fuzz_api` of `beeline-bpf-syscall`.
     pub fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
         Memory(Of::Nobody { start, bytes })
     }

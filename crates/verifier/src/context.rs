@@ -165,8 +165,9 @@ pub fn socket_access(structure: SocketKind, off: i32, size: u32) -> Option<Field
     find(rows, family, off, size, false)
 }
 
-/// Returns whether these bytes of `struct bpf_flow_keys` may be read and written. If not: "invalid
-/// access to flow keys off=%d size=%d".
+/// Returns whether these bytes of `struct bpf_flow_keys` may be read and written.
+///
+/// If not: "invalid access to flow keys off=%d size=%d".
 pub fn flow_keys_access(off: i32, size: u32) -> bool {
     /// The bytes of the structure.
     const FLOW_KEYS: i64 = 56;

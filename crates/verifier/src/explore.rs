@@ -12,9 +12,9 @@
 //! | [`references`], [`locks`], [`dynptr`] | objects that must be given back, and objects that only helpers may access |
 //! | [`visited`], [`equal`], [`loops`] | decides whether an earlier state covers this one |
 //! | [`precision`] | the numbers that mattered |
-//! | [`alive`] | the stack slots that are read later |
+//! | [`liveness`] | the stack slots that are read later |
 //! | [`print`] | the log |
-//! | [`follow`] | paths without pruning, for tests |
+//! | [`oracle`] | paths without pruning, for tests |
 
 mod alu;
 mod arguments;

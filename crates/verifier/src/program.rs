@@ -85,8 +85,9 @@ pub struct Kind {
     pub flags: u32,
     /// The function, tracepoint or structure of the kernel's BTF that it attaches to; 0 for none.
     pub attach_btf_id: u32,
-    /// True if it may change the traced process. Kernels that are locked down, or not built for it,
-    /// forbid this.
+    /// True if it may change the traced process.
+    ///
+    /// Kernels that are locked down, or not built for it, forbid this.
     pub destructive: bool,
 }
 

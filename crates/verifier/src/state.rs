@@ -108,12 +108,14 @@ pub(crate) struct Reg {
     /// from it.
     pub off: i32,
     /// The bytes after a packet pointer that are known to be there, or the result of its comparison
-    /// with the end ([`AT_PKT_END`], [`BEYOND_PKT_END`]). For a socket out of a map, the map's
-    /// number, from 1.
+    /// with the end ([`AT_PKT_END`], [`BEYOND_PKT_END`]).
+    ///
+    /// For a socket out of a map, the map's number, from 1.
     pub range: i32,
     /// The variable part of a pointer's offset, or a number.
     pub var: Scalar,
     /// Equal for registers that hold the same number or came from the same look-up; 0 for none.
+    ///
     /// [`ADD_CONST`] is set if the number is `off` more than the others'.
     pub id: u32,
     /// The reference that it stands for; 0 for none.
@@ -210,7 +212,7 @@ impl Reg {
         self.is_packet() || self.kind == Type::PacketEnd
     }
 
-    /// `type_is_ptr_alloc_obj`.
+    /// Implements `type_is_ptr_alloc_obj`.
     pub(crate) fn is_allocated_object(&self) -> bool {
         matches!(self.kind, Type::Btf(_)) && self.flags.has(Flags::ALLOC)
     }
@@ -233,7 +235,7 @@ impl Reg {
         }
     }
 
-    /// `is_trusted_reg`.
+    /// Implements `is_trusted_reg`.
     pub(crate) fn is_trusted(&self) -> bool {
         if self.ref_id != 0 {
             return true;

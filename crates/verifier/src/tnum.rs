@@ -158,7 +158,7 @@ impl Tnum {
         }
     }
 
-    /// `self << count`, for counts below 64.
+    /// Returns `self << count`, for counts below 64.
     #[must_use]
     pub const fn lsh(self, count: u32) -> Self {
         Self {
@@ -167,7 +167,7 @@ impl Tnum {
         }
     }
 
-    /// `self >> count`, for counts below 64.
+    /// Returns `self >> count`, for counts below 64.
     #[must_use]
     pub const fn rsh(self, count: u32) -> Self {
         Self {
@@ -176,7 +176,7 @@ impl Tnum {
         }
     }
 
-    /// `self >> count` with the sign, for counts below 64.
+    /// Returns `self >> count` with the sign, for counts below 64.
     #[must_use]
     pub const fn arsh(self, count: u32) -> Self {
         // An unknown sign is a 1 in the mask, so its copies are unknown too.
@@ -195,7 +195,7 @@ impl Tnum {
         }
     }
 
-    /// `self & other`.
+    /// Returns `self & other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         let value = self.value & other.value;
@@ -205,7 +205,7 @@ impl Tnum {
         }
     }
 
-    /// `self | other`.
+    /// Returns `self | other`.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let value = self.value | other.value;
@@ -215,7 +215,7 @@ impl Tnum {
         }
     }
 
-    /// `self ^ other`.
+    /// Returns `self ^ other`.
     #[must_use]
     pub const fn xor(self, other: Self) -> Self {
         let mask = self.mask | other.mask;
@@ -225,7 +225,7 @@ impl Tnum {
         }
     }
 
-    /// `self + other`.
+    /// Returns `self + other`.
     #[must_use]
     pub const fn add(self, other: Self) -> Self {
         let least = self.value.wrapping_add(other.value);
@@ -238,7 +238,7 @@ impl Tnum {
         }
     }
 
-    /// `self - other`.
+    /// Returns `self - other`.
     #[must_use]
     pub const fn sub(self, other: Self) -> Self {
         let difference = self.value.wrapping_sub(other.value);
@@ -251,7 +251,7 @@ impl Tnum {
         }
     }
 
-    /// `-self`.
+    /// Returns `-self`.
     #[must_use]
     pub const fn neg(self) -> Self {
         Self::known(0).sub(self)

@@ -42,8 +42,9 @@ impl Job<'_> {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits until it has printed a line that `wanted` accepts. Panics with its output if it does
-    /// not.
+    /// Waits until it has printed a line that `wanted` accepts.
+    ///
+    /// Panics with its output if it does not.
     pub fn wait_for_line(&self, wanted: impl Fn(&str) -> bool) {
         let found = until(GUEST_PATIENCE, || {
             self.stdout().iter().any(|line| wanted(line))

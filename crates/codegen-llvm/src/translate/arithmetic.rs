@@ -93,7 +93,7 @@ impl<'c> Body<'_, 'c> {
             .build_int_compare(IntPredicate::EQ, value, number, "")?)
     }
 
-    /// `condition ? yes : no`
+    /// Returns `condition ? yes : no`.
     pub(super) fn choose(
         &self,
         condition: IntValue<'c>,

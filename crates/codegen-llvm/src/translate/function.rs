@@ -87,7 +87,7 @@ impl<'a, 'c> Body<'a, 'c> {
         &self.program.builder
     }
 
-    /// `pointer + bytes`
+    /// Returns `pointer + bytes`.
     pub(super) fn offset(
         &self,
         pointer: PointerValue<'c>,

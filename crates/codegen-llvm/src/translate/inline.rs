@@ -63,7 +63,7 @@ impl<'c> Body<'_, 'c> {
         self.program.types.long.const_int(number.into(), false)
     }
 
-    /// `values[map] + cpu * cpu_stride`
+    /// Returns `values[map] + cpu * cpu_stride`.
     fn first_value(
         &self,
         index: usize,
@@ -82,7 +82,7 @@ impl<'c> Body<'_, 'c> {
         Ok(self.builder().build_int_add(first, offset, "")?)
     }
 
-    /// `*r2 < entries ? first + *r2 * stride : 0`
+    /// Returns `*r2 < entries ? first + *r2 * stride : 0`.
     fn element(
         &self,
         first: IntValue<'c>,
@@ -98,7 +98,7 @@ impl<'c> Body<'_, 'c> {
         self.choose(exists, value, self.number(0))
     }
 
-    /// `element && r3 < cpus ? element + r3 * cpu_stride : 0`
+    /// Returns `element && r3 < cpus ? element + r3 * cpu_stride : 0`.
     fn of_cpu(
         &self,
         element: IntValue<'c>,
@@ -116,7 +116,7 @@ impl<'c> Body<'_, 'c> {
         self.choose(exists, value, none)
     }
 
-    /// `site ? site.address : 0`
+    /// Returns `site ? site.address : 0`.
     fn func_ip(&self) -> Result<IntValue<'c>, Trouble> {
         let site = self.load_pointer(self.run, CONTEXT_SITE as i64)?;
         let nowhere = self.builder().build_is_null(site, "")?;

@@ -244,7 +244,7 @@ impl<'c> Body<'_, 'c> {
         Err(unsupported(index, what, "rewrite the program without it"))
     }
 
-    /// `run.table[index]`
+    /// Returns `run.table[index]`.
     pub(super) fn table_entry(
         &self,
         insn: usize,

@@ -17,8 +17,9 @@ const MAX_SIZE: u64 = 1 << 29;
 const LOCK_BYTES: u64 = 4;
 
 impl Machine<'_> {
-    /// Checks that a value is good for an argument; the error says what is wrong with it. Notes the
-    /// map for the arguments behind it.
+    /// Checks that a value is good for an argument; the error says what is wrong with it.
+    ///
+    /// Notes the map for the arguments behind it.
     pub fn check(
         &mut self,
         callee: &Callee,
@@ -294,6 +295,8 @@ pub(super) fn map_at<'m>(handle: u64) -> &'m Map {
     unsafe { &*ptr::with_exposed_provenance(handle as usize) }
 }
 
+/// Reads a dynptr's bytes.
+///
 /// # Safety
 /// The bytes can be read.
 unsafe fn bytes_at(at: u64) -> [u8; DYNPTR_BYTES] {

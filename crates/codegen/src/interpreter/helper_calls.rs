@@ -110,7 +110,7 @@ beeline_isa::platform_fn! {
 }
 
 impl Machine<'_> {
-    /// `r0 = helper(r1..r5)`
+    /// Computes `r0 = helper(r1..r5)`.
     pub fn call_helper(&mut self, slot: usize, index: u64, r: &Registers) -> Result<u64, Stop> {
         let program: &Decoded = self.program;
         let Some(&callee) = program.callees.get(index as usize) else {

@@ -29,8 +29,10 @@ pub(super) struct Machine<'a> {
     pub run: *const Run,
     pub context: u64,
     pub memory: Memory,
-    /// The slots that may still be run. They are counted where control goes back and where a
-    /// function ends, so the count lags by the length of the active functions.
+    /// The slots that may still be run.
+    ///
+    /// They are counted where control goes back and where a function ends, so the count lags by the
+    /// length of the active functions.
     pub budget: u64,
     /// The number of active functions, not counting the program's entry.
     pub depth: usize,

@@ -34,7 +34,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         self.owner.bpffs().inside(path.as_os_str().as_bytes())
     }
 
-    /// `mkdir(path, mode)`.
+    /// Answers `mkdir(path, mode)`.
     pub fn mkdir(&self, at: u64, path: u64, mode: u64) -> Answer {
         let Some(inside) = self.inside(at, path) else {
             return Ok(Reply::Continue);
@@ -66,7 +66,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         Ok(Reply::Value(0))
     }
 
-    /// `rename(from, to)`.
+    /// Answers `rename(from, to)`.
     pub fn rename(&self, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
         match (self.inside(from.0, from.1), self.inside(to.0, to.1)) {
             (None, None) => Ok(Reply::Continue),
@@ -79,8 +79,8 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         }
     }
 
-    /// `getxattr(path, name, ..)` and `listxattr(path, ..)`: files in the BPF file system have no
-    /// attributes.
+    /// Answers `getxattr(path, name, ..)` and `listxattr(path, ..)`: files in the BPF file system
+    /// have no attributes.
     pub fn xattr(&self, path: u64, answer: Result<i64, Errno>) -> Answer {
         let Some(inside) = self.inside(HERE, path) else {
             return Ok(Reply::Continue);
@@ -91,7 +91,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         answer.map(Reply::Value)
     }
 
-    /// `fstatfs(descriptor, buffer)` on a directory there.
+    /// Answers `fstatfs(descriptor, buffer)` on a directory there.
     pub fn fstatfs(&self, fd: u64, buffer: u64) -> Answer {
         let link = std::fs::read_link(format!("/proc/{}/fd/{}", self.tid, fd as i32));
         let inside = link.is_ok_and(|to| {
@@ -107,7 +107,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         }
     }
 
-    /// `statfs(path, buffer)`, by which tools recognise a BPF file system.
+    /// Answers `statfs(path, buffer)`, by which tools recognise a BPF file system.
     pub fn statfs_inside(&self, inside: &Path, buffer: u64) -> Answer {
         let place = self.owner.bpffs().place(inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
@@ -117,7 +117,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
 }
 
 impl Call<'_> {
-    /// `access(path, mode)`.
+    /// Answers `access(path, mode)`.
     pub fn access_place(&self, place: &Place, mode: u64) -> Answer {
         let mode = Access::from_bits(mode as u32).ok_or(EINVAL)?;
         rustix::fs::accessat(&place.directory, &place.name, mode, AtFlags::empty())
@@ -125,14 +125,14 @@ impl Call<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// `stat(path, buffer)`. There are no symbolic links to follow.
+    /// Answers `stat(path, buffer)`. There are no symbolic links to follow.
     pub fn stat_place(&self, place: &Place, buffer: u64) -> Answer {
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
         self.write_struct(buffer, &stat)
     }
 
-    /// `statx(.., path, flags, mask, buffer)`.
+    /// Answers `statx(.., path, flags, mask, buffer)`.
     pub fn statx_place(&self, place: &Place, mask: u64, buffer: u64) -> Answer {
         let mask = StatxFlags::from_bits_retain(mask as u32);
         let flags = AtFlags::SYMLINK_NOFOLLOW;

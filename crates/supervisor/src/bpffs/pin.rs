@@ -24,8 +24,9 @@ enum Named {
 }
 
 impl<D: HasBpfFs> BpfFsCall<'_, D> {
-    /// Carries out `BPF_OBJ_PIN`. The errors come in the kernel's order: the attribute, the object,
-    /// the path.
+    /// Carries out `BPF_OBJ_PIN`.
+    ///
+    /// The errors come in the kernel's order: the attribute, the object, the path.
     pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
         let flags = attr.ends_at(20)?.u32(12);
         if flags & !flags::PATH_FD != 0 {

@@ -88,8 +88,9 @@ pub fn is_loadable(kind: &Kind) -> bool {
     }
 }
 
-/// Checks sleeping: a program of this kind may sleep if it says so, and says so if it must. The
-/// error is the kernel's line; `EINVAL`.
+/// Checks sleeping: a program of this kind may sleep if it says so, and says so if it must.
+///
+/// The error is the kernel's line; `EINVAL`.
 pub fn check_sleepable(kind: &Kind) -> Result<(), &'static str> {
     let may = match kind.prog_type {
         ProgramType::TRACING => matches!(

@@ -5,8 +5,9 @@ use beeline_uapi::ProgramType;
 
 use crate::program::Kind;
 
-/// Returns whether a program of this kind may store through a pointer into a packet. If not:
-/// "cannot write into packet". A program that has such a pointer may read through it.
+/// Returns whether a program of this kind may store through a pointer into a packet.
+///
+/// If not: "cannot write into packet". A program that has such a pointer may read through it.
 pub fn may_store(kind: &Kind) -> bool {
     match of(kind) {
         Packet::Written | Packet::Buffer => true,
@@ -14,9 +15,10 @@ pub fn may_store(kind: &Kind) -> bool {
     }
 }
 
-/// Returns whether it may pass such a pointer to a helper. If not: "helper access to the packet is
-/// not allowed". `packet_access` says whether the helper allows it
-/// ([`crate::helpers::Helper::packet_access`]).
+/// Returns whether it may pass such a pointer to a helper.
+///
+/// If not: "helper access to the packet is not allowed". `packet_access` says whether the helper
+/// allows it ([`crate::helpers::Helper::packet_access`]).
 pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
     match of(kind) {
         Packet::Written | Packet::Read => packet_access,
@@ -25,8 +27,9 @@ pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
     }
 }
 
-/// Returns whether it may use `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND`. If not: "BPF_LD_[ABS|IND]
-/// instructions not allowed for this program type".
+/// Returns whether it may use `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND`.
+///
+/// If not: "BPF_LD_[ABS|IND] instructions not allowed for this program type".
 pub fn may_load_classic(kind: &Kind) -> bool {
     matches!(
         kind.prog_type,

@@ -64,8 +64,9 @@ pub fn returns(kind: &Kind) -> Returns {
 }
 
 /// Returns the kernel's line for a number between `least` and `most` that should have been within
-/// `range` (`verbose_invalid_scalar`). `where_` is "At program exit", "At async callback return"
-/// and the like.
+/// `range` (`verbose_invalid_scalar`).
+///
+/// `where_` is "At program exit", "At async callback return" and the like.
 pub fn out_of_range(
     where_: &str,
     register: u8,
@@ -87,6 +88,7 @@ pub fn out_of_range(
 }
 
 /// Returns the kernel's line for a result that is not a number, though a range is required.
+///
 /// `type_name` is the name that its log has for the register's type, such as "ctx".
 pub fn not_a_number(where_: &str, register: u8, type_name: &str) -> String {
     format!("{where_} the register R{register} is not a known value ({type_name})")

@@ -402,7 +402,7 @@ fn on_numbers(op: Alu, wide: bool, left: Reg, right: Reg) -> Reg {
 }
 
 /// Returns the difference after an operation between a number and those that it was linked to, if
-/// that can be recorded: once, and in 32 bits only if there were no more.
+/// that can be recorded: once, and in 32 bits only if the number has no more bits.
 fn linked_by(op: Alu, wide: bool, left: &Reg, right: &Reg) -> Option<i32> {
     if left.id == 0 || left.id & ADD_CONST != 0 {
         return None;

@@ -293,7 +293,7 @@ impl Explorer<'_> {
         Ok(false)
     }
 
-    /// `check_reg_type`.
+    /// Implements `check_reg_type`.
     fn check_type(&mut self, number: u8, reg: &Reg, arg: Arg, meta: &mut Meta) -> Check {
         if !suits(reg, arg, number, meta.id) {
             let have = type_name(reg);
@@ -359,7 +359,7 @@ impl Explorer<'_> {
         )
     }
 
-    /// `check_func_arg_reg_off`.
+    /// Implements `check_func_arg_reg_off`.
     fn check_offset(&self, number: u8, reg: &Reg, arg: Arg) -> Check {
         if is_release(arg) {
             let is_dynptr = matches!(arg, Arg::Dynptr(_)) && matches!(reg.kind, Type::Stack(_));
@@ -391,7 +391,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `__check_ptr_off_reg`.
+    /// Implements `__check_ptr_off_reg`.
     pub(super) fn check_no_offset(&self, reg: &Reg, number: u8, fixed_allowed: bool) -> Check {
         let name = type_name(reg);
         if reg.off < 0 {

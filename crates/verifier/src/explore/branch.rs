@@ -162,7 +162,7 @@ impl Explorer<'_> {
         });
     }
 
-    /// `mark_ptr_not_null_reg`.
+    /// Implements `mark_ptr_not_null_reg`.
     pub(super) fn not_null(&self, reg: &mut Reg) {
         use crate::context::SocketKind;
         if let Type::MapValue(id) = reg.kind {
@@ -194,7 +194,7 @@ impl Explorer<'_> {
         reg.flags = reg.flags.without(Flags::MAYBE_NULL);
     }
 
-    /// `reg_may_point_to_spin_lock`.
+    /// Implements `reg_may_point_to_spin_lock`.
     fn may_point_to_lock(&self, reg: &Reg) -> bool {
         use crate::program::{FieldKind, MapField};
         let is_lock = |field: &MapField| {

@@ -60,7 +60,7 @@ impl Explorer<'_> {
         Ok(Next::Insn(self.insn + 1))
     }
 
-    /// `btf_check_func_arg_match`.
+    /// Implements `btf_check_func_arg_match`.
     fn check_global_arguments(&mut self, function: usize) -> Check {
         let start = self.flow.functions()[function].start;
         let types = self.program.types;

@@ -207,7 +207,7 @@ impl Explorer<'_> {
         )
     }
 
-    /// `check_ptr_to_btf_access`.
+    /// Implements `check_ptr_to_btf_access`.
     pub(super) fn access_structure(&mut self, reg: &Reg, access: Access) -> Check<Reg> {
         let Type::Btf(btf_id) = reg.kind else {
             return Ok(Reg::UNKNOWN);

@@ -108,7 +108,7 @@ fn same_references(old: &State, new: &State, ids: &mut Ids) -> bool {
         })
 }
 
-/// `regsafe`.
+/// Implements `regsafe`.
 fn reg_is_safe(old: &Reg, new: &Reg, ids: &mut Ids, alike: Alike) -> bool {
     if alike == Alike::Exactly {
         return exactly(old, new, ids);
@@ -165,7 +165,7 @@ fn same_kind(old: &Reg, new: &Reg) -> bool {
     std::mem::discriminant(&old.kind) == std::mem::discriminant(&new.kind) && old.flags == new.flags
 }
 
-/// `regs_exact`.
+/// Implements `regs_exact`.
 fn exactly(old: &Reg, new: &Reg, ids: &mut Ids) -> bool {
     old.kind == new.kind
         && old.flags == new.flags
@@ -176,7 +176,7 @@ fn exactly(old: &Reg, new: &Reg, ids: &mut Ids) -> bool {
         && ids.check(old.ref_id, new.ref_id)
 }
 
-/// `stacksafe`.
+/// Implements `stacksafe`.
 fn stack_is_safe(
     _program: &Program<'_>,
     old: &Frame,

@@ -260,7 +260,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `retval_range_within`.
+    /// Implements `retval_range_within`.
     fn check_within(
         &self,
         register: u8,

@@ -357,7 +357,7 @@ impl Explorer<'_> {
         Reg::pointer(Type::Btf(btf_id)).flagged(flags.with(Flags::MAYBE_NULL))
     }
 
-    /// `is_acquire_function`.
+    /// Implements `is_acquire_function`.
     fn acquires(&self, meta: &Meta) -> bool {
         match meta.id {
             HelperId::SK_LOOKUP_TCP

@@ -269,7 +269,7 @@ impl<'a> Explorer<'a> {
     }
 }
 
-/// `kfunc_spin_allowed`.
+/// Implements `kfunc_spin_allowed`.
 fn is_allowed_under_lock(function: &KernelFunction) -> bool {
     let name = function.name;
     name.starts_with("bpf_iter_num_")

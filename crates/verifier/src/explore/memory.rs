@@ -181,7 +181,7 @@ impl Explorer<'_> {
         Ok(Reg::UNKNOWN)
     }
 
-    /// `check_map_access_type`.
+    /// Implements `check_map_access_type`.
     pub(super) fn check_map_rights(
         &self,
         reg: &Reg,
@@ -388,7 +388,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `check_ptr_alignment`.
+    /// Implements `check_ptr_alignment`.
     fn check_alignment(&self, reg: &Reg, access: &Access) -> Check {
         let flags = self.program.kind.flags;
         let (what, always) = match reg.kind {

@@ -453,7 +453,7 @@ fn dynptr_name(kind: DynptrKind) -> &'static str {
     }
 }
 
-/// `reg_type_str`.
+/// Implements `reg_type_str`.
 pub(super) fn type_name(reg: &Reg) -> String {
     let mut prefix = String::new();
     for (flag, name) in [
@@ -500,7 +500,7 @@ pub(super) fn type_name(reg: &Reg) -> String {
     format!("{prefix}{name}{postfix}")
 }
 
-/// `bpf_alu_string`.
+/// Implements `bpf_alu_string`.
 pub(super) fn alu_name(op: Alu) -> &'static str {
     match op {
         Alu::Add => "+=",

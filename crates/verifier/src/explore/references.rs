@@ -82,7 +82,7 @@ impl Explorer<'_> {
         Ok(found)
     }
 
-    /// `check_map_func_compatibility`.
+    /// Implements `check_map_func_compatibility`.
     pub(super) fn check_map_suits(&self, map: crate::state::MapId, helper: HelperId) -> Check {
         let map_type = self.map(map).map_type;
         if suits(helper, map_type) && super::maps::may_update(&self.program.kind, map_type, helper)
@@ -229,7 +229,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// `map_kptr_match_type`.
+    /// Implements `map_kptr_match_type`.
     fn is_pointer_for(&self, reg: &Reg, field: FieldKind) -> bool {
         let (wanted, strict, local) = match field {
             FieldKind::UntrustedPointer(wanted) => (wanted, false, false),
@@ -321,7 +321,7 @@ impl Explorer<'_> {
             .is_some_and(|kernel| PROTECTED.contains(&kernel.name(btf_id)))
     }
 
-    /// `in_rcu_cs`.
+    /// Implements `in_rcu_cs`.
     pub(super) fn in_rcu(&self) -> bool {
         self.cur.rcu > 0 || self.cur.locks > 0 || !self.cur.in_sleepable
     }

@@ -185,7 +185,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `mark_reg_stack_read`.
+    /// Implements `mark_reg_stack_read`.
     fn loaded_bytes(&mut self, frame: usize, first: i32, end: i32) -> Reg {
         let frame = &self.cur.frames[frame];
         let log = &mut self.log;
@@ -268,7 +268,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `save_register_state`.
+    /// Implements `save_register_state`.
     fn spill(&mut self, frame: usize, slot: usize, reg: Reg, size: i32) {
         let content = &mut self.cur.frames[frame].stack[slot];
         content.object = Object::None;
@@ -433,7 +433,7 @@ fn bits_of(reg: &Reg) -> u32 {
     64 - reg.var.umax.leading_zeros()
 }
 
-/// `is_spillable_regtype`.
+/// Implements `is_spillable_regtype`.
 fn is_spillable(reg: &Reg) -> bool {
     !matches!(
         reg.kind,

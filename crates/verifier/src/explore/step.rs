@@ -277,7 +277,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// `atomic_ptr_type_ok`.
+    /// Implements `atomic_ptr_type_ok`.
     fn check_atomic_pointer(&mut self, number: u8, what: &str) -> Check {
         self.read_reg(number)?;
         let reg = *self.cur.reg(number);

@@ -37,7 +37,7 @@ impl Scalar {
         }
     }
 
-    /// `-self`.
+    /// Returns `-self`.
     #[must_use]
     pub fn neg(self, wide: bool) -> Self {
         Self::known(0).alu(Alu::Sub, wide, self)

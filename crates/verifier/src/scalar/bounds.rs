@@ -109,7 +109,7 @@ impl Scalar {
         self.set_narrow(narrow);
     }
 
-    /// `__reg32_deduce_bounds`.
+    /// Implements `__reg32_deduce_bounds`.
     fn narrow_from_wide(&mut self) {
         let (wide, mut narrow) = (self.wide(), self.narrow());
         let unsigned = Span::of(wide.umin, wide.umax);
@@ -130,7 +130,7 @@ impl Scalar {
         self.set_narrow(narrow);
     }
 
-    /// `__reg64_deduce_bounds` and `__reg_deduce_mixed_bounds`.
+    /// Implements `__reg64_deduce_bounds` and `__reg_deduce_mixed_bounds`.
     fn wide_from_narrow(&mut self) {
         const HIGH: u64 = !(u32::MAX as u64);
         let (mut wide, narrow) = (self.wide(), self.narrow());

@@ -48,7 +48,7 @@ macro_rules! range {
                     || self.smax < other.smin
             }
 
-            /// `__update_reg32_bounds`, `__update_reg64_bounds`.
+            /// Implements `__update_reg32_bounds`, `__update_reg64_bounds`.
             pub(super) fn learn_bits(&mut self, bits: Tnum) {
                 let (value, mask) = (bits.value as $U, bits.mask as $U);
                 self.learn_signed(

@@ -321,7 +321,7 @@ fn passed(it: Type<'_>) -> Option<u32> {
     }
 }
 
-/// `can_be_sleepable`.
+/// Implements `can_be_sleepable`.
 fn can_sleep(kind: &Kind) -> bool {
     match kind.prog_type {
         ProgramType::TRACING => matches!(

@@ -274,7 +274,7 @@ impl<'a> Attached<'a> {
         param.is_some_and(|it| text(it.name).ends_with("__nullable"))
     }
 
-    /// `prog_args_trusted`.
+    /// Implements `prog_args_trusted`.
     fn trusts_arguments(&self) -> bool {
         match self.kind.prog_type {
             ProgramType::TRACING => matches!(

@@ -92,14 +92,16 @@ impl KernelFunction {
         self.flags & flags != 0
     }
 
-    /// Returns whether programs of this kind may call it. If not, the kernel says "calling kernel
-    /// function NAME is not allowed".
+    /// Returns whether programs of this kind may call it.
+    ///
+    /// If not, the kernel says "calling kernel function NAME is not allowed".
     pub fn may_be_called_by(&self, kind: &Kind) -> bool {
         self.callers & (callers::COMMON | callers_of(kind)) != 0
     }
 
-    /// Returns whether it concerns the device that a program is bound to. Others cannot call it:
-    /// "metadata kfuncs require device-bound program".
+    /// Returns whether it concerns the device that a program is bound to.
+    ///
+    /// Others cannot call it: "metadata kfuncs require device-bound program".
     pub fn needs_device(&self) -> bool {
         self.name.starts_with("bpf_xdp_metadata_")
     }

@@ -265,7 +265,7 @@ impl ProgramTypes {
     }
 }
 
-/// `bpf_find_exception_callback_insn_off`.
+/// Implements `bpf_find_exception_callback_insn_off`.
 fn exception_callback(types: &TypeTable, func_info: &[FuncInfo]) -> Result<Option<usize>, Refused> {
     let Some(main) = func_info.first() else {
         return Ok(None);

@@ -198,7 +198,7 @@ impl ProgramTypes {
     }
 }
 
-/// `__btf_type_is_scalar_struct`; to the kernel a union is a structure.
+/// Implements `__btf_type_is_scalar_struct`; to the kernel a union is a structure.
 fn has_only_numbers(types: &TypeTable, it: Type<'_>, depth: u32) -> bool {
     let Some(depth) = depth.checked_sub(1) else {
         return false;

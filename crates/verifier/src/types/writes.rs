@@ -27,7 +27,9 @@ const OF_CONNECTION: [&str; 1] = ["mark"];
 
 impl KernelTypes {
     /// Checks that a program of this kind may write `size` bytes at `off` of a structure of the
-    /// kernel. The error is the log's line.
+    /// kernel.
+    ///
+    /// The error is the log's line.
     pub fn may_write(
         &self,
         kind: &Kind,

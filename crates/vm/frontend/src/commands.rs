@@ -21,7 +21,7 @@ use crate::objects::Object;
 pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
 
 impl Handler<'_> {
-    /// `bpf(command, attr, size)`.
+    /// Answers `bpf(command, attr, size)`.
     pub(super) fn bpf(&self) -> Answer {
         let [command, address, size, ..] = self.args;
         let command = Command(command as u32);

@@ -17,8 +17,9 @@ use crate::Error;
 /// The error that the tool gets for a call when there is no guest any more.
 pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
 
-/// A connection to a proxy that was greeted. The proxy drops everything that it holds for us when
-/// the connection ends.
+/// A connection to a proxy that was greeted.
+///
+/// The proxy drops everything that it holds for us when the connection ends.
 pub struct Connection {
     client: Arc<Client>,
     say: Box<dyn Fn(&str) + Send + Sync>,

@@ -34,7 +34,7 @@ impl Handler<'_> {
         objects.is_unused() || !matches!(objects.find(self.tid, fd as i32), Ok(Some(_)))
     }
 
-    /// `read(descriptor, buffer, count)`.
+    /// Answers `read(descriptor, buffer, count)`.
     pub(super) fn read(&self, fd: u64, buffer: u64, count: u64) -> Answer {
         let Ok(Some(object)) = self.guest.objects.find(self.tid, fd as i32) else {
             return Ok(Reply::Continue);

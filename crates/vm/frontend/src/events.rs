@@ -49,7 +49,7 @@ fn wakes_for_each(attr: &[u8]) -> bool {
 }
 
 impl Handler<'_> {
-    /// `perf_event_open(attr, pid, cpu, group, flags)`.
+    /// Answers `perf_event_open(attr, pid, cpu, group, flags)`.
     pub(super) fn perf_event_open(&self) -> Answer {
         let [address, pid, cpu, group, flags, _] = self.args;
         let mut attr = self.event_attr(address)?;
@@ -131,7 +131,7 @@ impl Handler<'_> {
         Some(elf.build_id().ok()??.to_vec())
     }
 
-    /// `ioctl(descriptor, command, argument)` with a command of perf events.
+    /// Answers `ioctl(descriptor, command, argument)` with a command of perf events.
     pub(super) fn ioctl(&self) -> Answer {
         let [fd, command, argument, ..] = self.args;
         let command = command as u32;

@@ -180,7 +180,7 @@ impl Handler<'_> {
         }
     }
 
-    /// `open` and `openat`.
+    /// Answers `open` and `openat`.
     pub(super) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
         let cloexec = flags & libc::O_CLOEXEC as u64 != 0;
         let text = self.memory.string(path, libc::PATH_MAX as usize).ok();
@@ -284,7 +284,7 @@ impl Handler<'_> {
         rustix::fs::open(&shown, flags, Mode::empty()).map_err(|error| Errno(error.raw_os_error()))
     }
 
-    /// `access(path, mode)`.
+    /// Answers `access(path, mode)`.
     pub(super) fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
         if let Some(inside) = self.bpffs().inside(at, path) {
             return self.access_place(&self.guest.bpffs().place(&inside)?, mode);
@@ -299,7 +299,7 @@ impl Handler<'_> {
         }
     }
 
-    /// `stat(path, buffer)`.
+    /// Answers `stat(path, buffer)`.
     pub(super) fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.bpffs().inside(at, path) {
             return self.stat_place(&self.guest.bpffs().place(&inside)?, buffer);
@@ -318,8 +318,8 @@ impl Handler<'_> {
         self.write_struct(buffer, &stat)
     }
 
-    /// `statx(.., path, flags, mask, buffer)`: all known fields are returned, regardless of the
-    /// mask.
+    /// Answers `statx(.., path, flags, mask, buffer)`: all known fields are returned, regardless of
+    /// the mask.
     pub(super) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.bpffs().inside(at, path) {
             return self.statx_place(&self.guest.bpffs().place(&inside)?, mask, buffer);
@@ -343,7 +343,7 @@ impl Handler<'_> {
         self.write_struct(buffer, &statx)
     }
 
-    /// `statfs(path, buffer)`, by which tools recognise tracefs and BPF file systems.
+    /// Answers `statfs(path, buffer)`, by which tools recognise tracefs and BPF file systems.
     pub(super) fn statfs(&self, path: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.bpffs().inside(HERE, path) {
             return self.bpffs().statfs_inside(&inside, buffer);
@@ -360,8 +360,8 @@ impl Handler<'_> {
         self.write_statfs(buffer, libc::TRACEFS_MAGIC as u64)
     }
 
-    /// `readlink(path, buffer, size)` on the tool's own descriptors, by which tools recognise an
-    /// object's kind.
+    /// Answers `readlink(path, buffer, size)` on the tool's own descriptors, by which tools
+    /// recognise an object's kind.
     pub(super) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         use beeline_vm_protocol::info::Kind;
         const LONGEST: usize = 64;
@@ -383,7 +383,7 @@ impl Handler<'_> {
         self.write_link(kind, buffer, size)
     }
 
-    /// `uname(buffer)`: tools choose headers and ways to attach by their kernel's version.
+    /// Answers `uname(buffer)`: tools choose headers and ways to attach by their kernel's version.
     pub(super) fn uname(&self, buffer: u64) -> Answer {
         const FIELD: usize = 65;
         let welcome = self.guest.welcome();

@@ -35,7 +35,7 @@ impl HasBpfFs for Guest {
 }
 
 impl Handler<'_> {
-    /// `BPF_OBJ_GET`.
+    /// Carries out `BPF_OBJ_GET`.
     pub(super) fn obj_get(&self, attr: &BpfAttr) -> Answer {
         let (object, mode) = self.bpffs().pinned(attr)?;
         let object = match (object.kind, mode) {

@@ -27,8 +27,8 @@ const PAGE: u64 = 4096;
 const MOST: u64 = 1 << 16;
 
 impl Handler<'_> {
-    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The
-    /// kernel maps the memory file.
+    /// Answers `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a
+    /// file. The kernel maps the memory file.
     pub(super) fn mmap(&self) -> Answer {
         let [_, length, _, _, fd, offset] = self.args;
         let Ok(Some(object)) = self.guest.objects.find(self.tid, fd as i32) else {
@@ -83,15 +83,16 @@ impl Handler<'_> {
         self.listener.replace(self.id, fd, file.as_fd(), cloexec)
     }
 
-    /// `rt_sigreturn()`: a tool that has handled a signal may now sum up the content of its arrays.
+    /// Answers `rt_sigreturn()`: a tool that has handled a signal may now sum up the content of its
+    /// arrays.
     pub(super) fn settle(&self) -> Answer {
         // The user has been told of a lost guest, which does not keep the tool from continuing.
         let _ = self.guest.rings.settle(&self.guest.connection);
         Ok(Reply::Continue)
     }
 
-    /// `epoll_ctl(epoll, operation, descriptor, event)`: the memory's eventfd goes into the tool's
-    /// own epoll set, edge-triggered, because nothing reads it back.
+    /// Answers `epoll_ctl(epoll, operation, descriptor, event)`: the memory's eventfd goes into the
+    /// tool's own epoll set, edge-triggered, because nothing reads it back.
     pub(super) fn epoll_ctl(&self) -> Answer {
         let [epoll, operation, fd, event, ..] = self.args;
         let Ok(Some(object)) = self.guest.objects.find(self.tid, fd as i32) else {
@@ -142,7 +143,7 @@ impl Handler<'_> {
         Ok(memory)
     }
 
-    /// `poll(fds, count, ..)` and `ppoll`.
+    /// Answers `poll(fds, count, ..)` and `ppoll`.
     pub(super) fn poll(&self, fds: u64, count: u64) -> Answer {
         const POLLFD: usize = 8;
         if self.guest.objects.none_to_wait_for() || count > MOST {
@@ -156,7 +157,7 @@ impl Handler<'_> {
         Ok(Reply::Continue)
     }
 
-    /// `select(count, readable, ..)` and `pselect6`.
+    /// Answers `select(count, readable, ..)` and `pselect6`.
     pub(super) fn select(&self, count: u64, readable: u64) -> Answer {
         if self.guest.objects.none_to_wait_for() || count > MOST || readable == 0 {
             return Ok(Reply::Continue);

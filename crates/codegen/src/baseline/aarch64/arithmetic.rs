@@ -7,8 +7,8 @@ use super::emit::Emitter;
 use super::registers::home;
 
 impl Emitter<'_> {
-    /// `d = value`, in the shortest form: one constant of a bitwise instruction, or 16 bits at a
-    /// time over zeros or ones.
+    /// Emits `d = value`, in the shortest form: one constant of a bitwise instruction, or 16 bits
+    /// at a time over zeros or ones.
     pub(crate) fn constant(&mut self, d: Reg, value: u64) {
         let parts: [u16; 4] = std::array::from_fn(|part| (value >> (16 * part)) as u16);
         let others = |background| parts.iter().filter(|&&part| part != background).count();
@@ -165,7 +165,7 @@ impl Emitter<'_> {
         true
     }
 
-    /// `d = base + off`
+    /// Emits `d = base + off`.
     pub(crate) fn add_offset(&mut self, d: Reg, base: Reg, off: i32) {
         let op = if off < 0 { Sum::Sub } else { Sum::Add };
         let bytes = off.unsigned_abs();

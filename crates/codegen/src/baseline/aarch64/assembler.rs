@@ -20,7 +20,7 @@ pub(crate) const FP: Reg = Reg(29);
 pub(crate) const LR: Reg = Reg(30);
 
 impl Reg {
-    /// Register x`number`.
+    /// Returns register x`number`.
     pub(crate) const fn x(number: u8) -> Self {
         Self(number & 31)
     }
@@ -237,17 +237,17 @@ impl Assembler {
         self.word(op as u32 | width(wide) | m.at(16) | n.at(5) | d.at(0));
     }
 
-    /// `d = n op (m << shift)`, of [`Three::Add`] up to [`Three::Ands`], with x registers.
+    /// Emits `d = n op (m << shift)`, of [`Three::Add`] up to [`Three::Ands`], with x registers.
     pub(crate) fn three_shifted(&mut self, op: Three, d: Reg, n: Reg, m: Reg, shift: u32) {
         self.word(op as u32 | width(true) | m.at(16) | (shift & 63) << 10 | n.at(5) | d.at(0));
     }
 
-    /// `d = a + n * m`, with x registers.
+    /// Emits `d = a + n * m`, with x registers.
     pub(crate) fn madd(&mut self, d: Reg, n: Reg, m: Reg, a: Reg) {
         self.word(0x9b00_0000 | m.at(16) | a.at(10) | n.at(5) | d.at(0));
     }
 
-    /// `d = a - n * m`
+    /// Emits `d = a - n * m`.
     pub(crate) fn msub(&mut self, wide: bool, d: Reg, n: Reg, m: Reg, a: Reg) {
         self.word(0x1b00_8000 | width(wide) | m.at(16) | a.at(10) | n.at(5) | d.at(0));
     }
@@ -279,8 +279,9 @@ impl Assembler {
         self.three(Three::Orr, wide, d, ZR, m);
     }
 
-    /// `d = ` bits `from` to `last` of `n`, zero-extended; where `from` is above `last`, the lowest
-    /// `last + 1` bits, shifted left to the top of the register and then right by `from`, around.
+    /// Emits `d = ` bits `from` to `last` of `n`, zero-extended; where `from` is above `last`, the
+    /// lowest `last + 1` bits, shifted left to the top of the register and then right by `from`,
+    /// around.
     pub(crate) fn ubfm(&mut self, wide: bool, d: Reg, n: Reg, from: u32, last: u32) {
         self.bits(0x5300_0000, wide, d, n, from, last);
     }
@@ -299,7 +300,7 @@ impl Assembler {
         self.word(op as u32 | n.at(5) | d.at(0));
     }
 
-    /// `d = condition ? n : m`, with x registers.
+    /// Emits `d = condition ? n : m`, with x registers.
     pub(crate) fn csel(&mut self, d: Reg, n: Reg, m: Reg, condition: Condition) {
         self.word(0x9a80_0000 | m.at(16) | (condition as u32) << 12 | n.at(5) | d.at(0));
     }
@@ -326,13 +327,13 @@ impl Assembler {
         self.word(op as u32 | size << 30 | 0x3820_6800 | index.at(16) | base.at(5) | t.at(0));
     }
 
-    /// A load or store of an x register at `base + off`, a multiple of 8 up to 32,760.
+    /// Emits a load or store of an x register at `base + off`, a multiple of 8 up to 32,760.
     pub(crate) fn word_access(&mut self, op: Access, t: Reg, base: Reg, off: u32) {
         let scaled = (off >> 3 & 0xfff) << 10;
         self.word(op as u32 | 3 << 30 | 0x3900_0000 | scaled | base.at(5) | t.at(0));
     }
 
-    /// Two x registers at `base + off`, a multiple of 8 from -512 to 504.
+    /// Emits a load or store of two x registers at `base + off`, a multiple of 8 from -512 to 504.
     pub(crate) fn pair(&mut self, op: Pair, [t, u]: [Reg; 2], base: Reg, off: i32) {
         let off = ((off >> 3).cast_unsigned() & 0x7f) << 15;
         self.word(op as u32 | off | u.at(10) | base.at(5) | t.at(0));
@@ -343,13 +344,13 @@ impl Assembler {
         self.word(op as u32 | size << 30 | base.at(5) | t.at(0));
     }
 
-    /// `stxr`, or `stlxr` if it is a release: `status` becomes 0 if the bytes were stored.
+    /// Emits `stxr`, or `stlxr` if it is a release: `status` becomes 0 if the bytes were stored.
     pub(crate) fn stxr(&mut self, release: bool, size: u32, status: Reg, t: Reg, base: Reg) {
         let release = u32::from(release) << 15;
         self.word(0x0800_7c00 | size << 30 | status.at(16) | release | base.at(5) | t.at(0));
     }
 
-    /// `dmb ish`: orders all accesses before it with all behind it.
+    /// Emits `dmb ish`: orders all accesses before it with all behind it.
     pub(crate) fn barrier(&mut self) {
         self.word(0xd503_3bbf);
     }

@@ -69,7 +69,7 @@ fn base(reg: Reg) -> String {
     }
 }
 
-/// Some sets of three registers that differ in every bit.
+/// Returns some sets of three registers that differ in every bit.
 fn registers() -> [[Reg; 3]; 4] {
     [[0, 1, 2], [21, 10, 5], [10, 21, 26], [31, 31, 31]].map(|three| three.map(Reg::x))
 }
@@ -269,7 +269,7 @@ fn memory() {
     both.check();
 }
 
-/// All offsets around the limits; those that have no instruction are refused.
+/// Tries all offsets around the limits; those that have no instruction are refused.
 fn access(both: &mut Both, op: Access, text: &str, size: u32, t: Reg, n: Reg) {
     let limit = 4096 << size;
     let near = [-257, -256, -255, -1, 0, 1, 4, 8, 255, 256, 257, 264];

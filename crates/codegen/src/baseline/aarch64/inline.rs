@@ -53,7 +53,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// `r0 = key < entries ? values + cpu * cpu_stride + key * stride : 0`
+    /// Emits `r0 = key < entries ? values + cpu * cpu_stride + key * stride : 0`.
     fn element(&mut self, map: u32, entries: u32, stride: u32, cpu_stride: u32) {
         let (r0, key) = (home(0), self.scratch(3));
         let _always = self.asm.access(Access::Load, 2, key, home(2), 0);
@@ -62,7 +62,7 @@ impl Emitter<'_> {
         self.null_unless_below(key, entries);
     }
 
-    /// `r0 = key < entries && r3 < cpus ? values + r3 * cpu_stride + key * stride : 0`
+    /// Emits `r0 = key < entries && r3 < cpus ? values + r3 * cpu_stride + key * stride : 0`.
     fn element_of_cpu(
         &mut self,
         map: u32,
@@ -79,14 +79,14 @@ impl Emitter<'_> {
         self.null_unless_below(cpu, cpus);
     }
 
-    /// `r0 = 0` unless a number is below a limit.
+    /// Emits `r0 = 0` unless a number is below a limit.
     fn null_unless_below(&mut self, number: Reg, limit: u32) {
         let limit = self.operand(limit.into());
         self.asm.three(Three::Subs, false, ZR, number, limit);
         self.asm.csel(home(0), home(0), ZR, Condition::Lo);
     }
 
-    /// `d = values + cpu * cpu_stride`
+    /// Emits `d = values + cpu * cpu_stride`.
     fn first_value(&mut self, d: Reg, map: u32, cpu_stride: u32) {
         self.table_entry(RUN_VALUES, d, map.cast_signed());
         if cpu_stride != 0 {
@@ -100,7 +100,7 @@ impl Emitter<'_> {
         let _always = self.asm.access(Access::Load, 2, d, RUN, CONTEXT_CPU as i32);
     }
 
-    /// `d += number * factor`
+    /// Emits `d += number * factor`.
     fn add_multiple(&mut self, d: Reg, number: Reg, factor: u32) {
         if factor.is_power_of_two() {
             let shift = factor.trailing_zeros();

@@ -143,7 +143,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// `d = run.table[index]`
+    /// Emits `d = run.table[index]`.
     pub(crate) fn table_entry(&mut self, table: usize, d: Reg, index: i32) {
         self.load_field(d, RUN, table);
         if !self.asm.access(Access::Load, 3, d, d, index * 8) {

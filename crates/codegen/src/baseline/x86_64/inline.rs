@@ -46,7 +46,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// `rax = values + cpu * cpu_stride + offset`
+    /// Emits `rax = values + cpu * cpu_stride + offset`.
     fn value(&mut self, map: u32, offset: u32, cpu_stride: u32) -> Result<(), IcedError> {
         self.first_value(rax, map, cpu_stride)?;
         if offset == 0 {
@@ -55,7 +55,7 @@ impl Emitter<'_> {
         self.asm.add(rax, offset.cast_signed())
     }
 
-    /// `rax = key < entries ? values + cpu * cpu_stride + key * stride : 0`
+    /// Emits `rax = key < entries ? values + cpu * cpu_stride + key * stride : 0`.
     fn element(
         &mut self,
         map: u32,
@@ -73,7 +73,7 @@ impl Emitter<'_> {
         self.asm.cmovb(rax, rdi)
     }
 
-    /// `rax = key < entries && r3 < cpus ? values + r3 * cpu_stride + key * stride : 0`
+    /// Emits `rax = key < entries && r3 < cpus ? values + r3 * cpu_stride + key * stride : 0`.
     fn element_of_cpu(
         &mut self,
         map: u32,
@@ -94,7 +94,7 @@ impl Emitter<'_> {
         self.asm.cmove(rax, rdi)
     }
 
-    /// `to = values + cpu * cpu_stride`
+    /// Emits `to = values + cpu * cpu_stride`.
     fn first_value(
         &mut self,
         to: AsmRegister64,
@@ -112,7 +112,7 @@ impl Emitter<'_> {
         self.add_multiple(to, rcx, cpu_stride)
     }
 
-    /// `to += number * factor`; may change `number`.
+    /// Emits `to += number * factor`; may change `number`.
     fn add_multiple(
         &mut self,
         to: AsmRegister64,
@@ -131,7 +131,7 @@ impl Emitter<'_> {
         self.asm.add(to, number)
     }
 
-    /// `rax = site ? site.address : 0`
+    /// Emits `rax = site ? site.address : 0`.
     fn func_ip(&mut self) -> Result<(), IcedError> {
         let nowhere = self.asm.create_label();
         self.asm.mov(rax, qword_ptr(RUN + CONTEXT_SITE as i32))?;

@@ -22,7 +22,7 @@ impl Emitter<'_> {
         self.load_from(size, signed, dst, home64(src) + i32::from(off))
     }
 
-    /// `dst = *address`, sign-extended or else zero-extended.
+    /// Emits `dst = *address`, sign-extended or else zero-extended.
     pub(crate) fn load_from(
         &mut self,
         size: Size,
@@ -159,7 +159,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// `dst = run.table[index]`
+    /// Emits `dst = run.table[index]`.
     fn table_entry(&mut self, table: usize, dst: u8, index: i32) -> Result<(), IcedError> {
         self.asm.mov(home64(dst), qword_ptr(RUN + table as i32))?;
         self.asm

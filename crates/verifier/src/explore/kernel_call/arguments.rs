@@ -255,7 +255,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `check_func_arg_reg_off`.
+    /// Implements `check_func_arg_reg_off`.
     fn check_kernel_offset(&self, number: u8, reg: &Reg, release: bool) -> Check {
         if release {
             if reg.off != 0 {
@@ -352,7 +352,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `process_kf_arg_ptr_to_btf_id`; `None` for `struct bpf_map`.
+    /// Implements `process_kf_arg_ptr_to_btf_id`; `None` for `struct bpf_map`.
     fn structure_argument(
         &self,
         call: &Call<'_>,
@@ -522,7 +522,7 @@ fn is_safe(reg: &Reg) -> bool {
     reg.flags.without(SAFE) == Flags::NONE
 }
 
-/// `is_trusted_reg`.
+/// Implements `is_trusted_reg`.
 fn is_trusted(reg: &Reg) -> bool {
     let known = matches!(reg.kind, Type::Map(_) | Type::Socket(_)) && is_structure(reg);
     reg.ref_id != 0 || is_safe(reg) && (known || reg.flags.has(SAFE))

@@ -127,7 +127,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `stack_slot_obj_get_spi`.
+    /// Implements `stack_slot_obj_get_spi`.
     pub(super) fn object_place(
         &self,
         reg: &Reg,

@@ -129,7 +129,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// `check_reg_allocation_locked`.
+    /// Implements `check_reg_allocation_locked`.
     fn check_root_is_locked(&self, reg: &Reg, fields: &[MapField], name: &str) -> Check {
         let here = match reg.kind {
             Type::MapValue(id) => LockPlace::Map(id),
@@ -298,7 +298,7 @@ impl Explorer<'_> {
     }
 }
 
-/// `ref_set_non_owning`.
+/// Implements `ref_set_non_owning`.
 fn not_owning(reg: Reg, counted: bool) -> Reg {
     let reg = reg.flagged(Flags::NON_OWN_REF);
     if counted {
