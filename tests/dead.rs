@@ -381,7 +381,7 @@ fn another_process_of_the_sessions_number_is_not_the_session() {
 
 /// A debugger's breakpoint lies upon a jump, and will bring the jump back.
 #[test]
-fn what_cannot_be_taken_out_stays_and_is_told() {
+fn patches_that_cannot_be_removed_stay_and_are_reported() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     need!(find_program("bpftrace"));

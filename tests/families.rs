@@ -72,7 +72,7 @@ fn all_that_a_tool_starts_is_traced_however_short_it_lives() {
 }
 
 #[test]
-fn who_has_any_name_has_its_children_traced() {
+fn children_of_a_process_with_a_non_utf8_name_are_traced() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let scratch = Scratch::new();
@@ -177,7 +177,7 @@ const PROBES: [&str; 2] = [
 
 /// The tool has ended, and so does its session; what it has started goes on as if there had been none.
 #[test]
-fn who_outlives_the_tool_is_left_clean_and_lives_on() {
+fn processes_that_outlive_the_tool_are_restored_and_live_on() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
@@ -199,7 +199,7 @@ fn who_outlives_the_tool_is_left_clean_and_lives_on() {
 
 /// Beeline is killed: what its tool has started goes on as well, hooked as it is.
 #[test]
-fn who_was_started_by_the_tool_outlives_a_killed_beeline() {
+fn children_of_the_tool_outlive_a_killed_beeline() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
@@ -218,7 +218,7 @@ fn who_was_started_by_the_tool_outlives_a_killed_beeline() {
 
 /// A script is no tool: who it has started may yet use the session, or does so now.
 #[test]
-fn who_outlives_the_script_that_started_him_is_traced_on() {
+fn processes_that_outlive_their_script_stay_traced() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     need!(find_program("bpftrace"));

@@ -56,7 +56,7 @@ fn look_ups_are_answered_as_by_the_kernel() {
 }
 
 #[test]
-fn who_asks_by_a_line_learns_that_the_guest_is_lost() {
+fn a_fast_path_reports_that_the_guest_is_lost() {
     need!(beeline_wanted());
     let _turn = Turn::take();
     let scratch = Scratch::new();

@@ -45,7 +45,7 @@ fn word_behind(line: &str, begin: &str) -> u32 {
 }
 
 #[test]
-fn who_says_that_he_runs_another_program_and_does_not_is_let_go() {
+fn a_false_announcement_of_an_exec_is_let_go() {
     let _turn = Turn::take();
     need!(need_both());
     let scratch = Scratch::new();

@@ -139,7 +139,7 @@ fn maps_are_refused_when_memory_is_out_and_made_again_when_it_is_back() {
 }
 
 #[test]
-fn what_is_closed_can_be_taken_again_at_once() {
+fn memory_of_closed_objects_is_reusable_at_once() {
     need!(beeline_wanted());
     let mut hoarder = Hoarder::limited();
     // Each takes a fourth of all.

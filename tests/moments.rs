@@ -70,7 +70,7 @@ fn family(scratch: &Scratch) -> (String, [(String, u64); 2]) {
 }
 
 #[test]
-fn what_a_tool_starts_when_it_has_attached_is_counted() {
+fn children_started_after_attaching_are_counted() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let scratch = Scratch::new();
@@ -111,7 +111,7 @@ sys.exit(tool.wait())
 "#;
 
 #[test]
-fn what_a_script_starts_beside_its_tool_is_counted() {
+fn processes_that_a_script_starts_beside_its_tool_are_counted() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let python = need!(find_program("python3"));
@@ -188,7 +188,7 @@ fn counts(tool: Tool) -> (BTreeMap<String, u64>, Vec<String>) {
 }
 
 #[test]
-fn what_a_target_has_for_a_moment_is_counted() {
+fn libraries_that_a_target_loads_briefly_are_counted() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let moments = Moments::new();
@@ -212,7 +212,7 @@ fn what_a_target_has_for_a_moment_is_counted() {
 
 /// It maps nothing that is probed when the tool attaches.
 #[test]
-fn what_a_named_process_loads_for_a_moment_is_counted() {
+fn libraries_that_a_named_process_loads_briefly_are_counted() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let moments = Moments::new();
@@ -236,7 +236,7 @@ fn what_a_named_process_loads_for_a_moment_is_counted() {
 
 /// What a process that no probe concerns runs or loads is sought in all of them.
 #[test]
-fn what_a_stranger_loads_for_a_moment_is_counted() {
+fn libraries_that_any_process_loads_briefly_are_counted() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let moments = Moments::new();
@@ -302,7 +302,7 @@ fn libraries_of_programs_that_live_for_a_moment_are_counted() {
 
 /// Who reads a probed file, and does not run it, is none of the tool's business.
 #[test]
-fn who_reads_a_probed_file_is_no_target() {
+fn readers_of_a_probed_file_are_no_targets() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
@@ -324,7 +324,7 @@ fn who_reads_a_probed_file_is_no_target() {
 
 /// As long as Beeline is stopped nothing is counted, and nobody waits for it.
 #[test]
-fn a_beeline_that_is_stopped_holds_nobody_who_opens_a_probed_file() {
+fn a_stopped_beeline_blocks_no_open_of_a_probed_file() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
@@ -376,7 +376,7 @@ const UNFOLLOWED: &str = "for less than a tenth of a second may be missed";
 /// Two sessions cannot both be told what a process does: the one with programs at calls is, else the first. The other says so, and
 /// counts what the process does itself.
 #[test]
-fn who_is_not_told_of_moments_says_so() {
+fn a_session_without_fanotify_says_so() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
@@ -434,7 +434,7 @@ fn who_is_not_told_of_moments_says_so() {
 }
 
 #[test]
-fn who_cannot_be_traced_is_named() {
+fn untraceable_processes_are_named() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));

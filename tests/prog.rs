@@ -155,7 +155,7 @@ fn the_interpreter_ends_a_program_that_reads_too_far() {
 }
 
 #[test]
-fn what_is_not_there_is_said_with_what_is() {
+fn missing_programs_are_reported_with_the_present_ones() {
     let sample = Sample::new();
     let ended = sample.prog("run", &sample.object, &["--section", "raw_tp/third"]);
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");

@@ -168,7 +168,7 @@ fn sums_are_exact_when_the_process_forks_meanwhile() {
 
 /// Of four processes that count into the same maps, two are killed at some moment.
 #[test]
-fn sums_are_exact_for_those_who_live_when_others_are_killed() {
+fn sums_of_survivors_are_exact_when_others_are_killed() {
     let _turn = Turn::take();
     let setting = Setting::new();
     const EACH: usize = 2;

@@ -87,7 +87,7 @@ fn it_started_a_moment_ago() {
 }
 
 #[test]
-fn what_is_not_known_reads_as_zero_and_does_no_harm() {
+fn unknown_fields_read_as_zero() {
     let _turn = Turn::take();
     let case = Case {
         options: &[],

@@ -75,7 +75,7 @@ impl Setting {
 }
 
 #[test]
-fn an_ordinary_user_traces_his_own_process() {
+fn ordinary_users_trace_their_own_processes() {
     let _turn = Turn::take();
     let setting = need!(Setting::new());
     let mut workload = Workload::start_command(setting.as_nobody(&setting.program));
@@ -106,7 +106,7 @@ fn an_ordinary_user_traces_his_own_process() {
 }
 
 #[test]
-fn an_ordinary_user_sees_and_ends_his_own_sessions() {
+fn ordinary_users_see_and_end_their_own_sessions() {
     let _turn = Turn::take();
     let setting = need!(Setting::new());
     let mut workload = Workload::start_command(setting.as_nobody(&setting.program));
@@ -224,7 +224,7 @@ fn a_command_that_nobody_traces_runs_all_the_same() {
 }
 
 #[test]
-fn what_a_tool_starts_is_told_who_it_is() {
+fn children_of_a_tool_see_their_own_identity() {
     let _turn = Turn::take();
     let setting = need!(Setting::new());
     // The shell is told what bpftrace is; what bpftrace starts knows better, and so do its children.

@@ -318,7 +318,7 @@ fn faults_are_named_and_advice_is_given() {
 }
 
 #[test]
-fn what_the_kernels_types_lack_is_named() {
+fn types_that_the_kernel_lacks_are_named() {
     let sample = Sample(Scratch::new());
     let source = r#"
         struct task_struct { long no_such; } __attribute__((preserve_access_index));
@@ -381,7 +381,7 @@ fn helpers_for_the_gpl_need_it() {
 }
 
 #[test]
-fn what_an_accepted_program_uses_is_told() {
+fn features_of_an_accepted_program_are_listed() {
     let sample = Sample(Scratch::new());
     let object = sample.good();
     let ended = verify(&object, &["--json"]);
@@ -480,7 +480,7 @@ const RARE: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_tools_rarely_have_is_made_as_the_kernel_wants_it() {
+fn rare_features_are_built_as_the_kernel_wants_them() {
     let sample = Sample(Scratch::new());
     if !verifiers().contains(&"kernel") {
         return;
@@ -529,7 +529,7 @@ fn a_log_is_printed_where_it_is_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_judged_is_another_exit_code() {
+fn unjudgeable_files_have_an_exit_code_of_their_own() {
     let sample = Sample(Scratch::new());
     let object = sample.good();
     let source = sample.path("good.o.c");

@@ -14,7 +14,7 @@ const PHASE: u64 = 2;
 
 /// A session whose handler is called after another one's attaches to more functions, over that one's patches. Gives which of them ends
 /// first.
-fn attach_over_who_came_later(beside_kernel: bool, first_goes: bool) {
+fn attach_over_a_later_session(beside_kernel: bool, first_goes: bool) {
     let _turn = Turn::take();
     let mut setting = need!(Setting::new());
     let mut first = start_first(&setting);
@@ -88,23 +88,23 @@ fn assert_first_saw(setting: &Setting, ended: &Ended, calls: u64, beside_kernel:
 }
 
 #[test]
-fn who_came_first_attaches_later_and_goes_first() {
-    attach_over_who_came_later(false, true);
+fn the_first_session_attaches_again_and_goes_first() {
+    attach_over_a_later_session(false, true);
 }
 
 #[test]
-fn who_came_first_attaches_later_and_goes_last() {
-    attach_over_who_came_later(false, false);
+fn the_first_session_attaches_again_and_goes_last() {
+    attach_over_a_later_session(false, false);
 }
 
 #[test]
-fn who_came_first_attaches_later_beside_the_kernel_and_goes_first() {
-    attach_over_who_came_later(true, true);
+fn the_first_session_attaches_again_beside_the_kernel_and_goes_first() {
+    attach_over_a_later_session(true, true);
 }
 
 #[test]
-fn who_came_first_attaches_later_beside_the_kernel_and_goes_last() {
-    attach_over_who_came_later(true, false);
+fn the_first_session_attaches_again_beside_the_kernel_and_goes_last() {
+    attach_over_a_later_session(true, false);
 }
 
 /// Its own faults come to its own handler, on its own stack, and those of our reads never do.

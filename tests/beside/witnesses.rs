@@ -97,7 +97,7 @@ fn a_kernel_uprobe_inside_a_jump_is_noticed_and_an_idle_target_is_not_stopped() 
 }
 
 #[test]
-fn what_was_mapped_once_more_is_unmapped_behind_a_killed_session() {
+fn witnesses_of_a_killed_session_are_unmapped() {
     let _turn = Turn::take();
     let (setting, ours, before) = need!(settled());
     let pid = setting.target.pid();

@@ -24,17 +24,17 @@ fn clocks(options: &[&str]) {
 }
 
 #[test]
-fn what_it_asks_the_kernel_is_seen() {
+fn calls_that_the_vdso_makes_are_seen() {
     clocks(&[]);
 }
 
 #[test]
-fn what_it_asks_for_a_static_program_is_seen() {
+fn calls_that_the_vdso_makes_for_a_static_program_are_seen() {
     clocks(&["-static"]);
 }
 
 #[test]
-fn what_it_asks_in_a_thread_is_seen() {
+fn calls_that_the_vdso_makes_in_a_thread_are_seen() {
     let scratch = Scratch::new();
     let program = scratch.build("calls/clocks.c");
     let by_chance = libc::SYS_futex as u32;

@@ -171,7 +171,7 @@ fn a_branch_on_what_was_exchanged_goes_both_ways() {
 }
 
 #[test]
-fn what_depends_on_chance_is_told_from_what_does_not() {
+fn random_outcomes_are_told_from_stable_ones() {
     let _alone = ALONE.lock();
     let mut judge = Judge::new(0, false);
     let leftovers = [load(0, 10, -8), EXIT];

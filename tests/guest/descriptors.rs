@@ -72,7 +72,7 @@ fn descriptors_are_asked_about_as_inside() {
 }
 
 #[test]
-fn what_names_something_of_this_machine_is_refused_and_said() {
+fn references_to_this_machine_are_refused_with_a_reason() {
     const REFUSED: [&str; 8] = [
         "link_to(filter, cgroup, BPF_CGROUP_INET_INGRESS): -95",
         "link_to(packets, device, BPF_XDP): -95",

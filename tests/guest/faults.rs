@@ -257,7 +257,7 @@ fn a_guest_or_a_proxy_that_dies_ends_the_tool() {
 }
 
 #[test]
-fn who_waits_for_the_guest_holds_up_nobody_else() {
+fn a_thread_that_waits_for_the_guest_blocks_no_other() {
     need!(beeline_wanted());
     let guest = need!(shared());
     let proxy = Proxy::start(&guest);

@@ -58,7 +58,7 @@ fn of<'a>(events: &'a [Value], map: &str, event: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn what_an_injected_program_reports_is_what_bpftrace_sees_inside() {
+fn an_injected_program_reports_the_same_as_bpftrace_in_the_guest() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
     let file = need!(scratch.build_bpf("injected.bpf.c"));
@@ -199,7 +199,7 @@ fn every_way_to_attach_is_one() {
 }
 
 #[test]
-fn what_cannot_be_injected_is_named() {
+fn programs_that_cannot_be_injected_are_named() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
     let file = need!(scratch.build_bpf("injected.bpf.c"));

@@ -209,7 +209,7 @@ fn for_an_idle_tool(guest: &Guest, proxy: &Proxy, command: std::process::Command
 
 /// However long the tool runs on.
 #[test]
-fn what_a_tool_has_unmapped_and_closed_is_given_back() {
+fn memory_that_a_tool_unmaps_and_closes_is_returned() {
     const TURNS: &str = "60";
     need!(beeline_wanted());
     let guest = need!(shared());
@@ -231,7 +231,7 @@ fn what_a_tool_has_unmapped_and_closed_is_given_back() {
 }
 
 /// The process of a tool's that has the guest's memory mapped.
-fn who_has_it(running: &Tool, guest: &Guest) -> u32 {
+fn holder_of_memory(running: &Tool, guest: &Guest) -> u32 {
     let processes = running.processes().into_iter();
     // Beeline itself looks at positions.
     let mut processes = processes.filter(|pid| *pid != running.pid());
@@ -240,7 +240,7 @@ fn who_has_it(running: &Tool, guest: &Guest) -> u32 {
 }
 
 #[test]
-fn what_a_child_has_mapped_is_kept_for_it() {
+fn memory_that_a_child_has_mapped_is_kept() {
     const TURNS: usize = 3;
     need!(beeline_wanted());
     let guest = need!(shared());
@@ -249,7 +249,7 @@ fn what_a_child_has_mapped_is_kept_for_it() {
     let tool = scratch.build("guest_tool.c");
     let descriptors = for_an_idle_tool(&guest, &proxy, proxy.sharing_command(&tool));
     let running = tool_that_says(proxy.sharing_command(&tool), &["kept"], "kept");
-    let child = who_has_it(&running, &guest);
+    let child = holder_of_memory(&running, &guest);
     let processes = running.processes().into_iter();
     let parent = processes.filter(|pid| ![running.pid(), child].contains(pid));
     let parent: Vec<u32> = parent.collect();
@@ -294,7 +294,7 @@ fn a_child_whose_parent_has_ended_loses_the_guests_memory_too() {
     running.interrupt();
     let wire = Wire::new(Fault::Cut(all + 200), proxy.connect());
     let running = start(&wire.address());
-    let child = who_has_it(&running, &guest);
+    let child = holder_of_memory(&running, &guest);
     let has_left = until(PATIENCE, || mappings(child, &guest) == 0);
     assert!(has_left, "the child keeps the guest's memory");
     assert!(is_alive(child), "it is not for its end that it has none");

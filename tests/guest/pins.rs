@@ -150,7 +150,7 @@ fn an_iterators_error_is_no_end() {
 }
 
 #[test]
-fn what_is_pinned_ends_with_the_session() {
+fn pins_end_with_the_session() {
     let guest = need!(shared());
     let bpftool = need!(find_program("bpftool"));
     let scratch = Scratch::new();

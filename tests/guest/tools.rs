@@ -219,7 +219,7 @@ fn execsnoop(setting: &Setting<'_>) {
 }
 
 #[test]
-fn tcpconnect_names_who_was_connected_to() {
+fn tcpconnect_names_the_peer() {
     let guest = need!(shared());
     tcpconnect(&need!(Setting::new(&guest)));
 }

@@ -200,7 +200,7 @@ for line in sys.stdin:
 sys.exit(7)";
 
 #[test]
-fn who_has_long_been_there_and_runs_his_program_anew_is_traced() {
+fn an_old_process_that_runs_its_program_anew_is_traced() {
     let _turn = Turn::take();
     let scratch = Scratch::new();
     let program = scratch.build("again.c");
@@ -242,7 +242,7 @@ fn who_has_long_been_there_and_runs_his_program_anew_is_traced() {
 }
 
 #[test]
-fn who_is_left_out_for_want_of_files_is_told() {
+fn processes_left_out_for_want_of_descriptors_are_reported() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let scratch = Scratch::new();
@@ -449,7 +449,7 @@ fn threads_run_through_a_thousand_attaches_and_detaches() {
 
 /// What is hooked while it is held in its beginning goes on as it would have: with its signals, and all its probes.
 #[test]
-fn what_a_tool_starts_begins_as_it_would_without_it() {
+fn a_tools_child_starts_as_it_would_without_beeline() {
     const PROBES: &str = "uprobe:{prog}:begun_short { @short = count(); } uprobe:{prog}:begun_long { @long = count(); }";
     const CALLS: &str =
         "tracepoint:syscalls:sys_enter_getppid /comm == \"begun\"/ { @calls = count(); }";

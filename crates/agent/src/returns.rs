@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_longjmp_left_is_taken_over() {
+    fn records_that_a_longjmp_left_are_reused() {
         let table = table();
         assert!(table.insert(0x7000, 1, 100, 1));
         assert!(table.insert(0x7000, 100, 200, 1));
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_found_no_room_at_home_is_found_elsewhere_and_home_forgets_it() {
+    fn records_that_overflow_their_bucket_are_found_elsewhere() {
         let table = table();
         let home_of = |key: usize| core::ptr::from_ref(table.bucket(key, 0));
         let keys: std::vec::Vec<usize> = (1..)

@@ -302,7 +302,7 @@ fn values_end_where_they_end() {
 }
 
 #[test]
-fn what_programs_only_read() {
+fn stores_to_read_only_maps_are_refused() {
     let mut maps = maps();
     let here = &mut maps.environment;
     let constant = imm64(1, PSEUDO_MAP_VALUE, CONSTANTS);
@@ -560,7 +560,7 @@ fn callbacks_are_watched_too() {
 }
 
 #[test]
-fn what_is_not_there() {
+fn missing_objects_are_refused() {
     let mut nothing = Environment::new();
     let mut refused = |insns: &[Insn], why| refused(&mut nothing, &[insns], why);
     refused(

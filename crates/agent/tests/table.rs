@@ -37,7 +37,7 @@ fn table() -> BTreeMap<u32, (String, bool)> {
 }
 
 #[test]
-fn what_is_served_is_there_and_what_is_not_is_not() {
+fn the_table_has_exactly_the_helpers_that_are_served() {
     let served: Vec<(u32, String)> = table()
         .into_iter()
         .filter(|(_, (_, served))| *served)

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_looked_at_is_written() {
+    fn only_files_that_are_read_are_written() {
         let (fs, tree) = (TraceFs::default(), Scratch::new(NAME).unwrap());
         let write = |inside: &str| fs.write(&tree.path, Path::new(inside)).unwrap();
         let entries = |inside: &str| fs::read_dir(tree.path.join(inside)).unwrap().count();

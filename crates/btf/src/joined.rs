@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_on_there_is_not_added() {
+    fn types_with_dangling_references_are_not_added() {
         let mut joined = Joined::new(&kernel()).expect("good BTF");
         let mut far = module("one");
         // The pointer leads to a type that neither has.

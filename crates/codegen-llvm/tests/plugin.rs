@@ -78,7 +78,7 @@ fn every_vector_with_llvm() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn bad_arguments_are_reported() {
     let exit = "9500000000000000";
     for (arguments, program, why) in [
         (&["", "--engine=fast"][..], exit, "fast: no such engine"),

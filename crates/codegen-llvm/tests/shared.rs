@@ -80,14 +80,14 @@ fn added(body: &[Insn], more: &[Insn]) -> Vec<[usize; 2]> {
 }
 
 #[test]
-fn what_is_read_twice_is_read_twice() {
+fn two_loads_stay_two_loads() {
     let once = [load(7, 6, 8), store(6, 16, 7)];
     let again = [load(8, 6, 8), store(6, 16, 8)];
     assert_eq!(added(&once, &again), [[1, 1]; 4]);
 }
 
 #[test]
-fn what_is_written_twice_is_written_twice() {
+fn two_stores_stay_two_stores() {
     let once = [store_imm(DW, 6, 8, 1)];
     let again = [store_imm(DW, 6, 8, 2)];
     assert_eq!(added(&once, &again), [[0, 1]; 4]);

@@ -47,7 +47,7 @@ fn it_gives_what_the_compiler_gives() {
 }
 
 #[test]
-fn what_cannot_be_compiled_is_named() {
+fn uncompilable_programs_are_named() {
     let _turn = turn();
     let insns = [call(300), EXIT];
     let program = Program::new(&insns);

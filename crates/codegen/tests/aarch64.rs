@@ -288,7 +288,7 @@ fn look_up(key: i32, is_known: bool) -> Vec<Insn> {
 }
 
 #[test]
-fn what_is_put_in_place_of_calls_does_what_the_helpers_do() {
+fn inlined_helpers_behave_as_the_called_ones() {
     let Some(mut runner) = runner() else { return };
     let mut result = |insns: &[Insn], shape: MapShape, stride: usize| {
         let program = Program {

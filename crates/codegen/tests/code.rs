@@ -253,7 +253,7 @@ fn maps_come_from_the_runs_tables() {
 }
 
 #[test]
-fn what_cannot_be_compiled_is_named() {
+fn uncompilable_programs_are_named() {
     let [variable, second] = imm64(1, PSEUDO_BTF_ID, 3);
     let error = compile(&[variable, second, mov(0, 0), END]).expect_err("a kernel variable");
     assert!(

@@ -221,7 +221,7 @@ fn a_called_function_may_change_its_callers_stack() {
 }
 
 #[test]
-fn what_the_agent_keeps_is_read_only_in_it() {
+fn the_agents_own_state_is_read_only_in_the_agent() {
     let per_cpu = [
         &[store_imm(-4, 2)][..],
         &map(1, 1),

@@ -46,7 +46,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_is_put_is_found_again_by_whoever_opens_the_directory() {
+fn stored_code_is_found_by_later_processes() {
     let (directory, store) = store();
     let (one, two) = (compiled(1), compiled(2));
     assert_eq!(store.get(&one.0), None);
@@ -91,7 +91,7 @@ fn a_file_under_another_name_is_none() {
 }
 
 #[test]
-fn what_others_can_write_is_not_run() {
+fn code_that_others_can_write_is_not_run() {
     let (directory, store) = store();
     let (name, code) = compiled(1);
     store.put(&name, &code).expect("put");
@@ -161,7 +161,7 @@ fn the_oldest_files_go_when_there_is_too_much() {
 }
 
 #[test]
-fn what_a_killed_writer_left_is_not_found() {
+fn a_killed_writers_leftovers_are_not_found() {
     let (directory, store) = store();
     let (name, code) = compiled(1);
     fs::write(directory.path().join("1-0.coming"), b"half").expect("writable");

@@ -63,7 +63,7 @@ fn padding_behind_a_short_function_is_used() {
 }
 
 #[test]
-fn what_is_behind_a_function_is_not_touched() {
+fn bytes_behind_a_function_are_not_touched() {
     breakpoint(0, b"\x31\xc0\xc3", "the function is too short (3 bytes)");
     breakpoint(0, b"\xc3", "the function is too short (1 byte)");
     // ret; push rbp: another function without a symbol

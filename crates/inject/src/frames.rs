@@ -211,7 +211,7 @@ mod tests {
 
     /// A stack of 8 KiB, and above it an alternate one with a frame at its end.
     #[test]
-    fn a_frame_of_an_alternate_stack_is_for_who_is_on_it() {
+    fn a_frame_on_an_alternate_stack_belongs_to_the_thread_on_it() {
         const BASE: u64 = 0x10_0000;
         const ALTERNATE: u64 = BASE + 0x2000;
         let mut words = vec![0u64; 0x800];

@@ -29,7 +29,7 @@ fn tracer(pid: i32) -> i32 {
 }
 
 #[test]
-fn who_may_holds_a_process_of_one_thread_itself() {
+fn a_permitted_caller_holds_a_single_threaded_process_itself() {
     let us = std::thread::current().id();
     let (one, many) = (["blocked", "read"], ["threads", "5"]);
     for (arguments, is_single) in [(one, true), (many, false)] {
@@ -46,7 +46,7 @@ fn who_may_holds_a_process_of_one_thread_itself() {
 }
 
 #[test]
-fn who_could_not_let_go_has_to_end() {
+fn a_tracer_thread_that_cannot_let_go_ends() {
     let target = Target::start(&c_target(), &["vforked alone"]);
     let (pid, process) = (target.pid(), target.open());
     let sleeps_deeply = || {
@@ -74,7 +74,7 @@ fn who_could_not_let_go_has_to_end() {
 
 /// It is another process's child: whoever traces it when it ends keeps it from its parent.
 #[test]
-fn who_has_traced_one_that_died_has_to_end() {
+fn a_tracer_thread_of_a_dead_process_ends() {
     let mut shell = Command::new("sh");
     shell.args(["-c", "sleep 1000 & echo $!; wait $!; echo $?"]);
     let mut shell = shell.stdout(Stdio::piped()).spawn().unwrap();

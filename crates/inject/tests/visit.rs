@@ -515,7 +515,7 @@ fn a_thread_in_vfork_is_given_up_and_harmed_no_more() {
 }
 
 #[test]
-fn how_long_it_takes() {
+fn visits_let_the_target_go_unharmed() {
     let program = c_target();
     for (what, arguments) in [
         ("1 thread", ["blocked", "read"]),

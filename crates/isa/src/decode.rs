@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_defined_is_refused() {
+    fn undefined_encodings_are_refused() {
         let refused = [
             (insn(0x8d, 0, 1, 0, 0), BadInsn::Opcode),
             (insn(0x00, 0, 0, 0, 0), BadInsn::Opcode),

@@ -147,7 +147,7 @@ fn long_chains_are_shown_as_a_whole() {
 }
 
 #[test]
-fn what_stays_is_seen_once_while_others_churn() {
+fn stable_elements_are_seen_once_while_others_churn() {
     let ours = Ours::new(&spec(MapType::HASH, 8, 8, 64), 2).unwrap();
     for key in 0..16u64 {
         ours.set(&key.to_ne_bytes(), &key.to_ne_bytes(), 0, &caller(1, 0))

@@ -22,7 +22,7 @@ proptest! {
 
     /// An update never fails, a new element is there, and what is looked up between inserts stays.
     #[test]
-    fn what_is_used_stays(
+    fn used_elements_stay(
         entries in 2..300u32,
         cpus in 1..5u32,
         hot in 1..100u64,

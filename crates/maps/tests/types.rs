@@ -409,7 +409,7 @@ fn task_storages() {
 
 /// The runtime says which threads are gone; the others keep their values.
 #[test]
-fn task_storages_forget_who_is_gone() {
+fn task_storages_forget_ended_tasks() {
     let spec = Spec {
         flags: flags::NO_PREALLOC,
         ..spec(MapType::TASK_STORAGE, 4, 8, 0)

@@ -495,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_behind_three_underscores_is_the_programs_own() {
+    fn a_suffix_behind_three_underscores_is_a_flavor() {
         let essential =
             |name: &str| String::from_utf8(essential(name.as_bytes()).to_vec()).unwrap();
         assert_eq!(essential("task_struct"), "task_struct");

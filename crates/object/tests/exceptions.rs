@@ -17,7 +17,7 @@ char _license[] SEC("license") = "GPL";
 "#;
 
 #[test]
-fn what_runs_when_a_program_throws_stands_at_its_end() {
+fn exception_callbacks_stand_at_a_programs_end() {
     let Some(object) = compiled("exceptions", SOURCE) else {
         return;
     };

@@ -155,7 +155,7 @@ fn functions_of_another_type_count_as_absent() {
 }
 
 #[test]
-fn what_has_to_be_there_and_is_not_is_said_of_the_programs_that_need_it() {
+fn missing_requirements_are_reported_for_the_programs_that_need_them() {
     let object = object("old/absent");
     let why = |name: &str| {
         let insns = program(&object, name).insns.iter();
@@ -206,7 +206,7 @@ fn what_has_to_be_there_and_is_not_is_said_of_the_programs_that_need_it() {
 }
 
 #[test]
-fn what_the_kernels_types_lack_is_named() {
+fn types_that_the_kernel_lacks_are_named() {
     let object = object("old/fields");
     let lacks = |name: &str| {
         let program = program(&object, name);

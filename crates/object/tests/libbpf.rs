@@ -32,13 +32,13 @@ fn the_programs_of_libbpf_tools_are_linked_as_libbpf_does() {
 }
 
 #[test]
-fn what_tools_rarely_have_is_linked_as_libbpf_does() {
+fn rare_features_are_linked_as_libbpf_does() {
     linked_as_libbpf_does(&sources("."));
 }
 
 /// Debian's libbpf is too old for them. `CPATH` and `LIBRARY_PATH` name another one; `known.rs` tests them without.
 #[test]
-fn what_only_newer_tools_have_is_linked_as_a_newer_libbpf_does() {
+fn newer_features_are_linked_as_a_newer_libbpf_does() {
     if version() < [1, 5] {
         eprintln!("skipped: libbpf 1.5 or newer is needed");
         return;

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again() {
+    fn returned_memory_can_be_charged_again() {
         let budget = Budget::new(100);
         let first = budget.charge(60).expect("there is room");
         assert_eq!(budget.charge(41).err(), Some(Errno::ENOMEM));

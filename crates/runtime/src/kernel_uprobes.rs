@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kernel_uprobes_have_put_there_stays() {
+    fn breakpoints_of_kernel_uprobes_stay() {
         let probed = BTreeSet::from([0x1000]);
         let now = [0xcc, 0xcc, 0x12, 0x34, 0x41, 0x57];
         let mended = beside(0x1000, &now, &ORIGINAL, &ORIGINAL, &probed);

@@ -276,7 +276,7 @@ mod tests {
 
     /// Some of its arguments may be Beeline's.
     #[test]
-    fn what_depends_on_arguments_is_taken_for_forbidden() {
+    fn calls_judged_by_arguments_count_as_forbidden() {
         let filter = [load(FIRST_ARGUMENT), is(0, 1, 0), end(ALLOW), end(ERRNO)];
         assert!(!lets_us_pass(&filter));
         let either = [load(FIRST_ARGUMENT), is(0, 1, 0), end(ALLOW), end(ALLOW)];

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_counted() {
+    fn lost_lines_are_counted() {
         let setting = Setting::new();
         let ring = ringbuf::Ring::of(setting.trace.map().here()).unwrap();
         let mut fits = 0;

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_attached_here_may_use_what_is_not_here() {
+    fn programs_that_only_the_kernel_attaches_may_use_its_helpers() {
         // bpf_xdp_adjust_head, which takes the context as its first argument.
         let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
         let program = [r2_is_0, call(44), R0_IS_0, END];

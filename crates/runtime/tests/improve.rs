@@ -387,7 +387,7 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
 }
 
 #[test]
-fn what_the_tool_is_shown_is_the_code_that_runs() {
+fn the_tool_is_shown_the_code_that_runs() {
     let _turn = turn();
     let gate = Arc::new(Gate::default());
     let session = Session::with(&[], Choice::Auto, through(&gate));

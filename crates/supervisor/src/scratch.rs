@@ -105,7 +105,7 @@ mod tests {
     const NAME: &str = "beeline-test-scratch-";
 
     #[test]
-    fn what_a_killed_session_left_is_removed() {
+    fn a_killed_sessions_scratch_files_are_removed() {
         let scratch = std::env::temp_dir().join(format!("beeline-test-{}", std::process::id()));
         let place = scratch.join("place");
         std::fs::create_dir_all(&place).unwrap();

@@ -144,7 +144,7 @@ impl<D: Answers> Server<D> {
         self.listener.stop();
     }
 
-    fn note_who_calls(&self, request: &Request) {
+    fn note_caller(&self, request: &Request) {
         if !matches!(request.nr, libc::SYS_bpf | libc::SYS_perf_event_open) {
             return;
         }
@@ -166,7 +166,7 @@ impl<D: Answers> Server<D> {
     }
 
     /// Answers a process that asks whether it is root.
-    fn say_who(&self, request: &Request) -> Reply {
+    fn name_caller(&self, request: &Request) -> Reply {
         match self.tools.takes_for_root(request.process()) {
             true => Reply::Value(0),
             false => Reply::Continue,
@@ -217,7 +217,8 @@ impl<D: Answers> Server<D> {
         loop {
             let request = self.listener.receive()?;
             if request.nr == libc::SYS_geteuid {
-                self.listener.answer(request.id, Ok(self.say_who(&request)));
+                self.listener
+                    .answer(request.id, Ok(self.name_caller(&request)));
                 continue;
             }
             let call = self.call(&request, &|| ());
@@ -255,7 +256,7 @@ impl<D: Answers> Server<D> {
                 self.add_worker(scope);
             }
         };
-        self.note_who_calls(request);
+        self.note_caller(request);
         let call = self.call(request, &let_lead);
         if !self.answers.is_short(request) {
             call.let_others_lead();

@@ -10,7 +10,7 @@
 //! | [`call`], [`depth`], [`exit`] | calls of the program's own functions, their stack, returns |
 //! | [`helper`], [`arguments`], [`maps`], [`callback`], [`kernel_call`] | calls of helpers and of the kernel's functions |
 //! | [`references`], [`locks`], [`dynptr`] | objects that must be given back, and objects that only helpers may access |
-//! | [`visited`], [`equal`], [`loops`] | decides whether an earlier state covers this one |
+//! | [`prune`], [`equal`], [`loops`] | the decision whether an earlier state covers this one |
 //! | [`precision`] | the numbers that mattered |
 //! | [`liveness`] | the stack slots that are read later |
 //! | [`print`] | the log |
@@ -121,9 +121,10 @@ pub(crate) enum PointerKind {
     Arena,
 }
 
-/// The deeds of paths, for [`crate::verdict::ProgramSummary`].
+/// The uses that any path makes of helpers, context and maps, for
+/// [`crate::verdict::ProgramSummary`].
 #[derive(Debug, Default)]
-pub(crate) struct Deeds {
+pub(crate) struct Uses {
     pub helpers: BTreeSet<u32>,
     pub kernel_functions: BTreeSet<u32>,
     pub context: BTreeSet<(u32, u32, bool)>,
@@ -181,7 +182,7 @@ pub(crate) struct Explorer<'a> {
     effort: Effort,
     /// The number of instructions that may be looked at.
     pub most_insns: u32,
-    deeds: Deeds,
+    uses: Uses,
     log: Log,
     /// True if any instruction names an arena. Determined on first use.
     has_arena: std::cell::OnceCell<bool>,
@@ -225,7 +226,7 @@ impl<'a> Explorer<'a> {
             granted: 0,
             effort: Effort::default(),
             most_insns: MOST_INSNS,
-            deeds: Deeds::default(),
+            uses: Uses::default(),
             log: Log::new(level, room),
             has_arena: std::cell::OnceCell::new(),
         }
@@ -465,16 +466,16 @@ impl<'a> Explorer<'a> {
         let reached = |function: &&Function| self.seen[function.start].reached;
         let dead = self.seen.iter().enumerate();
         ProgramSummary {
-            helpers: self.deeds.helpers.iter().copied().collect(),
-            kernel_functions: self.deeds.kernel_functions.iter().copied().collect(),
+            helpers: self.uses.helpers.iter().copied().collect(),
+            kernel_functions: self.uses.kernel_functions.iter().copied().collect(),
             maps,
-            context: self.deeds.context.iter().copied().collect(),
-            reads_context: self.deeds.uses_context,
+            context: self.uses.context.iter().copied().collect(),
+            reads_context: self.uses.uses_context,
             stack_bytes: self.stack_bytes.clone(),
             calls_subprograms: self.flow.functions().iter().filter(reached).count() > 1,
             frame_depth: self.flow.frame_depth().unwrap_or(1),
-            per_cpu: self.deeds.per_cpu,
-            map_structure: self.deeds.map_structure,
+            per_cpu: self.uses.per_cpu,
+            map_structure: self.uses.map_structure,
             dead: dead
                 .filter(|(at, seen)| !seen.reached && self.flow.op(*at).is_some())
                 .map(|(at, _)| at)

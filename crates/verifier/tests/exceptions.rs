@@ -102,7 +102,7 @@ fn judged(case: &Case, kernel: &KernelTypes) -> Result<(), String> {
 }
 
 #[test]
-fn what_is_thrown_goes_to_the_programs_own_function() {
+fn exceptions_go_to_the_programs_own_callback() {
     let Ok(vmlinux) = std::fs::read("/sys/kernel/btf/vmlinux") else {
         return;
     };

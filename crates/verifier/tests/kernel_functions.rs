@@ -226,7 +226,7 @@ fn results_of_kernel_functions() {
 }
 
 #[test]
-fn what_parameters_are() {
+fn parameters_of_kernel_functions_are_checked() {
     let Ok(btf) = std::fs::read("/sys/kernel/btf/vmlinux") else {
         eprintln!("skipped: the kernel has no BTF");
         return;

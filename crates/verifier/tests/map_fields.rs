@@ -191,7 +191,7 @@ fn read_value(map: &File, off: i16) -> String {
 }
 
 #[test]
-fn what_a_list_holds() {
+fn list_nodes_are_checked() {
     let mut types = Builder::new();
     let (value, _) = VALUES[8](&mut types);
     let fields = ProgramTypes::map_fields(&types.bytes(), value, None);

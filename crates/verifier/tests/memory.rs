@@ -52,7 +52,7 @@ fn verdict(insns: &[Insn], memory: Option<&dyn Fn(usize) -> bool>) -> Verdict {
 }
 
 #[test]
-fn what_a_walk_takes_is_asked_for_and_not_exceeded() {
+fn a_walk_stays_within_the_memory_it_asks_for() {
     let insns = called_often();
     assert!(verdict(&insns, None).result.is_ok());
     let asked = Cell::new(0);

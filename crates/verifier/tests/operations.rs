@@ -118,7 +118,7 @@ impl Operations {
 }
 
 #[test]
-fn what_is_handed_over_is_given_back_once_on_every_path() {
+fn acquired_references_are_released_once_on_every_path() {
     let Some(operations) = Operations::new() else {
         return;
     };
@@ -236,7 +236,7 @@ fn what_is_handed_over_is_given_back_once_on_every_path() {
 }
 
 #[test]
-fn what_is_handed_over_may_be_handed_back() {
+fn acquired_references_may_be_handed_back() {
     let Some(operations) = Operations::new() else {
         return;
     };

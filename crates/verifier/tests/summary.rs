@@ -200,7 +200,7 @@ fn functions_are_counted_along_the_deepest_chain() {
 }
 
 #[test]
-fn what_no_path_reaches_is_dead_and_need_not_be_good() {
+fn unreachable_code_is_dead_and_may_be_invalid() {
     let is_zero = insn(JMP | K | JEQ, 0, 0, 2, 0);
     let [low, high] = imm64(1, PSEUDO_BTF_ID, 1);
     let insns = [mov(0, 0), is_zero, low, high, END];

@@ -85,7 +85,7 @@ mod tests {
     use beeline_isa::imm64;
 
     #[test]
-    fn what_matters_is_left() {
+    fn a_reduced_case_keeps_what_matters() {
         let mut program = vec![mov(1, 5)];
         program.extend(imm64(2, 0, 1 << 40));
         program.extend([branch(JEQ, 1, 0, 3), mov(3, 1)]);

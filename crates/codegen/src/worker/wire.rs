@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_another_abi_is_told_so() {
+    fn a_worker_of_another_abi_is_refused() {
         let (mut request, _) = exchange(7);
         request[0] ^= 1; // A byte of the digest, which comes first.
         let Some(Err(why)) = answer(&served(&request), &request) else {

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_resembles_one_is_left_alone() {
+    fn lookalikes_of_a_restorer_are_left_alone() {
         let sites = found(b"\x90\xb8\x0f\0\0\0\x0f\x05");
         assert!(sites.plans.is_empty());
         assert_eq!(sites.unhookable.len(), 1);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_data_is_not_touched() {
+    fn possible_data_is_not_touched() {
         let too_great: &[u8] = b"\xb8\0\x02\0\0\x0f\x05\xc3";
         let of_another: &[u8] = b"\xb8\x6e\0\0\0\x90\x0f\x05\xc3";
         let alone: &[u8] = b"\x0f\x05\xc3";
@@ -178,7 +178,7 @@ mod tests {
 
     /// `mov r8d, 8; syscall`, `movabs rax, ...` and `mov ax, 8` in some place.
     #[test]
-    fn what_moves_to_another_register_is_no_number() {
+    fn a_move_to_another_register_is_no_call_number() {
         for code in [
             &b"\x41\xb8\x08\0\0\0\x0f\x05"[..],
             b"\x48\xb8\x08\0\0\0\x0f\x05\0\0",

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_says_cannot_control_a_terminal() {
+    fn names_from_a_process_cannot_control_a_terminal() {
         assert_eq!(text_of(b"baseline\0\0rest"), "baseline");
         let replaced = "\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}";
         assert_eq!(text_of(b"\x1b[2J\n\xc2\x9b\xff"), replaced);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_else_stands_there_is_left_alone() {
+    fn foreign_mappings_are_left_alone() {
         let changes: [fn(&mut Region); 7] = [
             |region| region.offset = 0x5000,
             |region| region.inode = 10,

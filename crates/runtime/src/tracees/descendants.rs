@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_known_stays_when_his_parent_has_ended() {
+    fn a_known_descendant_stays_when_its_parent_has_ended() {
         let me = std::process::id() as i32;
         let mut shell = Command::new("sh")
             .args(["-c", "sleep 100 >&2 & echo $!; read end"])

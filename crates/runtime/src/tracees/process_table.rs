@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_another_program_is_new_again() {
+    fn a_process_that_runs_another_program_is_new_again() {
         let mut shell = Command::new("sh")
             .args(["-c", "echo; read line; exec cat"])
             .stdin(Stdio::piped())
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_of_the_family_is_asked_once() {
+    fn a_process_is_asked_once_whether_it_is_a_descendant() {
         let mut table = ProcessTable::default();
         table.list();
         let me = std::process::id() as i32;

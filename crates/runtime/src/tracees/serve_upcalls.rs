@@ -198,7 +198,7 @@ impl Tracees {
     /// process that could not be followed is counted.
     fn serve(self: &Arc<Self>, request: &Request) {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
-        let Some((pid, target)) = self.who_asks(own as i32, owner) else {
+        let Some((pid, target)) = self.asking_process(own as i32, owner) else {
             return;
         };
         if let Some(parent) = self.tagged(owner).map(|tagged| tagged.process.pid())
@@ -254,7 +254,7 @@ impl Tracees {
     /// that it is or is a child of.
     ///
     /// The claim is not trusted: the process must have that target's own memory mapped.
-    fn who_asks(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
+    fn asking_process(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
         let Tagged {
             target,
             process,

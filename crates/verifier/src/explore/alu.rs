@@ -72,11 +72,11 @@ impl Explorer<'_> {
             }
             Operand::Reg(src) => src,
         };
-        let uses_context = self.deeds.uses_context;
+        let uses_context = self.uses.uses_context;
         self.read_reg(src)?;
         if wide {
             // Only the use of the copy counts.
-            self.deeds.uses_context = uses_context;
+            self.uses.uses_context = uses_context;
         }
         let fits = self.cur.reg(src).var.umax <= u32::MAX.into();
         if wide || fits {

@@ -250,7 +250,7 @@ impl Explorer<'_> {
                 self.check_region(number, reg.off, size, limit, false, "map key, key_size")?;
             }
             Type::MapValue(map) => {
-                self.deeds.per_cpu |= self.map(map).map_type.is_per_cpu();
+                self.uses.per_cpu |= self.map(map).map_type.is_per_cpu();
                 self.check_map_rights(&reg, number, reg.off, size, write)?;
                 self.check_value(number, reg.off, size, zero_allowed, By::Helper)?;
             }

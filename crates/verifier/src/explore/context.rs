@@ -39,7 +39,7 @@ impl Explorer<'_> {
                 None => return bad(),
             }
         };
-        self.deeds
+        self.uses
             .context
             .insert((at.cast_unsigned(), size.cast_unsigned(), write));
         Ok(loaded)
@@ -333,7 +333,7 @@ impl Explorer<'_> {
                 format!("map_ptr access not supported for map type {}", map_type.0),
             );
         };
-        self.deeds.map_structure.get_or_insert(self.insn);
+        self.uses.map_structure.get_or_insert(self.insn);
         match kernel.member(structure, at, size as u32, Trust::Plain, false) {
             Ok(member) => Ok(self.member(member)),
             Err((errno, why)) => no(errno, why),

@@ -66,7 +66,7 @@ impl Explorer<'_> {
         let depth = self.cur.depth();
         self.forget_caller_saved(depth);
         self.set_result(helper, &meta)?;
-        self.deeds.helpers.insert(number.0);
+        self.uses.helpers.insert(number.0);
         if number == HelperId::TAIL_CALL {
             // If the call fails, nothing has changed; otherwise everything may have, and the called
             // program's end is this function's.

@@ -145,7 +145,7 @@ pub(super) struct Initialised {
 impl<'a> Explorer<'a> {
     pub(super) fn call_kernel(&mut self, btf_id: i32) -> Check<Next> {
         let call = self.find_kernel_function(btf_id)?;
-        self.deeds.kernel_functions.insert(btf_id.cast_unsigned());
+        self.uses.kernel_functions.insert(btf_id.cast_unsigned());
         if call.function.name.starts_with("bpf_res_spin_lock") {
             self.put_off_failed_lock()?;
         }

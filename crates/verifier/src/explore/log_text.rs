@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_gone() {
+    fn removed_log_text_is_gone() {
         for fixed in [false, true] {
             let mut text = said(27, fixed, 2);
             let place = text.len();

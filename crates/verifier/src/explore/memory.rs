@@ -161,7 +161,7 @@ impl Explorer<'_> {
             return self.access_pointer_field(field, access);
         }
         let map = self.map(id);
-        self.deeds.per_cpu |= map.map_type.is_per_cpu();
+        self.uses.per_cpu |= map.map_type.is_per_cpu();
         let constant = map.constant.as_ref().zip(place).and_then(|(bytes, place)| {
             let start = usize::try_from(place).ok()?;
             let part = bytes.get(start..start + size as usize)?;

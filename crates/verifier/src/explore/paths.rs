@@ -1,4 +1,4 @@
-//! Paths: the one that is followed, and those that are put off (`do_check`, `push_stack`).
+//! Paths: the walk follows one, and puts the others off (`do_check`, `push_stack`).
 
 use super::{Check, Explorer, Next, no};
 use crate::reject::{E2BIG, EFAULT};
@@ -12,14 +12,14 @@ pub(super) struct Pending {
     pub state: State,
     pub insn: usize,
     pub previous: usize,
-    /// How long the log was.
+    /// The log's length at that time.
     pub log: usize,
-    /// Bytes of the state.
+    /// The bytes of the state.
     pub weight: usize,
 }
 
 impl Explorer<'_> {
-    /// Follows paths until there are none left (`do_check`).
+    /// Follows paths until none are left (`do_check`).
     pub(super) fn paths(&mut self) -> Check {
         loop {
             self.step = None;
@@ -68,7 +68,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Ends the current path, and takes up the one that was put off last. `false` if there is none.
+    /// Ends the current path, and takes up the one that was put off last. Returns `false` if there
+    /// is none.
     fn next_path(&mut self) -> Check<bool> {
         self.update_alive();
         self.path_ended()?;
@@ -87,7 +88,7 @@ impl Explorer<'_> {
         Ok(true)
     }
 
-    /// Puts off a path that goes on from the current state at another instruction (`push_stack`).
+    /// Puts off a path that continues from the current state at another instruction (`push_stack`).
     pub(super) fn put_off(&mut self, insn: usize) -> Check<&mut State> {
         let mut state = self.cur.clone();
         state.branches = 1;
@@ -97,7 +98,7 @@ impl Explorer<'_> {
         self.push(insn, state, "The sequence of {} jumps is too complex.")
     }
 
-    /// A path that begins at `insn` with nothing before it (`push_async_cb`).
+    /// Puts off a path that begins at `insn` with nothing before it (`push_async_cb`).
     pub(super) fn put_off_alone(&mut self, insn: usize, frame: Frame) -> Check<&mut State> {
         let mut state = State::new(frame);
         state.branches = 1;

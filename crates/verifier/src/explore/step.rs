@@ -184,7 +184,7 @@ impl Explorer<'_> {
         if reg.kind == Type::Uninit {
             return no(EACCES, format!("R{number} !read_ok"));
         }
-        self.deeds.uses_context |= reg.kind == Type::Context;
+        self.uses.uses_context |= reg.kind == Type::Context;
         Ok(())
     }
 

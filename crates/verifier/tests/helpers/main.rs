@@ -84,7 +84,7 @@ impl Differences {
 }
 
 #[test]
-fn who_may_call_what() {
+fn helpers_are_allowed_by_program_type() {
     let mut differences = Differences::default();
     let subjects = usable();
     for subject in &subjects {

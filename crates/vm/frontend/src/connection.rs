@@ -202,7 +202,7 @@ mod tests {
     use crate::fake;
 
     #[test]
-    fn what_comes_again_and_again_is_said_once_and_not_for_ever() {
+    fn repeated_messages_are_reported_once_and_bounded() {
         let guest = fake::guest(|_| None);
         for number in [1, 1, 2] {
             guest.connection.say_once(&format!("command {number}"));

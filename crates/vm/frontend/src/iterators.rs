@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_an_error_behind_what_is_there() {
+    fn missing_records_are_an_error_behind_the_present_ones() {
         let refused = Some(Said::Refused(Refused {
             errno: libc::E2BIG as u32,
             ..Refused::default()

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_the_guess_for_that_name_and_kernel() {
+    fn a_kept_file_is_the_guess_for_its_name_and_kernel() {
         let folder = tempfile::tempdir().unwrap();
         let at = |release| Kept::at(Some(folder.path().join("x/y")), &kernel(release));
         let kept = at("6.1");

@@ -368,7 +368,7 @@ mod tests {
     use crate::fake;
 
     #[test]
-    fn what_was_reaped_hangs_up_once_although_its_end_is_kept() {
+    fn a_reaped_object_hangs_up_once() {
         let guest = fake::guest(|_| None);
         let objects = Objects::new().unwrap();
         let object = Arc::new(Object::new(&guest.connection, 7, Kind::Other));

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_left_out() {
+    fn truncated_lines_are_left_out() {
         let whole = printed("text");
         for end in 0..whole.len() {
             assert!(lines(&whole[..end], &mut HashMap::new()).is_empty());
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_behind_the_last_line_is_told_as_well() {
+    fn losses_behind_the_last_line_are_reported() {
         let mut told = HashMap::new();
         assert!(losses(&[0, 0], &mut told).is_empty());
         let line = lines(&printed_on(1, 3, "x"), &mut told);

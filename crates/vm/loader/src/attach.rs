@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_section_leaves_out_is_named() {
+    fn incomplete_section_names_are_reported() {
         for section in [
             "tracepoint",
             "tp/sched",

@@ -70,7 +70,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn who_sends_more_than_allowed_is_heard_no_more() {
+    fn a_sender_beyond_its_credit_is_cut_off() {
         let (to, from) = channel();
         let inbox = Inbox::default();
         let say = |handle, len| {

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_where_it_should_is_no_record() {
+    fn records_with_a_wrong_end_are_refused() {
         for data in [
             &[8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3][..],
             &[8, 0, 0, 0],

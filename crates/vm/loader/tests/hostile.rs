@@ -156,7 +156,7 @@ fn at_watch(asked: &Asked, count: u32, own: Vec<Said>) -> Option<(Said, Vec<Said
 }
 
 #[test]
-fn what_an_honest_proxy_sends_is_an_event() {
+fn an_honest_proxys_records_are_events() {
     let proxy = Proxy::start(|asked, count| {
         let data = vec![3, 0, 0, 0, 0, 0, 0, 0, 7, 8, 9, 0, 0, 0, 0, 0];
         at_watch(

@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_only_be_read_cannot_be_written() {
+    fn read_only_memory_cannot_be_written() {
         let file = file(1);
         let memory = GuestMemory::of_parts(&[part(&file, None)]).unwrap();
         let places = memory.places([(0, 1)]).unwrap();

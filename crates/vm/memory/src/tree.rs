@@ -67,7 +67,7 @@ mod tests {
     const LOW: [RangeInclusive<u64>; 1] = [0..=0xb_ffff];
 
     #[test]
-    fn what_lies_below_the_gap_and_above() {
+    fn addresses_below_and_above_the_gap_are_translated() {
         let below = |last| 0x10_0000..=last;
         for (machine, others) in [
             ("q35-1g", vec![below(0x3fff_ffff)]),

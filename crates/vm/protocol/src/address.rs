@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told_why() {
+    fn malformed_addresses_are_refused_with_a_reason() {
         for (text, why) in [
             ("", "what kind"),
             ("3", "what kind"),
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_printed_and_read_again(
+        fn addresses_survive_printing_and_parsing(
             text in "(vsock|uds|unix|tcp|tcp\\+insecure|serial):[a-z0-9:/\\.\\[\\]]{0,20}"
         ) {
             if let Ok(address) = text.parse::<Address>() {

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn malformed_frames_are_errors() {
         let read = |bytes: &[u8]| read::<HostMessage>(&mut &*bytes);
         assert!(matches!(read(b"GET / HTTP/1.1\r\n"), Err(Error::NoFrame)));
         let bad = [255; 4];

@@ -163,7 +163,7 @@ fn each_thread_gets_its_own_answer_in_whatever_order_they_come() {
 }
 
 #[test]
-fn what_the_guest_says_is_heard_while_an_answer_is_waited_for_and_after() {
+fn messages_arrive_during_and_after_a_request() {
     let greeted = greet(Box::new(|id, asked| match asked {
         // Nothing is said but news: the next request brings the answer to this one.
         Asked::Pages(_) => vec![(0, readable(1))],
@@ -188,7 +188,7 @@ fn what_the_guest_says_is_heard_while_an_answer_is_waited_for_and_after() {
 }
 
 #[test]
-fn who_waits_when_it_ends_is_told_so_and_the_loss_once() {
+fn waiters_learn_of_the_end_and_the_loss_is_reported_once() {
     let greeted = greet(Box::new(|_, asked| match handle_of(&asked) {
         0 => vec![(0, readable(0))],
         _ => Vec::new(),
@@ -276,7 +276,7 @@ fn a_guest_that_does_not_release_or_is_lost_meanwhile_keeps_nobody() {
 }
 
 #[test]
-fn what_is_to_be_done_with_an_answer_is_done_once_whatever_happens() {
+fn an_answers_callback_runs_exactly_once() {
     let refused = Refused {
         errno: 2,
         ..Refused::default()
@@ -339,7 +339,7 @@ fn a_proxy_that_is_full_says_so_before_it_ends_the_connection() {
 }
 
 #[test]
-fn who_ends_the_connection_without_a_word_is_told_of() {
+fn an_unannounced_end_of_the_connection_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let (listener, address) = listen_at(&directory.path().join("s"));
     let channel = Channel::connect(&address, None).unwrap();

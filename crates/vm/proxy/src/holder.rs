@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_released_goes_at_once_and_what_is_dropped_stays() {
+    fn released_objects_go_at_once_and_dropped_ones_stay() {
         let holder = holder();
         let [mut first, mut second] = [true, false].map(|is_released| {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_is_not_held() {
+    fn unmappable_objects_are_not_held() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         assert!(holder().hold(theirs.as_fd(), 4096).is_err());
         drop((ours, theirs));

@@ -158,7 +158,7 @@ fn records_leave_at_once() {
 }
 
 #[test]
-fn who_reads_the_memory_is_told_that_there_is_something() {
+fn readers_of_mapped_memory_are_woken() {
     if !may() {
         return;
     }
@@ -386,7 +386,7 @@ fn nothing_has_to_be_mounted() {
 }
 
 #[test]
-fn what_the_host_holds_is_left_out() {
+fn files_that_the_host_holds_are_left_out() {
     const TYPES: &str = "/sys/kernel/btf/vmlinux";
     let Ok(local) = std::fs::read(TYPES) else {
         return;

@@ -325,7 +325,7 @@ fn a_connection_lives_on_as_long_as_both_sides_do() {
 }
 
 #[test]
-fn who_comes_when_the_proxy_is_full_is_told_so() {
+fn connections_to_a_full_proxy_are_refused_with_a_reason() {
     /// What it serves at most.
     const CONNECTIONS: usize = 96;
     if !may() {

@@ -353,7 +353,7 @@ fn values_are_looked_up_in_few_words() {
 }
 
 #[test]
-fn what_the_table_does_not_have_is_refused() {
+fn commands_outside_the_table_are_refused() {
     if !may() {
         return;
     }
@@ -434,7 +434,7 @@ fn others_objects_are_not_seen() {
 }
 
 #[test]
-fn what_a_program_holds_is_its_hosts() {
+fn objects_of_a_program_belong_to_its_host() {
     if !may() {
         return;
     }

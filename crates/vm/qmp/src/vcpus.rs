@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn implausible_answers_are_named() {
         for (answer, why) in [
             (json!({}), "no list"),
             (json!([]), "none"),

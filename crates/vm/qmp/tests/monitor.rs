@@ -150,7 +150,7 @@ fn a_server_that_does_not_answer_is_given_up() {
 }
 
 #[test]
-fn what_is_no_monitor_is_named() {
+fn a_peer_that_is_no_monitor_is_named() {
     type Is = fn(&Error) -> bool;
     let cases: [(&str, Is); 5] = [
         ("", |error| matches!(error, Error::Closed)),

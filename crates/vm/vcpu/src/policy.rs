@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_given_is_never_used() {
+    fn values_that_were_not_given_are_never_used() {
         // More guest CPUs than given ones.
         let plan = mirror(8, "5,3");
         assert_eq!(pins(&plan, &[mask(&[0, 1, 2, 3])]), [(0, 5), (1, 3)]);

@@ -351,7 +351,7 @@ fn far_branches_lead_over_a_jump() {
 }
 
 #[test]
-fn what_is_too_far_or_nowhere_is_said() {
+fn unreachable_and_unbound_labels_are_errors() {
     let mut asm = Assembler::new(false);
     let nowhere = asm.label();
     asm.b(nowhere);

@@ -18,7 +18,7 @@ pub(super) fn accepts_null(arg: Arg) -> bool {
     }
 }
 
-/// Is it given back (`OBJ_RELEASE`)?
+/// Returns whether the helper releases the argument (`OBJ_RELEASE`).
 pub(super) fn is_release(arg: Arg) -> bool {
     matches!(
         arg,
@@ -29,7 +29,7 @@ pub(super) fn is_release(arg: Arg) -> bool {
     )
 }
 
-/// The types that an argument takes (`compatible_reg_types`).
+/// Returns whether a register has one of the types that an argument takes (`compatible_reg_types`).
 pub(super) fn suits(reg: &Reg, arg: Arg, number: u8, helper: HelperId) -> bool {
     let mut flags = reg.flags;
     let read_only = matches!(
@@ -99,7 +99,7 @@ pub(super) fn suits(reg: &Reg, arg: Arg, number: u8, helper: HelperId) -> bool {
     }
 }
 
-/// How the log lists them.
+/// Returns the list of accepted types as the log prints it.
 pub(super) fn expected(arg: Arg) -> &'static str {
     match arg {
         Arg::Any => "scalar",

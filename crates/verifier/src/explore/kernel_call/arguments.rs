@@ -118,7 +118,7 @@ impl Explorer<'_> {
         }
         self.check_kernel_offset(number, &reg, call.has(flags::RELEASE) && reg.ref_id != 0)?;
         self.check_wanted(call, number, param, wanted, meta)?;
-        self.deeds.uses_context |= reg.kind == Type::Context;
+        self.uses.uses_context |= reg.kind == Type::Context;
         Ok(wanted == Wanted::SizedMem)
     }
 
