@@ -2,8 +2,9 @@
 
 .PHONY: build check test soak fuzz bench peers corpora demo deps
 
-# The release build: target/release/beeline, and beside it beeline-llvm, the optimising compiler, and beeline-guest, which runs in
-# virtual machines: linked statically, it needs nothing but a kernel. It is built last, and moved to its place whole.
+# The release build: target/release/beeline, and beside it beeline-llvm, the optimising compiler,
+# and beeline-guest, which runs in virtual machines: linked statically, it needs nothing but a
+# kernel. It is built last, and moved to its place whole.
 TARGET = $${CARGO_TARGET_DIR:-target}
 STATIC = x86_64-unknown-linux-gnu
 build:
@@ -12,15 +13,17 @@ build:
 	strip -o $(TARGET)/release/beeline-guest.new $(TARGET)/$(STATIC)/guest/guest
 	mv $(TARGET)/release/beeline-guest.new $(TARGET)/release/beeline-guest
 
-# Quick, before each commit: format, lints, unit tests.
+# Quick, before each commit: format, lints, documentation, unit tests.
 check:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	cargo test --workspace --exclude beeline-e2e --exclude beeline-bench --lib
 
-# Everything, on a Debian 12 as root; what a machine lacks is skipped, and said. In the release profile, so that nothing
-# is compiled twice (`make check` has the unit tests with overflow checks); --show-output for the reasons of skips. Tools
-# run once more with LLVM's code from the start, and with their calls carried out as in a virtual machine's guest.
+# Everything, on a Debian 12 as root; what a machine lacks is skipped, and said. In the release
+# profile, so that nothing is compiled twice (`make check` has the unit tests with overflow checks);
+# --show-output for the reasons of skips. Tools run once more with LLVM's code from the start, and
+# with their calls carried out as in a virtual machine's guest.
 test: deps build
 	@status=0; \
 	cargo test --release --workspace --no-fail-fast -- --show-output || status=$$?; \
@@ -32,8 +35,8 @@ test: deps build
 		--test scripts --test libbpf_tools --test mapped --test commands --test fast_path -- --show-output || status=$$?; \
 	exit $$status
 
-# The tests that could go on for ever, each for so many seconds, with new random numbers each time. What fails prints its
-# BEELINE_SEED; `BEELINE_SEED=N make soak` repeats it.
+# The tests that could go on for ever, each for so many seconds, with new random numbers each time.
+# What fails prints its BEELINE_SEED; `BEELINE_SEED=N make soak` repeats it.
 SOAK_SECONDS ?= 600
 SOAK = BEELINE_SOAK=$(SOAK_SECONDS) cargo test --release --no-fail-fast
 SOAK_PACKAGES = git nodejs default-jdk-headless gdb libpython3.11-testsuite redis-tools postgresql
@@ -43,9 +46,10 @@ soak: deps build
 	$(SOAK) -p beeline-e2e --test differential --test sums --test beside --test engines --test soundness --test programs --test storms -- --show-output
 	$(SOAK) -p beeline-verifier --test mutants
 
-# Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler (rustup toolchain install nightly) and
-# cargo-fuzz (cargo install cargo-fuzz), and for the agent its target (rustup target add --toolchain nightly x86_64-unknown-none). A
-# target begins with its seeds, what earlier runs found, and the libbpf tools' object files.
+# Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler
+# (rustup toolchain install nightly) and cargo-fuzz (cargo install cargo-fuzz), and for the agent
+# its target (rustup target add --toolchain nightly x86_64-unknown-none). A target begins with its
+# seeds, what earlier runs found, and the libbpf tools' object files.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
@@ -55,18 +59,20 @@ fuzz:
 		RUSTUP_TOOLCHAIN=nightly cargo fuzz run -O -a $$target -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS) || exit; \
 	done
 
-# Beeline and the kernel side by side. `make bench ARGS="entry --json"` takes a part; ARGS=--help lists them.
+# Beeline and the kernel side by side. `make bench ARGS="entry --json"` takes a part; ARGS=--help
+# lists them.
 bench: deps build
 	$${CARGO_TARGET_DIR:-target}/release/beeline-bench $(ARGS)
 	$(if $(ARGS),,$(MAKE) peers)
 
-# Engines against native code, the kernel, rbpf, solana-sbpf and wasmtime; these are built here and nowhere else.
+# Engines against native code, the kernel, rbpf, solana-sbpf and wasmtime; these are built here and
+# nowhere else.
 peers: deps
 	cargo build --release --manifest-path bench/peers/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}
 	$${CARGO_TARGET_DIR:-target}/release/beeline-peers $(ARGS)
 
-# Every program of Debian's eBPF tools, with the kernel's verdict beside Beeline's: writes docs/corpora.md anew. As root, on a
-# Debian 12 with a network; a quarter of an hour.
+# Every program of Debian's eBPF tools, with the kernel's verdict beside Beeline's: writes
+# docs/corpora.md anew. As root, on a Debian 12 with a network; a quarter of an hour.
 corpora: deps build
 	./scripts/corpora.sh
 
@@ -74,7 +80,8 @@ corpora: deps build
 demo: deps
 	./scripts/demo.sh
 
-# Debian packages and the Rust target, only those that are missing; and, into a cache, what virtual machines are made of.
+# Debian packages and the Rust target, only those that are missing; and, into a cache, what virtual
+# machines are made of.
 deps:
 	./scripts/deps.sh
 	./scripts/guest-deps.sh >/dev/null || echo "deps: no guests; their tests will be skipped"

@@ -105,7 +105,7 @@ fn shape_of_line(line: &str) -> String {
     }
 }
 
-/// Returns the keys and whole-number values of a map's lines "@name[key]: 5".
+/// Returns the keys and whole-number values of a map's lines `@name[key]: 5`.
 pub fn map_counts(lines: &[String]) -> BTreeMap<String, u64> {
     let pairs = lines
         .iter()

@@ -31,7 +31,7 @@ pub struct Entry {
     pub address: AtomicU64,
     /// The address that the slot holds instead: the site's [`crate::abi::Site::return_entry`].
     pub hijack: AtomicU64,
-    /// [`depth_of`] it, [`AWAY`], and the owner in the upper half.
+    /// [`depth_of`] it, `AWAY`, and the owner in the upper half.
     pub state: AtomicU64,
 }
 

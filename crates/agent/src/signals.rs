@@ -64,7 +64,7 @@ pub struct UserContext {
     pub(crate) eflags: u64,
 }
 
-/// The handler, entered through a [`HandlerStub`](crate::abi::HandlerStub), which adds the last two
+/// The handler, entered through a [`HandlerStub`], which adds the last two
 /// arguments.
 ///
 /// # Safety

@@ -1,9 +1,10 @@
 //! System calls that name a file.
 //!
 //! Calls under `/sys/fs/bpf` are answered from the session's own BPF file system
-//! ([`crate::bpffs`]). Calls to tracepoints on system calls are answered from the session's own
-//! tracefs where the kernel's cannot be read ([`crate::tracefs`]). The links in `/proc/PID/fd` show
-//! the tool its descriptors as it expects them. The kernel makes all other calls.
+//! ([`beeline_supervisor::bpffs`]). Calls to tracepoints on system calls are answered from the
+//! session's own tracefs where the kernel's cannot be read ([`crate::tracefs`]). The links in
+//! `/proc/PID/fd` show the tool its descriptors as it expects them. The kernel makes all other
+//! calls.
 
 use beeline_supervisor::bpffs::Place;
 use beeline_supervisor::{Answer, HERE, Reply};

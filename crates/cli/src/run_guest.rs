@@ -29,6 +29,10 @@ pub struct Where {
     /// uds:PATH[:PORT] (Firecracker, Cloud Hypervisor, vhost-device-vsock), unix:PATH,
     /// tcp:ADDRESS:PORT, serial:PATH
     #[arg(long, value_name = "ADDRESS")]
+    #[allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "clap prints the text as it stands"
+    )]
     pub guest: Option<Address>,
     #[command(flatten)]
     pub tls: Certificates,

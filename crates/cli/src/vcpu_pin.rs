@@ -21,6 +21,10 @@ pub struct Arguments {
     /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
     /// serial:PATH
     #[arg(long, value_name = "ADDRESS")]
+    #[allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "clap prints the text as it stands"
+    )]
     guest: Address,
     #[command(flatten)]
     tls: Certificates,

@@ -1,15 +1,15 @@
 //! The optimising engine: eBPF through LLVM 19.
 //!
 //! [`Llvm`] makes code of the same form as the baseline compiler's ([`beeline_isa::abi`]), only
-//! faster: registers become values of LLVM's IR ([`translate`]), its pipeline works on them
-//! ([`machine`]), and the object file that it writes is flattened to one piece of
-//! position-independent code ([`flatten`]). The code is inspected before it is returned: for the
-//! registers it uses ([`registers`]), and the stack ([`frames`]).
+//! faster: registers become values of LLVM's IR (`translate`), its pipeline works on them
+//! (`machine`), and the object file that it writes is flattened to one piece of
+//! position-independent code (`flatten`). The code is inspected before it is returned: for the
+//! registers it uses (`registers`), and the stack (`frames`).
 //!
 //! LLVM is told nothing that bytecode does not promise. Numbers wrap, addresses may be unaligned
 //! and may alias anything, and null is an address. Others may use memory that is neither stack nor
 //! context at the same time, so each access to it is done as it stands. A load through a pointer of
-//! unknown origin may fault, and then returns 0 ([`origin`]).
+//! unknown origin may fault, and then returns 0 (`origin`).
 //!
 //! LLVM is large and can crash, so no process of a user's links this crate but `beeline-llvm`, the
 //! worker that `beeline_codegen::Worker` talks to.

@@ -3,8 +3,8 @@
 //! A map is one memory file. The tool, the runtime and every traced process map it, and all of them
 //! work on it with the code of this crate. [`Spec`] describes a map, [`Layout`] the positions of
 //! its parts in the file, and [`Map`] is the handle on the file as one process has mapped it.
-//! [`ring`] and [`perf`] are the two ways in which programs send records to a tool, [`user_ring`]
-//! the one in which a tool sends samples to programs.
+//! [`ringbuf`] and [`perf`] are the two ways in which programs send records to a tool,
+//! [`user_ringbuf`] the one in which a tool sends samples to programs.
 //!
 //! The crate is freestanding, as it also runs inside traced processes: it has no allocator, no
 //! libc, no vector registers, and nothing that can panic.

@@ -120,7 +120,7 @@ impl Presence {
         control.pid.load(Relaxed) == 0 && !asks
     }
 
-    /// Calls [`Self::remove`] for a process that the caller has not opened.
+    /// Calls `Self::remove` for a process that the caller has not opened.
     pub fn detach(&self) -> Result<bool, Error> {
         self.remove(&open(self.pid)?)
     }

@@ -2,7 +2,7 @@
 //!
 //! The baseline compiler takes microseconds, so its code is attached at once. An optimizing
 //! compiler may take much longer and runs in a process of its own. Its code replaces the baseline
-//! code when it is there ([`crate::tier_up`]), and is kept on disk, so that the next start has it
+//! code when it is there (`crate::tier_up`), and is kept on disk, so that the next start has it
 //! at once. Each distinct program is compiled once in a session.
 
 use std::collections::HashMap;

@@ -1,8 +1,8 @@
 //! eBPF objects and their lifetimes: maps, programs, links and the targets they reach into.
 //!
 //! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the
-//! supervisor calls. Programs are verified ([`verification`]), compiled ([`engines`]) and placed
-//! into targets ([`target`]) together with the agent. Everything needed to restore a process is
+//! supervisor calls. Programs are verified (`verification`), compiled ([`engines`]) and placed
+//! into targets (`target`) together with the agent. Everything needed to restore a process is
 //! stored in that process itself ([`detach`]), so `beeline detach` works even after the session is
 //! gone.
 //!

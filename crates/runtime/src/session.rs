@@ -154,7 +154,7 @@ impl Runtime {
 
     /// Limits the memory that the tool's objects may take.
     ///
-    /// The default is [half of what is available](budget::available).
+    /// The default is half of the available memory.
     pub fn limit_memory(&self, bytes: u64) {
         self.budget.set_limit(bytes);
     }

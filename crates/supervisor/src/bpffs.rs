@@ -5,7 +5,7 @@
 //!
 //! It is a directory of the user's, private to the session, in which a pinned object is an empty
 //! file. When a system call names a path under `/sys/fs/bpf`, the supervisor makes the same call on
-//! that directory ([`calls`]). This includes paths relative to a directory there that the tool has
+//! that directory (`calls`). This includes paths relative to a directory there that the tool has
 //! opened, because that descriptor is of the real directory.
 
 mod calls;

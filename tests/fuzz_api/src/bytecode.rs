@@ -15,7 +15,8 @@ const MOST: u32 = 20_000;
 /// Instructions on all paths that are followed without leaving any out.
 const MOST_ON_ALL_PATHS: u32 = 500;
 
-/// Bytes of a program: what type it is of, its flags, and its instructions, which may name the maps of [`maps`].
+/// Bytes of a program: what type it is of, its flags, and its instructions, which may name the maps
+/// of `maps`.
 pub fn bytecode(data: &[u8]) {
     let Some((&[prog_type, flags], insns)) = data.split_first_chunk() else {
         return;

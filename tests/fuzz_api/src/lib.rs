@@ -1,8 +1,9 @@
-//! What Beeline does with bytes that nobody vouches for, one function for each kind of them: [`object`] files, [`btf`], [`bytecode`],
-//! [`files`] of code, what hosts and [`guests`](guest) say to each other, and the calls of a tool at the [`supervisor`].
+//! What Beeline does with bytes that nobody vouches for, one function for each kind of them:
+//! [`object`] files, [`btf`], [`bytecode`], `files` of code, what hosts and `guests` say to each
+//! other, and the calls of a tool at the `supervisor`.
 //!
-//! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz targets in `fuzz/` call them, and so
-//! does a test on the [`seeds`] that those begin with.
+//! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz
+//! targets in `fuzz/` call them, and so does a test on the [`seeds`] that those begin with.
 
 mod backend;
 mod btf;
@@ -20,7 +21,8 @@ pub use guest::{address, guest_message, host_message, memory_tree, policy};
 pub use object::object;
 pub use supervisor::{tool_answers, tool_calls};
 
-/// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what is done with them.
+/// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what
+/// is done with them.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.

@@ -21,7 +21,8 @@ const EVENT: u64 = 10;
 const FREE_EVENT: u64 = 13;
 /// Calls that one input makes.
 const MOST_CALLS: usize = 4;
-/// Bytes of a call: its kind, its number or command, the size of its attribute, and where that is, in words.
+/// Bytes of a call: its kind, its number or command, the size of its attribute, and where that is,
+/// in words.
 const CALL: usize = 4;
 
 const BPF: i64 = 321;
@@ -41,7 +42,7 @@ struct World {
 static WORLD: LazyLock<Mutex<World>> =
     LazyLock::new(|| Mutex::new(World::new().expect("a tool with descriptors")));
 
-/// Calls of a tool: how many, then each ([`CALL`]), then its memory.
+/// Calls of a tool: how many, then each (`CALL`), then its memory.
 pub fn tool_calls(data: &[u8]) {
     tool_answers(data);
 }

@@ -8,7 +8,7 @@ pub const SIGNALS: [u32; 3] = [5, 7, 11];
 
 /// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time
 /// that its patch lies over that of a session with a handler that is called before. A level's
-/// handler serves the sites with that [`Site::level`].
+/// handler serves the sites with that [`Site::level`](super::Site::level).
 pub const TRAP_LEVELS: usize = 4;
 
 /// The number of actions that a session's handlers replace: one for each of [`SIGNALS`], then those
@@ -76,7 +76,7 @@ impl HandlerStub {
     ];
 
     /// Creates the stub of a level. `handler` is the agent's, `target` and `signals` are the
-    /// target's [`Target`] and [`Signals`].
+    /// target's [`Target`](super::Target) and [`Signals`].
     pub fn new(handler: u64, target: u64, signals: u64, level: u32) -> Self {
         let mut code = [0xcc; 32];
         for (at, byte) in Self::MARKS {

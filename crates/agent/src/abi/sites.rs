@@ -111,11 +111,11 @@ pub struct Manifest {
     pub private_len: usize,
     /// The target's [`crate::returns::ReturnTable`].
     pub returns: usize,
-    /// The target's [`Signals`].
+    /// The target's [`Signals`](super::Signals).
     pub signals: usize,
     /// Bit i: the handler that replaces `Signals::saved[i]` is installed.
     pub handlers: AtomicUsize,
-    /// The address of the first [`HandlerStub`].
+    /// The address of the first [`HandlerStub`](super::HandlerStub).
     pub handler: usize,
     /// The newest [`syscalls::Patches`](super::syscalls::Patches)' address, or 0.
     pub first_patches: AtomicUsize,

@@ -47,7 +47,7 @@ pub enum Reason {
         /// The reason, as a phrase.
         why: &'static str,
     },
-    /// Another party's site is there; see [`Plan::into_breakpoint`].
+    /// Another party's site is there; see [`Plan::into_breakpoint`](super::Plan::into_breakpoint).
     AnotherProbe,
     /// Beside a kernel uprobe a thread would run bytes of the jump as something else.
     Unguarded,

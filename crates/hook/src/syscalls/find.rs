@@ -34,7 +34,7 @@ impl CallSites {
     /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded.
     /// Code that is longer than [`LONGEST_FUNCTION`] is not a function but unnamed code: it is
     /// scanned as [`Self::of_unknown`] does, and for branches from there into functions. Functions
-    /// are treated in the same way once [`MOST_SURVEYED`] bytes of others have been surveyed.
+    /// are treated in the same way once `MOST_SURVEYED` bytes of others have been surveyed.
     ///
     /// `data` returns the bytes of the file from an address on, as far as they lie together,
     /// wherever they are mapped: the tables of a `switch` are read, and every place that one leads

@@ -9,7 +9,7 @@ impl Map {
     /// [`Map::lookup`] in a hash with keys of `KEY` bytes: a per-CPU one or not, an LRU one or not.
     ///
     /// Most elements are the first of their bucket, and are found without a frame; the rest is left
-    /// to [`Map::look_on`].
+    /// to `Map::look_on`.
     ///
     /// # Safety
     ///

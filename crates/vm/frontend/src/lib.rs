@@ -4,13 +4,13 @@
 //! from the tool's memory, the data that they point to goes to the proxy in the guest
 //! ([`beeline_vm_protocol`]), and the answer is written to the tool. The table
 //! [`beeline_vm_protocol::layout`] lists the commands of `bpf(2)` that go to the guest; the table
-//! in [`files`] lists the guest's files. All else is the host's.
+//! in `files` lists the guest's files. All else is the host's.
 //!
 //! A descriptor of a guest's object is an anchor, as for local objects
 //! ([`beeline_supervisor::keys::anchor`]). Memory that a tool maps (rings, arrays) is a memory
-//! file, which [`rings`] keeps equal to the guest's; the descriptor becomes that file when the tool
+//! file, which `rings` keeps equal to the guest's; the descriptor becomes that file when the tool
 //! first maps it. Where the guest's memory can be seen from here, its own pages lie over the file
-//! ([`sharing`]).
+//! (`sharing`).
 
 mod attr;
 mod changes;

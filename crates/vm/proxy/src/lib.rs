@@ -66,6 +66,10 @@ pub struct Options {
     /// Where hosts connect (may be repeated): vsock:any[:PORT], unix:PATH, tcp:ADDRESS:PORT,
     /// serial:DEVICE
     #[arg(long, value_name = "ADDRESS", default_value = "vsock:any:8790")]
+    #[allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "clap prints the text as it stands"
+    )]
     pub listen: Vec<Address>,
     /// What hosts may do (TOML); without it everything, but with objects of others
     #[arg(long, value_name = "FILE")]
