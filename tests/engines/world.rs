@@ -6,11 +6,11 @@ use std::os::fd::AsRawFd;
 use beeline_codegen::{MapShape, Program, Runnable};
 use beeline_fuzz::kernel as bpf;
 use beeline_fuzz::world::{CONSTANTS, CONTEXT_BYTES, MAPS, QUEUE, RING, contents};
+use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
-use beeline_isa::{Insn, abi};
 use beeline_maps::{Caller, Kind, Spec};
 use beeline_runtime::shape_of;
-use beeline_uapi::{Errno, ProgramType};
+use beeline_uapi::{Errno, HelperId, ProgramType};
 use beeline_verifier::Flow;
 
 use crate::agent::Environment;
@@ -318,5 +318,5 @@ fn records(ring: &Consumer) -> Vec<Element> {
 
 /// What helpers of the world there are, for the verifier.
 pub fn is_helper(id: u32) -> bool {
-    id != abi::TAIL_CALL && beeline_fuzz::world::HELPERS.contains(&id)
+    id != HelperId::TAIL_CALL.0 && beeline_fuzz::world::HELPERS.contains(&id)
 }

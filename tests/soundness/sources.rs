@@ -112,7 +112,7 @@ fn with_extras(random: &mut Random) -> Case {
 /// Is it one whose context can be made up, that calls what there is?
 fn is_for_here(case: &Case) -> bool {
     let is_callable = |op: Op| match op {
-        Op::CallHelper { id } => is_helper(id),
+        Op::CallHelper { id } => is_helper(id.0),
         Op::CallKernel { .. } => false,
         _ => true,
     };

@@ -107,17 +107,19 @@ pub const WRITES: u64 = 2;
 /// The trampoline has to make the system call.
 pub const DECLINED: i64 = i64::MIN;
 
-/// `enum bpf_cmd` of `linux/bpf.h`.
+/// The commands that are served, as the call has them in its register.
 mod cmd {
-    pub(super) const LOOKUP: u64 = 1;
-    pub(super) const UPDATE: u64 = 2;
-    pub(super) const DELETE: u64 = 3;
-    pub(super) const NEXT_KEY: u64 = 4;
-    pub(super) const LOOKUP_AND_DELETE: u64 = 21;
-    pub(super) const LOOKUP_BATCH: u64 = 24;
-    pub(super) const LOOKUP_AND_DELETE_BATCH: u64 = 25;
-    pub(super) const UPDATE_BATCH: u64 = 26;
-    pub(super) const DELETE_BATCH: u64 = 27;
+    use beeline_uapi::Command;
+
+    pub(super) const LOOKUP: u64 = Command::MAP_LOOKUP_ELEM.0 as u64;
+    pub(super) const UPDATE: u64 = Command::MAP_UPDATE_ELEM.0 as u64;
+    pub(super) const DELETE: u64 = Command::MAP_DELETE_ELEM.0 as u64;
+    pub(super) const NEXT_KEY: u64 = Command::MAP_GET_NEXT_KEY.0 as u64;
+    pub(super) const LOOKUP_AND_DELETE: u64 = Command::MAP_LOOKUP_AND_DELETE_ELEM.0 as u64;
+    pub(super) const LOOKUP_BATCH: u64 = Command::MAP_LOOKUP_BATCH.0 as u64;
+    pub(super) const LOOKUP_AND_DELETE_BATCH: u64 = Command::MAP_LOOKUP_AND_DELETE_BATCH.0 as u64;
+    pub(super) const UPDATE_BATCH: u64 = Command::MAP_UPDATE_BATCH.0 as u64;
+    pub(super) const DELETE_BATCH: u64 = Command::MAP_DELETE_BATCH.0 as u64;
 }
 
 /// Handles `bpf(command, attribute, size)` in a process that has a fast path. Returns the call's

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use beeline_codegen::Machine;
 use beeline_isa::Op;
-use beeline_isa::abi::TAIL_CALL;
+use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, LittleEndian, Register, UnwindContext, UnwindSection,
@@ -67,7 +67,7 @@ impl Frames {
         } else {
             of(&function_name(number))
         };
-        let calls = |wanted: fn(u32) -> bool| {
+        let calls = |wanted: fn(HelperId) -> bool| {
             flow.functions().get(number).is_some_and(|&function| {
                 flow.reachable_ops(function)
                     .any(|(_, op)| matches!(op, Op::CallHelper { id } if wanted(id)))
@@ -78,7 +78,7 @@ impl Frames {
         } else {
             0
         };
-        let tail = if number != 0 && calls(|id| id == TAIL_CALL) {
+        let tail = if number != 0 && calls(|id| id == HelperId::TAIL_CALL) {
             of(TAIL)
         } else {
             0

@@ -6,6 +6,7 @@
 //! form of the instruction. The verifier makes sure that addresses which were not read are good.
 
 use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op, Operand};
+use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 /// The memory that an address is known to lead to, from the best known to the least.
@@ -37,9 +38,13 @@ impl Origin {
     }
 }
 
-/// Helpers that return memory, or null, for which the verifier requires a check: `map_lookup_elem`,
-/// `ringbuf_reserve`, `map_lookup_percpu_elem`, `dynptr_data`.
-const GIVE_MEMORY: [u32; 4] = [1, 131, 195, 203];
+/// Helpers that return memory, or null, for which the verifier requires a check.
+const GIVE_MEMORY: [HelperId; 4] = [
+    HelperId::MAP_LOOKUP_ELEM,
+    HelperId::RINGBUF_RESERVE,
+    HelperId::MAP_LOOKUP_PERCPU_ELEM,
+    HelperId::DYNPTR_DATA,
+];
 
 type Registers = [Origin; FRAME_POINTER as usize];
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op, Operand, Size};
+use beeline_uapi::HelperId;
 use beeline_verifier::{Flow, Function};
 
 /// The content of a register.
@@ -163,7 +164,7 @@ impl Arguments {
         }
     }
 
-    fn call(&mut self, helper: Option<u32>) {
+    fn call(&mut self, helper: Option<HelperId>) {
         let keeps_stack = helper.is_some_and(|id| LEAVE_STACK_ALONE.contains(&id));
         if !keeps_stack {
             self.stack = Stack::default();
@@ -177,17 +178,38 @@ impl Arguments {
     }
 }
 
-/// Helpers that write nothing to memory that a program may point them to: map_lookup_elem,
-/// map_update_elem, map_delete_elem, ktime_get_ns, trace_printk, get_prandom_u32,
-/// get_smp_processor_id, get_current_pid_tgid, get_current_uid_gid, perf_event_output, get_stackid,
-/// get_current_task, get_current_cgroup_id, ktime_get_boot_ns, the ringbuf_ ones from output to
-/// query, get_func_ip, get_attach_cookie, trace_vprintk, map_lookup_percpu_elem.
-const LEAVE_STACK_ALONE: [u32; 23] = [
-    1, 2, 3, 5, 6, 7, 8, 14, 15, 25, 27, 35, 80, 125, 130, 131, 132, 133, 134, 173, 174, 177, 195,
+/// Helpers that write nothing to memory that a program may point them to.
+const LEAVE_STACK_ALONE: [HelperId; 23] = [
+    HelperId::MAP_LOOKUP_ELEM,
+    HelperId::MAP_UPDATE_ELEM,
+    HelperId::MAP_DELETE_ELEM,
+    HelperId::KTIME_GET_NS,
+    HelperId::TRACE_PRINTK,
+    HelperId::GET_PRANDOM_U32,
+    HelperId::GET_SMP_PROCESSOR_ID,
+    HelperId::GET_CURRENT_PID_TGID,
+    HelperId::GET_CURRENT_UID_GID,
+    HelperId::PERF_EVENT_OUTPUT,
+    HelperId::GET_STACKID,
+    HelperId::GET_CURRENT_TASK,
+    HelperId::GET_CURRENT_CGROUP_ID,
+    HelperId::KTIME_GET_BOOT_NS,
+    HelperId::RINGBUF_OUTPUT,
+    HelperId::RINGBUF_RESERVE,
+    HelperId::RINGBUF_SUBMIT,
+    HelperId::RINGBUF_DISCARD,
+    HelperId::RINGBUF_QUERY,
+    HelperId::GET_FUNC_IP,
+    HelperId::GET_ATTACH_COOKIE,
+    HelperId::TRACE_VPRINTK,
+    HelperId::MAP_LOOKUP_PERCPU_ELEM,
 ];
-/// Helpers that return an address or null: map_lookup_elem, ringbuf_reserve,
-/// map_lookup_percpu_elem.
-const GIVE_NO_STACK: [u32; 3] = [1, 131, 195];
+/// Helpers that return an address or null.
+const GIVE_NO_STACK: [HelperId; 3] = [
+    HelperId::MAP_LOOKUP_ELEM,
+    HelperId::RINGBUF_RESERVE,
+    HelperId::MAP_LOOKUP_PERCPU_ELEM,
+];
 
 /// Numbers on the stack: those stored last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -243,13 +265,13 @@ impl Stack {
 
 /// Calls `visit` for each reachable call of a helper with its slot, the helper, and the facts
 /// there.
-pub fn at_calls(flow: &Flow, mut visit: impl FnMut(usize, u32, &Arguments)) {
+pub fn at_calls(flow: &Flow, mut visit: impl FnMut(usize, HelperId, &Arguments)) {
     for &function in flow.functions() {
         walk(flow, function, &mut visit);
     }
 }
 
-fn walk(flow: &Flow, function: Function, visit: &mut impl FnMut(usize, u32, &Arguments)) {
+fn walk(flow: &Flow, function: Function, visit: &mut impl FnMut(usize, HelperId, &Arguments)) {
     let loops = loop_heads(flow, function);
     let mut coming: HashMap<usize, Arguments> = HashMap::new();
     let mut fallen = Some(on_entry(function));

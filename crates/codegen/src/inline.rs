@@ -3,20 +3,11 @@
 use std::collections::HashMap;
 
 use beeline_isa::abi::{hash_lookup, sized_read};
+use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 use crate::constant_arguments::{self, Arguments};
 use crate::engine::{MapShape, Program};
-
-const MAP_LOOKUP_ELEM: u32 = 1;
-const PROBE_READ: u32 = 4;
-const GET_SMP_PROCESSOR_ID: u32 = 8;
-const GET_CURRENT_PID_TGID: u32 = 14;
-const PROBE_READ_USER: u32 = 112;
-const PROBE_READ_KERNEL: u32 = 113;
-const GET_FUNC_IP: u32 = 173;
-const GET_ATTACH_COOKIE: u32 = 174;
-const MAP_LOOKUP_PERCPU_ELEM: u32 = 195;
 
 /// The value of r0 in place of a call. As behind every call, r1 to r5 are lost then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,19 +74,19 @@ pub fn inlines(program: &Program<'_>, flow: &Flow) -> HashMap<usize, Inline> {
     found
 }
 
-fn inline(program: &Program<'_>, helper: u32, arguments: &Arguments) -> Option<Inline> {
+fn inline(program: &Program<'_>, helper: HelperId, arguments: &Arguments) -> Option<Inline> {
     match helper {
-        MAP_LOOKUP_ELEM => look_up(program, arguments),
+        HelperId::MAP_LOOKUP_ELEM => look_up(program, arguments),
         _ if !program.in_agent => None,
-        MAP_LOOKUP_PERCPU_ELEM => look_up_of_cpu(program, arguments),
-        PROBE_READ | PROBE_READ_USER | PROBE_READ_KERNEL => {
+        HelperId::MAP_LOOKUP_PERCPU_ELEM => look_up_of_cpu(program, arguments),
+        HelperId::PROBE_READ | HelperId::PROBE_READ_USER | HelperId::PROBE_READ_KERNEL => {
             let bytes = arguments.number(2)? & 0xffff_ffff;
             sized_read(bytes).map(Inline::Helper)
         }
-        GET_SMP_PROCESSOR_ID => Some(Inline::Cpu),
-        GET_CURRENT_PID_TGID => Some(Inline::PidTgid),
-        GET_FUNC_IP => Some(Inline::FuncIp),
-        GET_ATTACH_COOKIE => Some(Inline::Cookie),
+        HelperId::GET_SMP_PROCESSOR_ID => Some(Inline::Cpu),
+        HelperId::GET_CURRENT_PID_TGID => Some(Inline::PidTgid),
+        HelperId::GET_FUNC_IP => Some(Inline::FuncIp),
+        HelperId::GET_ATTACH_COOKIE => Some(Inline::Cookie),
         _ => None,
     }
 }

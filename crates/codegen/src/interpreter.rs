@@ -27,7 +27,7 @@ mod written;
 use std::mem::MaybeUninit;
 
 use beeline_isa::Op;
-use beeline_isa::abi::{HELPER_SLOTS, Run, TAIL_CALL};
+use beeline_isa::abi::{HELPER_SLOTS, Run};
 use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
@@ -113,10 +113,7 @@ impl Decoded {
             steps: steps::steps(program.insns, &flow, &helpers),
             is_all_written: written::are_all_written(&flow, &uses),
             uses,
-            callees: helpers
-                .into_iter()
-                .map(|id| Callee::new(HelperId(id)))
-                .collect(),
+            callees: helpers.into_iter().map(Callee::new).collect(),
             starts: flow.functions().iter().map(|one| one.start).collect(),
             stack_bytes,
         })
@@ -136,14 +133,17 @@ impl Decoded {
 }
 
 /// Returns the helpers that a program calls, each once.
-fn helpers(flow: &Flow) -> Result<Vec<u32>, Error> {
+fn helpers(flow: &Flow) -> Result<Vec<HelperId>, Error> {
     let mut helpers = Vec::new();
     for slot in (0..flow.len()).filter(|&slot| flow.is_reachable(slot)) {
         match flow.op(slot) {
-            Some(Op::CallHelper { id }) if id as usize >= HELPER_SLOTS => {
-                return Err(Error::NoSuchHelper { insn: slot, id });
+            Some(Op::CallHelper { id }) if id.0 as usize >= HELPER_SLOTS => {
+                return Err(Error::NoSuchHelper {
+                    insn: slot,
+                    id: id.0,
+                });
             }
-            Some(Op::CallHelper { id }) if id != TAIL_CALL && !helpers.contains(&id) => {
+            Some(Op::CallHelper { id }) if id != HelperId::TAIL_CALL && !helpers.contains(&id) => {
                 helpers.push(id);
             }
             _ => {}

@@ -5,8 +5,9 @@ mod common;
 use std::cell::Cell;
 
 use beeline_codegen::Executable;
-use beeline_isa::abi::{Helper, Run, TAIL_CALL};
+use beeline_isa::abi::{Helper, Run};
 use beeline_isa::{Listing, imm64, opcode::*};
+use beeline_uapi::HelperId;
 
 use common::scenarios::{DIGITS, ONCE, Scenario, TWICE, scenarios};
 use common::{EXIT as END, Environment, call, call_local, compile, executable, mov};
@@ -57,7 +58,7 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
 
 fn result(scenario: &Scenario) -> u64 {
     let helpers: [(usize, Helper); 4] = [
-        (TAIL_CALL as usize, tail_call),
+        (HelperId::TAIL_CALL.0 as usize, tail_call),
         (ONCE as usize, once),
         (TWICE as usize, twice),
         (DIGITS as usize, digits),
@@ -106,5 +107,5 @@ fn the_stack_for_the_tables_is_counted() {
         let insns = [call_local(1), END, call(id), END];
         compile(&insns).expect("a good program").stack_bytes
     };
-    assert_eq!(size(TAIL_CALL as i32), size(ONCE) + 32);
+    assert_eq!(size(HelperId::TAIL_CALL.0 as i32), size(ONCE) + 32);
 }

@@ -11,7 +11,7 @@
 //! A **callback**, the address that `LD_IMM64` with `BPF_PSEUDO_FUNC` loads, is called like a
 //! helper: [`Helper`].
 //!
-//! A **tail call** is a call of helper [`TAIL_CALL`] `(context, program array, index)`. If it
+//! A **tail call** is a call of helper [`HelperId::TAIL_CALL`] `(context, program array, index)`. If it
 //! returns 0, the program goes on behind the call. Otherwise it returns the [`Entry`] of the next
 //! program, after it has made the [`Run`]'s tables that program's. Then the calling function's
 //! frame is left, and the next program is entered with [`Run::context`]. It returns in place of the
@@ -22,15 +22,14 @@
 //! which helpers answer. Compiled code may look there itself where it is told so; the `CONTEXT_`
 //! constants are the offsets. (The agent checks them as it is compiled.)
 
+use beeline_uapi::HelperId;
+
 /// The version of this interface, and of all else that compiled code relies on: stored code is for
 /// one version only.
 pub const VERSION: u32 = 3;
 
 /// One more than the highest helper number that a program may call.
 pub const HELPER_SLOTS: usize = 256;
-
-/// `BPF_FUNC_tail_call`.
-pub const TAIL_CALL: u32 = 12;
 
 /// The first of the helper table's places that are not helpers of Linux's; [`hash_lookup`] and
 /// [`sized_read`] assign them.
@@ -123,7 +122,7 @@ pub const TID_UNKNOWN: i32 = i32::MIN;
 pub const LAYOUT: [usize; 19] = [
     VERSION as usize,
     HELPER_SLOTS,
-    TAIL_CALL as usize,
+    HelperId::TAIL_CALL.0 as usize,
     place(hash_lookup(4, false, false)),
     place(hash_lookup(16, true, true)),
     place(sized_read(1)),

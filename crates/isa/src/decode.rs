@@ -1,6 +1,8 @@
 //! Decodes the fields of an instruction to an operation. This is the only place that knows the
 //! encoding.
 
+use beeline_uapi::HelperId;
+
 use crate::insn::Insn;
 use crate::op::{Alu, Atomic, BadInsn, Cond, Imm64, Op, Operand, Size, Swap};
 use crate::opcode::*;
@@ -281,7 +283,9 @@ impl Insn {
         Ok(match imm {
             _ if self.src == PSEUDO_CALL => Op::CallLocal { off: imm },
             POISON_CORE | POISON_EXTERN.. => Op::Poison { imm },
-            _ => Op::CallHelper { id: imm as u32 },
+            _ => Op::CallHelper {
+                id: HelperId(imm as u32),
+            },
         })
     }
 
@@ -469,7 +473,12 @@ mod tests {
                 },
             ),
             (insn(0xe5, 0, 0, -3, 0), Op::MayGoto { off: -3 }),
-            (insn(0x85, 0, 0, 0, 14), Op::CallHelper { id: 14 }),
+            (
+                insn(0x85, 0, 0, 0, 14),
+                Op::CallHelper {
+                    id: HelperId::GET_CURRENT_PID_TGID,
+                },
+            ),
             (insn(0x85, 0, 1, 0, -3), Op::CallLocal { off: -3 }),
             (
                 insn(0x85, 0, 0, 0, 2_001_000_003),

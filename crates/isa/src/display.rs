@@ -2,8 +2,6 @@
 
 use core::fmt;
 
-use beeline_uapi::HelperId;
-
 use crate::op::{Alu, Atomic, Cond, Imm64, Op, Operand, Size, Swap};
 use crate::{Insn, opcode};
 
@@ -145,9 +143,9 @@ impl fmt::Display for Op {
                 write!(f, " goto pc{off:+}")
             }
             Self::MayGoto { off } => write!(f, "may_goto pc{off:+}"),
-            Self::CallHelper { id } => match HelperId(id).name() {
-                Some(name) => write!(f, "call bpf_{name}#{id}"),
-                None => write!(f, "call unknown#{}", id.cast_signed()),
+            Self::CallHelper { id } => match id.name() {
+                Some(name) => write!(f, "call bpf_{name}#{}", id.0),
+                None => write!(f, "call unknown#{}", id.0.cast_signed()),
             },
             Self::CallLocal { off } => write!(f, "call pc{off:+}"),
             Self::CallKernel { btf_id } => write!(f, "call kernel-function#{btf_id}"),

@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use beeline_uapi::HelperId;
+
 use crate::opcode::{B, H, SIZE_MASK, W};
 
 /// A defined instruction.
@@ -92,7 +94,7 @@ pub enum Op {
     /// From then on it continues `off` slots after the next one.
     MayGoto { off: i16 },
     /// `r0 = helper(r1..r5)`.
-    CallHelper { id: u32 },
+    CallHelper { id: HelperId },
     /// Calls the function `off` slots after the next slot.
     CallLocal { off: i32 },
     /// Calls a kernel function by the BTF id of its type.

@@ -132,7 +132,7 @@ const FORBIDDEN: [(HelperId, &str); 2] = [
 pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
     let calls = |wanted: HelperId| {
         let mut insns = Insn::decode_all(insns).into_iter().flatten();
-        insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == wanted.0))
+        insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == wanted))
     };
     FORBIDDEN
         .iter()

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use beeline_agent::helpers;
 use beeline_isa::{Imm64, Insn, Op, opcode};
-use beeline_uapi::{Errno, HelperId, ProgramType};
+use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
@@ -107,12 +107,12 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     };
     for (index, op) in functions.flat_map(|&function| flow.reachable_ops(function)) {
         match op {
-            Op::CallHelper { id } if !is_served(id) => {
-                let name = HelperId(id).name().unwrap_or("unknown");
-                let why = format!("program of this type cannot use helper bpf_{name}#{id}");
+            Op::CallHelper { id } if !is_served(id.0) => {
+                let name = id.name().unwrap_or("unknown");
+                let why = format!("program of this type cannot use helper bpf_{name}#{}", id.0);
                 return Err(refuse(Reject::insn(libc::EINVAL, index, insns[index], why)));
             }
-            Op::CallHelper { id } => facts.helpers.push(id),
+            Op::CallHelper { id } => facts.helpers.push(id.0),
             Op::Imm64 {
                 kind: kind @ (Imm64::Map | Imm64::MapValue),
                 low: fd,

@@ -17,7 +17,11 @@ pub const PRESERVE_ELEMS: u32 = 1 << 11;
 pub const INNER_MAP: u32 = 1 << 12;
 /// Of `BPF_OBJ_PIN` and `BPF_OBJ_GET`: the path is relative to a descriptor.
 pub const PATH_FD: u32 = 1 << 14;
+/// Of `BPF_MAP_CREATE`: `value_type_btf_obj_fd` is a descriptor.
+pub const VTYPE_BTF_OBJ_FD: u32 = 1 << 15;
 pub const TOKEN_FD: u32 = 1 << 16;
+/// Of `BPF_PROG_ATTACH`: replaces the program that is named.
+pub const REPLACE: u32 = 1 << 2;
 
 /// `BPF_ANY`, of an update: create or replace.
 pub const ANY: u64 = 0;

@@ -1,7 +1,7 @@
 //! Computes the verdict on a program.
 
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 
 use crate::context::attach;
 use crate::explore::Explorer;
@@ -155,7 +155,9 @@ fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Rejec
     Err(Reject::program(EINVAL, why))
 }
 
-const TAIL_CALL: Op = Op::CallHelper { id: 12 };
+const TAIL_CALL: Op = Op::CallHelper {
+    id: HelperId::TAIL_CALL,
+};
 
 /// Checks functions that may end in the middle, as by a tail call: that returns a number to the
 /// caller, so the function must return one (`check_abnormal_return`).

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use beeline_codegen::Error;
 use beeline_isa::abi::{
-    HELPER_SLOTS, RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES, TAIL_CALL,
+    HELPER_SLOTS, RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES,
 };
 use beeline_isa::{Imm64, Op};
+use beeline_uapi::HelperId;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::module::Linkage;
 use inkwell::values::{
@@ -115,7 +116,7 @@ impl<'c> Body<'_, 'c> {
                 kept.push(self.load_long(self.run, table as i64)?);
             }
         }
-        let next = self.helper(index, TAIL_CALL)?;
+        let next = self.helper(index, HelperId::TAIL_CALL.0)?;
         let (goes, stays) = (self.new_block(), self.new_block());
         let none = self.is(next, long.const_zero())?;
         self.builder().build_conditional_branch(none, stays, goes)?;

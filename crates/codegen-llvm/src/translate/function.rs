@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use beeline_codegen::Error;
 use beeline_codegen::switch::{Decision, Decisions, Leaf};
-use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Cond, FRAME_POINTER, MAY_GOTO_LIMIT, Op, Operand, Size};
+use beeline_uapi::HelperId;
 use beeline_verifier::Function;
 use inkwell::IntPredicate;
 use inkwell::basic_block::BasicBlock;
@@ -287,10 +287,12 @@ impl<'a, 'c> Body<'a, 'c> {
                 ..
             } => self.branch(index, cond, wide, dst, src),
             Op::MayGoto { .. } => self.may_goto(index),
-            Op::CallHelper { id: TAIL_CALL } => self.tail_call(index),
+            Op::CallHelper {
+                id: HelperId::TAIL_CALL,
+            } => self.tail_call(index),
             Op::CallHelper { id } => match self.program.inlines.get(&index) {
-                Some(&inline) => self.inline(index, id, inline),
-                None => self.call_helper(index, id),
+                Some(&inline) => self.inline(index, id.0, inline),
+                None => self.call_helper(index, id.0),
             },
             Op::CallLocal { .. } => self.call_local(index),
             Op::Poison { .. } => {

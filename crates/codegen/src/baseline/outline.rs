@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use beeline_isa::abi::{HELPER_SLOTS, TAIL_CALL};
+use beeline_isa::abi::HELPER_SLOTS;
 use beeline_isa::{FRAME_POINTER, Imm64, Insn, Op};
+use beeline_uapi::HelperId;
 use beeline_verifier::{Flow, Function};
 
 use crate::code::{Error, MAX_MAPS};
@@ -217,7 +218,12 @@ impl Needs {
             needs.reads_frame_pointer |= op.read().any(|register| register == FRAME_POINTER);
             needs.calls |= matches!(op, Op::CallHelper { .. } | Op::CallLocal { .. });
             needs.counts |= matches!(op, Op::MayGoto { .. });
-            needs.tail_calls |= matches!(op, Op::CallHelper { id: TAIL_CALL });
+            needs.tail_calls |= matches!(
+                op,
+                Op::CallHelper {
+                    id: HelperId::TAIL_CALL
+                }
+            );
         }
         needs
     }

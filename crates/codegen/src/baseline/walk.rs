@@ -2,7 +2,7 @@
 //! instruction.
 
 use beeline_isa::Op;
-use beeline_isa::abi::TAIL_CALL;
+use beeline_uapi::HelperId;
 use beeline_verifier::Function;
 
 use super::outline::{Labels, Outline};
@@ -119,8 +119,12 @@ fn walk_function<M: Target>(
                     machine.may_goto(target, frame)?;
                 }
             }
-            Op::CallHelper { id: TAIL_CALL } if number == 0 => machine.tail_call(index, frame)?,
-            Op::CallHelper { id: TAIL_CALL } => machine.tail_call_in_function(index, frame)?,
+            Op::CallHelper {
+                id: HelperId::TAIL_CALL,
+            } if number == 0 => machine.tail_call(index, frame)?,
+            Op::CallHelper {
+                id: HelperId::TAIL_CALL,
+            } => machine.tail_call_in_function(index, frame)?,
             _ => done = machine.ops(index, op)?,
         }
     }

@@ -1,8 +1,8 @@
 //! A program in the form that the interpreter runs: one step a slot, with everything looked up in
 //! advance.
 
-use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Alu, Atomic, Cond, Imm64, Insn, Op, Operand, Size, Swap};
+use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 /// One instruction. The step of slot n is the n-th.
@@ -74,7 +74,7 @@ pub(super) enum Code {
 }
 
 /// Returns the steps of a program that calls these helpers, and one more, a hole.
-pub(super) fn steps(insns: &[Insn], flow: &Flow, helpers: &[u32]) -> Vec<Step> {
+pub(super) fn steps(insns: &[Insn], flow: &Flow, helpers: &[HelperId]) -> Vec<Step> {
     let slots = 0..=flow.len();
     slots.map(|slot| step(insns, flow, helpers, slot)).collect()
 }
@@ -87,7 +87,7 @@ const HOLE: Step = Step {
     imm: 0,
 };
 
-fn step(insns: &[Insn], flow: &Flow, helpers: &[u32], slot: usize) -> Step {
+fn step(insns: &[Insn], flow: &Flow, helpers: &[HelperId], slot: usize) -> Step {
     let Some(op) = flow.op(slot) else {
         return HOLE;
     };
@@ -130,10 +130,12 @@ fn step(insns: &[Insn], flow: &Flow, helpers: &[u32], slot: usize) -> Step {
         Op::Jump { off } => led(Code::Jump, target(off)),
         Op::MayGoto { off } => led(Code::MayGoto, target(off.into())),
         Op::CallLocal { off } => led(Code::CallLocal, target(off)),
-        Op::CallHelper { id: TAIL_CALL } => led(Code::TailCall, 0),
+        Op::CallHelper {
+            id: HelperId::TAIL_CALL,
+        } => led(Code::TailCall, 0),
         Op::CallHelper { id } => Step {
             imm: helpers.iter().position(|known| *known == id).unwrap_or(0) as u64,
-            ..led(Code::CallHelper, id)
+            ..led(Code::CallHelper, id.0)
         },
         Op::CallKernel { btf_id } => led(Code::CallKernel, btf_id.cast_unsigned()),
         Op::Poison { imm } => led(Code::Poison, imm.cast_unsigned()),

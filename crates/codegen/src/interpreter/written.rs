@@ -2,7 +2,6 @@
 //! that was never written.
 
 use beeline_isa::{FRAME_POINTER, Op, helper};
-use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 /// r1 to r5.
@@ -37,7 +36,6 @@ pub(super) fn uses(flow: &Flow) -> Vec<Use> {
 fn use_of(op: &Op) -> Use {
     match *op {
         Op::CallHelper { id } => {
-            let id = HelperId(id);
             let least = helper::arguments(id).map_or(0, |(least, _)| least);
             Use {
                 reads: ((1 << least) - 1) << 1,

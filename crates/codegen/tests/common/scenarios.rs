@@ -4,8 +4,8 @@
 //! 100 for the first, 200 for the second. A tail call of index 1 leads to the second program, any other to none. The
 //! context is the 8 bytes of the number 5.
 
-use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Insn, MAY_GOTO_LIMIT, imm64, opcode::*};
+use beeline_uapi::HelperId;
 
 use super::{EXIT, alu, alu_imm, branch, call, call_local, load, mov, mov_reg, store};
 
@@ -16,7 +16,7 @@ pub const TWICE: i32 = 201;
 /// `r0` = the digits r1 to r5; a million more if it is called with a misaligned stack or without a run.
 pub const DIGITS: i32 = 255;
 
-const TAIL: i32 = TAIL_CALL as i32;
+const TAIL: i32 = HelperId::TAIL_CALL.0 as i32;
 
 /// What is run, and what it gives.
 pub struct Scenario {

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use beeline_codegen::{Context, Engine, Executable, Program};
 use beeline_isa::Insn;
-use beeline_isa::abi::{Helper, Run, TAIL_CALL};
+use beeline_isa::abi::{Helper, Run};
+use beeline_uapi::HelperId;
 
 use super::{Environment, executable};
 
@@ -55,7 +56,7 @@ pub fn run(engine: &dyn Engine, programs: &[Vec<Insn>], others: &[(usize, Helper
     };
     let compiled: Vec<Executable> = programs.iter().map(compile).collect();
     let first = load(&programs[0]);
-    let mut helpers: Vec<(usize, Helper)> = vec![(TAIL_CALL as usize, tail_call)];
+    let mut helpers: Vec<(usize, Helper)> = vec![(HelperId::TAIL_CALL.0 as usize, tail_call)];
     helpers.extend(others);
     let environments: Vec<Environment> = (0..programs.len())
         .map(|number| Environment::new(&helpers, &[number], &[number]))

@@ -1,7 +1,6 @@
 //! Calls of the program's own functions (`check_func_call`).
 
 use beeline_isa::Op;
-use beeline_uapi::HelperId;
 
 use super::{Check, Explorer, Next, kernel_call, no};
 use crate::flow::{Flow, MAX_FRAMES};
@@ -176,7 +175,7 @@ impl Explorer<'_> {
             return known;
         }
         let sleeps = calls_any(self.flow, function, |op| match op {
-            Op::CallHelper { id } => crate::helpers::helper(HelperId(id), &self.program.kind, None)
+            Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
                 .is_ok_and(|helper| helper.might_sleep),
             Op::CallKernel { btf_id } => kernel_call::might_sleep(self.program, btf_id),
             _ => false,
@@ -194,7 +193,7 @@ impl Explorer<'_> {
 /// Returns whether a function changes packets, itself or through its callees (`changes_pkt_data`).
 pub(crate) fn changes_packet(program: &Program<'_>, flow: &Flow, function: usize) -> bool {
     calls_any(flow, function, |op| match op {
-        Op::CallHelper { id } => crate::helpers::helper(HelperId(id), &program.kind, None)
+        Op::CallHelper { id } => crate::helpers::helper(id, &program.kind, None)
             .is_ok_and(|helper| helper.changes_packet),
         Op::CallKernel { btf_id } => kernel_call::changes_packet(program, btf_id),
         _ => false,

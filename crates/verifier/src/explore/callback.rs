@@ -17,7 +17,7 @@ pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
     match op {
         Op::CallHelper { id } => {
             matches!(
-                HelperId(*id),
+                *id,
                 HelperId::FOR_EACH_MAP_ELEM
                     | HelperId::FIND_VMA
                     | HelperId::LOOP
@@ -32,7 +32,7 @@ pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
 /// Returns whether this has a function of the program called later.
 pub(super) fn is_asynchronous(program: &Program<'_>, op: &Op) -> bool {
     match op {
-        Op::CallHelper { id } => HelperId(*id) == HelperId::TIMER_SET_CALLBACK,
+        Op::CallHelper { id } => *id == HelperId::TIMER_SET_CALLBACK,
         Op::CallKernel { btf_id } => super::kernel_call::calls_back_later(program, *btf_id),
         _ => false,
     }

@@ -17,7 +17,7 @@ const WORTH_OWN_STACK: u32 = 64;
 /// The limit of the stack above a function that makes a tail call.
 const MOST_ABOVE_TAIL_CALL: u32 = 256;
 const TAIL_CALL: Op = Op::CallHelper {
-    id: HelperId::TAIL_CALL.0,
+    id: HelperId::TAIL_CALL,
 };
 
 impl Explorer<'_> {

@@ -10,7 +10,6 @@ use super::{Check, Explorer};
 use crate::flow::Odd;
 use crate::state::{Linked, State, StateId, Step, Type};
 
-const TAIL_CALL: u32 = HelperId::TAIL_CALL.0;
 /// r1 to r5.
 const ARGUMENTS: u16 = 0b11_1110;
 
@@ -436,7 +435,13 @@ impl Explorer<'_> {
         if *wanted.registers() & ARGUMENTS != 0 {
             return Err(Lost);
         }
-        if matches!(op, Op::CallHelper { id: TAIL_CALL }) && after != Some(insn + 1) {
+        if matches!(
+            op,
+            Op::CallHelper {
+                id: HelperId::TAIL_CALL
+            }
+        ) && after != Some(insn + 1)
+        {
             wanted.enter_callee();
         }
         Ok(())

@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 
 use beeline_isa::{FRAME_POINTER, Imm64, Op};
-use beeline_uapi::HelperId;
 
 use super::{callback, kernel_call};
 use crate::flow::{Flow, Odd};
@@ -224,7 +223,7 @@ fn read_and_written(program: &Program<'_>, op: &Op) -> (u16, u16) {
     let mut written = op.written().map_or(0, bit);
     let count = match *op {
         Op::CallHelper { id } => {
-            helper(HelperId(id), &program.kind, None).map_or(5, |helper| helper.args.len() as u8)
+            helper(id, &program.kind, None).map_or(5, |helper| helper.args.len() as u8)
         }
         Op::CallKernel { btf_id } => kernel_call::parameters(program, btf_id).unwrap_or(5),
         Op::CallLocal { .. } => 5,

@@ -1,7 +1,7 @@
 //! One instruction (`do_check_insn`).
 
 use beeline_isa::{Atomic, FRAME_POINTER, Imm64, Op, Operand, Size};
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::MapType;
 
 use super::memory::Access;
 use super::{Check, Explorer, Next, PointerKind, no};
@@ -78,7 +78,7 @@ impl Explorer<'_> {
             Op::MayGoto { off } => return self.may_goto(off),
             Op::CallHelper { id } => {
                 self.jumps += 1;
-                return self.call_helper(HelperId(id));
+                return self.call_helper(id);
             }
             Op::CallLocal { .. } => {
                 self.jumps += 1;

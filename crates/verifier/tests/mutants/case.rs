@@ -10,7 +10,7 @@ use beeline_fuzz::kernel::functions;
 use beeline_isa::opcode::{PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Insn, Listing, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, create_map, freeze, load_program, load_types, update};
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 use beeline_verifier::function_starts;
 use beeline_verifier::oracle::verify_shortly;
 use beeline_verifier::program::{Kind, Map, Program};
@@ -68,8 +68,13 @@ type Shape = (MapType, u32, u32, u32, u32, bool);
 /// Linux 6.18's verifier can follow a bad pointer where a loop ends by `may_goto`, or where a helper calls back, in a program
 /// that makes no sense.
 fn endangers_kernel(insns: &[Insn]) -> bool {
-    /// `bpf_for_each_map_elem`, `bpf_timer_set_callback`, `bpf_find_vma`, `bpf_loop`, `bpf_user_ringbuf_drain`.
-    const CALL_BACK: [u32; 5] = [164, 170, 180, 181, 209];
+    const CALL_BACK: [HelperId; 5] = [
+        HelperId::FOR_EACH_MAP_ELEM,
+        HelperId::TIMER_SET_CALLBACK,
+        HelperId::FIND_VMA,
+        HelperId::LOOP,
+        HelperId::USER_RINGBUF_DRAIN,
+    ];
     insns.iter().any(|insn| match insn.op() {
         Ok(Op::MayGoto { .. } | Op::CallKernel { .. }) => true,
         Ok(Op::CallHelper { id }) => CALL_BACK.contains(&id),

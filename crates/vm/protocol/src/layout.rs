@@ -7,7 +7,7 @@
 
 mod map_facts;
 
-use beeline_uapi::{AttachType, Command};
+use beeline_uapi::{AttachType, Command, flags};
 
 use Flow::{In, InOut, Out};
 use Holds::{Bytes, Element, Instructions, Objects, Texts};
@@ -206,11 +206,6 @@ const PLAIN: Layout = Layout {
     makes: false,
 };
 
-/// `BPF_F_VTYPE_BTF_OBJ_FD` and `BPF_F_TOKEN_FD` of `BPF_MAP_CREATE`.
-const VTYPE_BTF: u32 = 1 << 15;
-const MAP_TOKEN: u32 = 1 << 16;
-/// `BPF_F_TOKEN_FD` of `BPF_PROG_LOAD` and `BPF_BTF_LOAD`.
-const TOKEN: u32 = 1 << 16;
 /// The longest text the kernel takes for a name or a path.
 const PATH: usize = 4096;
 /// The longest name of a tracepoint or of a license.
@@ -225,8 +220,8 @@ const MAP_CREATE: Layout = Layout {
             at: 48,
             when: When::Given(52, 56),
         },
-        flagged(72, 16, VTYPE_BTF),
-        flagged(76, 16, MAP_TOKEN),
+        flagged(72, 16, flags::VTYPE_BTF_OBJ_FD),
+        flagged(76, 16, flags::TOKEN_FD),
     ],
     makes: true,
     ..PLAIN
@@ -246,7 +241,7 @@ const fn element(name: &'static str, value: &'static [Buffer]) -> Layout {
 const FIRST: Object = always(0);
 const SECOND: Object = always(4);
 /// With `BPF_F_REPLACE`.
-const REPLACED: Object = flagged(12, 8, 1 << 2);
+const REPLACED: Object = flagged(12, 8, flags::REPLACE);
 const BATCHED: Object = always(36);
 const KEY: Buffer = buffer(8, Key, In);
 const NEXT_KEY: Buffer = buffer(16, Key, Out);
@@ -269,7 +264,7 @@ const PROG_LOAD: Layout = Layout {
             when: When::Given(88, 104),
         },
         not_zero(112),
-        flagged(144, 44, TOKEN),
+        flagged(144, 44, flags::TOKEN_FD),
     ],
     buffers: &[
         holding(8, Items(4, 8), Instructions),
@@ -357,7 +352,7 @@ const TASK_FD_QUERY: Layout = Layout {
 const BTF_LOAD: Layout = Layout {
     name: "BPF_BTF_LOAD",
     size: 40,
-    objects: &[flagged(36, 32, TOKEN)],
+    objects: &[flagged(36, 32, flags::TOKEN_FD)],
     buffers: &[buffer(0, Count(16), In), buffer(8, Count(20), Out)],
     written: &[(28, 4)],
     makes: true,

@@ -177,8 +177,8 @@ impl Emitter<'_> {
                 off,
             } => self.branch(index, cond, wide, dst, src, off),
             Op::CallHelper { id } => match self.outline.inline(index) {
-                Some(inline) => self.inline(index, id, inline)?,
-                None => self.call_helper(index, id)?,
+                Some(inline) => self.inline(index, id.0, inline)?,
+                None => self.call_helper(index, id.0)?,
             },
             Op::CallKernel { .. } => return Err(self.outline.kernel_function(index)),
             Op::CallLocal { .. } | Op::MayGoto { .. } | Op::Poison { .. } | Op::Exit => {}

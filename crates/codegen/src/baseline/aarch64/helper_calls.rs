@@ -1,6 +1,7 @@
 //! Calls: of helpers, from helpers back into the program, and into the next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES, TAIL_CALL};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_uapi::HelperId;
 
 use super::assembler::{Access, FP, Indirect, LR, Label, Pair, Reg, SP, Sum};
 use super::emit::Emitter;
@@ -33,7 +34,7 @@ impl Emitter<'_> {
     /// Emits the program's own tail call: the next program takes its place.
     pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
         let next = self.asm.label();
-        self.call_helper(index, TAIL_CALL)?;
+        self.call_helper(index, HelperId::TAIL_CALL.0)?;
         self.asm.cbz(true, home(0), next);
         self.leave_for_next_program(frame);
         self.asm.indirect(Indirect::Br, home(0));
@@ -53,7 +54,7 @@ impl Emitter<'_> {
         }
         self.asm.sum(Sum::Sub, true, SP, SP, below, false);
         self.tables(Pair::Stp, Access::Store, kept, 0);
-        self.call_helper(index, TAIL_CALL)?;
+        self.call_helper(index, HelperId::TAIL_CALL.0)?;
         self.tables(Pair::Ldp, Access::Load, kept, 0);
         self.asm.sum(Sum::Add, true, SP, SP, below, false);
         self.asm.cbz(true, home(0), next);

@@ -1,7 +1,8 @@
 //! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
 //! next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES, TAIL_CALL};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_uapi::HelperId;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -32,7 +33,7 @@ impl Emitter<'_> {
     /// Emits the program's own tail call: the next program takes its place.
     pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
         let next = self.asm.create_label();
-        self.call_helper(index, TAIL_CALL)?;
+        self.call_helper(index, HelperId::TAIL_CALL.0)?;
         self.asm.test(rax, rax)?;
         self.asm.je(next)?;
         self.leave_for_next_program(frame)?;
@@ -51,7 +52,7 @@ impl Emitter<'_> {
         for table in TABLES {
             self.asm.push(qword_ptr(RUN + table as i32))?;
         }
-        self.call_helper(index, TAIL_CALL)?;
+        self.call_helper(index, HelperId::TAIL_CALL.0)?;
         for register in kept.into_iter().rev() {
             self.asm.pop(register)?;
         }

@@ -1,6 +1,6 @@
 //! The facts of a map that the lengths of buffers depend on.
 
-use beeline_uapi::MapType;
+use beeline_uapi::{MapType, flags};
 
 use super::number_at;
 
@@ -92,6 +92,6 @@ impl MapFacts {
 
     /// True if a tool can map its values (`BPF_F_MMAPABLE` of an array).
     pub fn is_mappable_array(&self) -> bool {
-        self.map_type == MapType::ARRAY && self.flags & 1 << 10 != 0
+        self.map_type == MapType::ARRAY && self.flags & flags::MMAPABLE != 0
     }
 }
