@@ -25,8 +25,8 @@ pub struct Unblocking {
 impl Stopped {
     /// Unblocks `signal` in the threads that block it.
     ///
-    /// A thread that waits in a call with another mask than its own (`sigsuspend`, `ppoll`) is left
-    /// as it is, and so is one for which the signal is pending.
+    /// A thread that waits in a call with a mask of the call's (`sigsuspend`, `ppoll`) is left as it
+    /// is, and so is one for which the signal is pending.
     ///
     /// # Errors
     ///
@@ -40,16 +40,15 @@ impl Stopped {
                 let tid = thread.tid;
                 // In a call with another mask this is the one that the thread has afterwards.
                 let mask = ptrace::signal_mask(tid)?;
-                let waits = thread.waits_with_other_mask();
+                let waits = thread.waits_with_given_mask();
                 if mask & signal == 0 && !waits {
                     continue;
                 }
                 let status = held.process.thread_status(tid).unwrap_or_default();
-                let is_other = waits && status.blocked != mask;
                 if (mask | status.blocked) & signal == 0 {
                     continue;
                 }
-                if is_other || status.pending & signal != 0 {
+                if waits || status.pending & signal != 0 {
                     outcome.blocking = Some(tid);
                     continue;
                 }
@@ -78,7 +77,7 @@ impl Stopped {
                 let tid = thread.tid;
                 let mask = ptrace::signal_mask(tid)?;
                 let is_ours = unblocked.contains(&Unblocked { tid, mask });
-                if is_ours && !thread.waits_with_other_mask() {
+                if is_ours && !thread.waits_with_given_mask() {
                     ptrace::set_signal_mask(tid, mask | bit(signal))?;
                 }
             }

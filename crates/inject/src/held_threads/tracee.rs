@@ -49,6 +49,20 @@ impl Tracee {
         self.regs.rax as i64 == ERESTARTNOHAND && WAIT_WITH_MASK.contains(&call)
     }
 
+    /// True if it is to repeat a call that was given a signal mask. Handlers that end the call run
+    /// with that mask too. A mask behind another pointer (`pselect6`) counts although it may be
+    /// missing.
+    pub fn waits_with_given_mask(&self) -> bool {
+        let regs = &self.regs;
+        let mask = match regs.orig_rax as c_long {
+            libc::SYS_rt_sigsuspend => regs.rdi,
+            libc::SYS_ppoll => regs.r10,
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => regs.r8,
+            _ => regs.r9,
+        };
+        self.waits_with_other_mask() && mask != 0
+    }
+
     /// Mends a call that answers a stop with EINTR although only a signal handler should cause
     /// that: epoll_wait and a few others (signal(7) lists them).
     ///
