@@ -1,4 +1,4 @@
-//! The tests' own look at a process's code takes a kernel uprobe for what it is, and a patch for a patch.
+//! The tests' own check of a process's code tells a kernel uprobe from a patch.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,7 +34,7 @@ fn kernel_uprobes_of_others_are_no_patches() {
     assert_eq!(altered_text(pid), [""; 0]);
     workload.go();
     assert_eq!(altered_text(pid), [""; 0]);
-    // A breakpoint that is nobody's of the kernel's, and another byte.
+    // A breakpoint that is not the kernel's, and another byte.
     for (behind, other) in [(1, 0xcc), (2, 0x90)] {
         let before = byte(place + behind);
         memory
@@ -52,7 +52,7 @@ fn kernel_uprobes_of_others_are_no_patches() {
     workload.finish();
 }
 
-/// Where an offset of a file is mapped to be run.
+/// Returns the address where a file offset is mapped as executable.
 fn address(pid: u32, path: &str, offset: u64) -> u64 {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps can be read");
     let number = |text: &str| u64::from_str_radix(text, 16).expect("a number");

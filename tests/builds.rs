@@ -1,4 +1,5 @@
-//! A tool on a host takes offsets from the host's files; in a guest they are good only if its files are the same.
+//! A tool on a host takes offsets from the host's files; in a guest they are valid only if its
+//! files are the same.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -7,11 +8,11 @@ use beeline_e2e::{
     PATIENCE, Scratch, Tool, beeline, beeline_wanted, find_program, kernel_available, need, until,
 };
 
-/// A proxy to which one file is another; ended with this.
+/// A proxy that sees a different version of one file; ended when dropped.
 struct Proxy(Child);
 
 impl Proxy {
-    /// `path` is `other` to it. Listens to `socket`.
+    /// Starts a proxy that sees `other` at `path`, and listens at `socket`.
     fn start(socket: &str, path: &str, other: &str) -> Proxy {
         const SCRIPT: &str =
             r#"mount --bind "$2" "$1" && exec "$0" guest --listen "unix:$3" --audit /dev/null"#;

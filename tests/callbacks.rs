@@ -1,8 +1,8 @@
-//! Programs with callbacks give under Beeline what they give on the kernel.
+//! Programs with callbacks give the same results under Beeline as on the kernel.
 
 use beeline_e2e::{Scratch, Tool, Turn, Workload, engines, file_offset, need};
 
-/// Runs a tool on every engine: each says the known lines, and both the same.
+/// Runs a tool on every engine: each prints the known lines, and all print the same.
 fn agree(tool: &str, known: &[&str]) -> Result<(), String> {
     let engines = engines()?;
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! What the command says about itself, and to scripts.
+//! The command's help, version and exit codes.
 
 use beeline_e2e::{Ended, Scratch, Tool, Turn, beeline};
 use std::process::Command;
@@ -47,7 +47,7 @@ fn the_version_is_the_packages() {
     );
 }
 
-/// Before the tool's name an option is ours, behind it the tool's.
+/// Options before the tool's name are Beeline's, options after it are the tool's.
 #[test]
 fn an_option_that_there_is_not_is_no_tool() {
     for name in ["run", "start"] {
@@ -84,7 +84,7 @@ fn a_signal_to_the_session_is_for_the_tool() {
     assert_eq!(ended.status.code(), Some(7), "{ended:?}");
 }
 
-/// As a shell does: 127 for a command that is not there, 126 for one that cannot be run.
+/// As in a shell: 127 for a command that does not exist, 126 for one that cannot be run.
 #[test]
 fn a_tool_that_cannot_be_run_gives_a_shells_exit_code() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! The commands of `bpf(2)` themselves: whatever a tool asks, valid or not, it is told what the kernel tells it.
+//! The commands of `bpf(2)` themselves: any request of a tool, valid or not, gets the kernel's
+//! answer.
 
 use beeline_e2e::{
     Engine, Scratch, Turn, beeline_wanted, engines, file_offset, find_program, kernel_available,
@@ -7,7 +8,8 @@ use beeline_e2e::{
 use beeline_uapi::MapType;
 use std::process::{Command, Stdio};
 
-/// Types whose commands are compared at random. Which elements an LRU hash gives up is the kernel's own affair.
+/// Types whose commands are compared at random. An LRU hash evicts elements by the kernel's own
+/// choice.
 const TYPES: [MapType; 12] = [
     MapType::HASH,
     MapType::ARRAY,
@@ -28,7 +30,8 @@ const COMMANDS: u32 = 10_000;
 #[test]
 fn random_commands_get_the_kernels_answers() {
     let _turn = Turn::take();
-    // A guest's kernel has the same answers, but what is wrong with several fields at once is seen in another order on the way there.
+    // A guest's kernel gives the same answers, but several faulty fields at once are detected in
+    // another order on the way there.
     need!(beeline_wanted());
     need!(kernel_available());
     let scratch = Scratch::new();
@@ -52,7 +55,7 @@ fn pinned_objects_are_found_by_their_names() {
     need!(wanted());
     let scratch = Scratch::new();
     let commands = scratch.build("commands.c");
-    // Which nobody runs.
+    // A program that never runs.
     let file = scratch.build("counts.c");
     let offset = file_offset(&file, "wl_add").expect("a symbol of the workload");
     let script = format!("{} pins {} {offset}", commands.display(), file.display());
@@ -83,8 +86,9 @@ fn waiting_for_rings_ends_with_data_or_a_signal() {
     same(&wait(Engine::Kernel), &here, "waiting");
 }
 
-/// What bpftool does with objects that another program has pinned. When a removed object is gone from the lists is left
-/// out: the kernel keeps a program's maps for a grace period, and lists those of an earlier run until then.
+/// The output of bpftool on objects that another program has pinned. It excludes the moment when a
+/// removed object disappears from the lists: the kernel keeps a program's maps for a grace period,
+/// and lists those of an earlier run until then.
 const BPFTOOL: &str = "
 bpftool map show pinned $D/map
 bpftool -j map show pinned $D/map
@@ -129,7 +133,8 @@ fn bpftool_shows_and_changes_what_is_pinned() {
     same(&shown(Engine::Kernel), &here, "bpftool");
 }
 
-/// A shell script that finds a BPF file system of its own: Beeline's, or one mounted where nobody else sees it.
+/// A shell script that finds a BPF file system of its own: Beeline's, or one mounted where no other
+/// process sees it.
 fn with_bpffs(engine: Engine, script: &str) -> Command {
     let mut command = match engine {
         Engine::Kernel => Command::new("unshare"),
@@ -147,7 +152,7 @@ fn with_bpffs(engine: Engine, script: &str) -> Command {
     command
 }
 
-/// Beeline is to be looked at: by itself, or as a guest's proxy has it.
+/// Returns an error unless Beeline is to be tested: by itself, or through a guest's proxy.
 fn wanted() -> Result<(), String> {
     let is_wanted = engines()?.contains(&Engine::Beeline);
     is_wanted
@@ -155,7 +160,7 @@ fn wanted() -> Result<(), String> {
         .ok_or_else(|| "only the kernel is asked for".into())
 }
 
-/// The lines that a command prints before it ends well.
+/// Returns the lines that a command prints; it has to succeed.
 fn lines(mut command: Command) -> Vec<String> {
     let output = command
         .stdin(Stdio::null())
@@ -166,7 +171,7 @@ fn lines(mut command: Command) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Says where two transcripts begin to differ.
+/// Describes where two transcripts begin to differ.
 fn same(kernel: &[String], here: &[String], what: &str) {
     for (n, (theirs, ours)) in kernel.iter().zip(here).enumerate() {
         assert_eq!(theirs, ours, "{what}, line {n}: the kernel's and Beeline's");

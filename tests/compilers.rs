@@ -1,5 +1,5 @@
-//! Whose code a tool's programs run is the user's to say, and makes no difference to what the tool prints: not even
-//! while LLVM's code takes the place of the baseline compiler's.
+//! The user chooses the compiler of a tool's programs, which makes no difference to the tool's
+//! output: not even while LLVM's code replaces the baseline compiler's.
 
 use beeline_e2e::{
     PATIENCE, Scratch, TICK, Tool, Turn, Workload, beeline, beeline_wanted, find_program, need,
@@ -13,7 +13,7 @@ use std::process::Command;
 const CALLS: u64 = 1000;
 const SUM: u64 = 499_500;
 
-/// A target, and bpftrace that counts its calls.
+/// A target, and a bpftrace that counts its calls.
 struct Session {
     workload: Workload,
     tool: Tool,
@@ -22,7 +22,7 @@ struct Session {
 }
 
 impl Session {
-    /// With a directory for compiled code, or none if that is empty.
+    /// Starts them with a directory for compiled code, or none if it is empty.
     fn start(options: &[&str], cache: &Path) -> Session {
         let scratch = Scratch::new();
         let program = scratch.build("counts.c");
@@ -52,7 +52,7 @@ impl Session {
         self.rounds += 1;
     }
 
-    /// Whose code the programs run in the target, as `beeline ps` says.
+    /// Returns the compiler of the code that runs in the target, according to `beeline ps`.
     fn engines(&self) -> Vec<String> {
         let output = Command::new(beeline()).args(["ps", "--json"]).output();
         let output = output.expect("beeline can be started");
@@ -65,7 +65,7 @@ impl Session {
         programs.filter_map(engine).collect()
     }
 
-    /// Ends the tool, whose counts are exact; gives what Beeline has said.
+    /// Ends the tool, whose counts are exact; returns Beeline's messages.
     fn end(self) -> Vec<String> {
         let ended = self.tool.interrupt();
         let printed = |what: &str| {

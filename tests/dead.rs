@@ -1,5 +1,5 @@
-//! A Beeline that was killed leaves its targets hooked. The next session comes as if there had been none, takes out what was
-//! left, and touches nothing of a session that lives.
+//! A killed Beeline leaves its targets hooked. The next session works as if there had been none,
+//! removes what was left, and touches nothing of a living session.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,17 +14,17 @@ use beeline_e2e::{
     skipped, soak, until,
 };
 
-/// In one round of counts.c: 1,000, 1,000 and 20.
+/// The calls in one round of counts.c: 1,000, 1,000 and 20.
 const SCRIPT: &str = "uprobe:{prog}:wl_add { @in = count(); } uretprobe:{prog}:wl_add { @out = count(); } \
     tracepoint:syscalls:sys_enter_clock_nanosleep { @naps = count(); }";
 
-/// Targets that are started until one is hooked by a jump.
+/// The number of targets to start until a jump hooks one.
 const TRIES: u32 = 20;
 
-/// How often a session is killed, if nobody asks for more time.
+/// The number of times a session is killed by default.
 const TIMES: u32 = 3;
 
-/// A target of a known amount of work, and what it is untraced.
+/// A target with a known amount of work, and its untraced state.
 struct Target {
     workload: Workload,
     program: PathBuf,
@@ -67,7 +67,7 @@ impl Target {
         tool
     }
 
-    /// A session has come, seen it work, and been killed.
+    /// Starts a session, which sees the target work, and kills it.
     fn orphan(&mut self) {
         let tool = self.trace();
         self.go();
@@ -75,7 +75,7 @@ impl Target {
         assert!(!left_in(self.pid()).is_empty());
     }
 
-    /// Asserts that nothing is left in it, and that it ends as it should.
+    /// Asserts that nothing is left in the target, and that it ends as it should.
     fn finish(mut self) {
         self.assert_untouched();
         self.go();
@@ -103,7 +103,7 @@ fn start(pids: &[u32], script: &str) -> Tool {
     Tool::bpftrace(command, script)
 }
 
-/// Kills Beeline and all that it has started.
+/// Kills Beeline and everything that it has started.
 fn kill(tool: Tool) {
     let group = tool.pid();
     tool.signal_group(libc::SIGKILL);
@@ -111,7 +111,7 @@ fn kill(tool: Tool) {
     assert!(until(PATIENCE, || members_of_group(group).is_empty()));
 }
 
-/// What of Beeline's is mapped into a process.
+/// Returns Beeline's mappings in a process.
 fn left_in(pid: u32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let ours = maps.lines().filter(|line| line.contains("/memfd:beeline-"));
@@ -129,7 +129,7 @@ fn assert_one_round(ended: &Ended) {
     assert_eq!(counts, BTreeMap::from(known), "{ended:?}");
 }
 
-/// What Beeline says of what it has cleared.
+/// Beeline's message about what it has cleared.
 fn told(ended: &Ended) -> Vec<&String> {
     let lines = ended.stderr.iter();
     lines.filter(|line| line.contains("cleared what")).collect()
@@ -140,7 +140,7 @@ fn ask(arguments: &[&str]) -> Output {
     command.args(arguments).output().expect("beeline runs")
 }
 
-/// What `beeline ps` says of a process.
+/// Returns the output of `beeline ps` for a process.
 fn listed(pid: u32) -> Vec<serde_json::Value> {
     let output = ask(&["ps", "--json"]);
     let list: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -172,7 +172,8 @@ fn the_next_session_counts_as_if_there_had_been_none() {
     target.finish();
 }
 
-/// Whichever of them takes it out, both see all that happens; system calls are for one of them, and the other is told.
+/// Either session may remove the remains, and both see everything that happens. System calls belong
+/// to one of them, and Beeline tells the other so.
 #[test]
 fn two_next_sessions_do_not_harm_each_other() {
     let _turn = Turn::take();
@@ -225,7 +226,7 @@ fn two_next_sessions_do_not_harm_each_other() {
     target.finish();
 }
 
-/// They have copies of the hooked code, and nobody has taken them on.
+/// The children have copies of the hooked code, and no session has adopted them.
 #[test]
 fn children_forked_after_the_death_are_cleared_too() {
     let _turn = Turn::take();
@@ -278,7 +279,8 @@ fn children_forked_after_the_death_are_cleared_too() {
     workload.finish();
 }
 
-/// Its number says nothing here: it is another's, or nobody's. It must not be taken for dead.
+/// Its process number means nothing here: it belongs to another process, or to none. Beeline must
+/// not take it for dead.
 #[test]
 fn a_live_session_of_another_pid_namespace_is_not_touched() {
     let _turn = Turn::take();
@@ -326,7 +328,7 @@ fn a_live_session_of_another_pid_namespace_is_not_touched() {
     workload.finish();
 }
 
-/// Does a command that begins like this one run at all?
+/// Returns whether a command that begins like this one runs at all.
 fn allowed(command: &Command) -> Result<(), String> {
     let mut trial = Command::new(command.get_program());
     let output = trial
@@ -344,7 +346,7 @@ fn another_process_of_the_sessions_number_is_not_the_session() {
     need!(beeline_wanted());
     need!(find_program("bpftrace"));
     let mut target = Target::start();
-    // Under a shell, which reaps it: its number is free again at once, and no process group's.
+    // Under a shell, which reaps it: its number is free again at once, and no process group has it.
     let mut command = Command::new("sh");
     command.args(["-c", r#""$@" & echo "number $!"; wait"#, "sh"]);
     command.arg(beeline());
@@ -379,13 +381,14 @@ fn another_process_of_the_sessions_number_is_not_the_session() {
     target.finish();
 }
 
-/// A debugger's breakpoint lies upon a jump, and will bring the jump back.
+/// A debugger's breakpoint lies on a jump, and will bring the jump back.
 #[test]
 fn patches_that_cannot_be_removed_stay_and_are_reported() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     need!(find_program("bpftrace"));
-    // A breakpoint over a breakpoint would be none, and where the heap happens to lie where a jump's pads would, there is no jump.
+    // A breakpoint over a breakpoint would prove nothing, and where the heap happens to lie where a
+    // jump's pads would go, there is no jump.
     let with_a_jump = || {
         let mut target = Target::start();
         target.orphan();

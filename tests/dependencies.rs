@@ -1,4 +1,4 @@
-//! The licences and the sources of the libraries that are linked are those of `deny.toml`.
+//! The licences and sources of the linked libraries are those of `deny.toml`.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,21 +6,22 @@ use std::process::Command;
 use serde_json::Value;
 use toml::Table;
 
-/// True if a licence expression (SPDX, or with `/` for OR) is met by the licences that `is_allowed`.
+/// Returns whether the licences that `is_allowed` accepts satisfy a licence expression (SPDX, or
+/// with `/` for OR).
 fn is_met(expression: &str, is_allowed: &dyn Fn(&str) -> bool) -> bool {
     let all = expression.replace('/', " OR ").replace(['(', ')'], " ");
     let any_of = |part: &str| part.split(" OR ").any(|one| is_allowed(one.trim()));
     all.split(" AND ").all(any_of)
 }
 
-/// The strings of a list in `deny.toml`.
+/// Returns the strings of a list in `deny.toml`.
 fn list(rules: &Table, section: &str, key: &str) -> Vec<String> {
     let list = rules[section][key].as_array().expect("a list");
     let strings = list.iter().map(|one| one.as_str().expect("a string"));
     strings.map(str::to_owned).collect()
 }
 
-/// Every package of the workspace and below, as `cargo metadata` describes it.
+/// Returns every package of the workspace and its dependencies, as `cargo metadata` describes it.
 fn packages(root: &Path) -> Vec<Value> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--format-version", "1", "--offline"]);

@@ -1,14 +1,15 @@
-//! The kernel decides: random operations on random maps give on Beeline what they give on the kernel.
+//! Random operations on random maps give the same results on Beeline as on the kernel.
 //!
-//! `workloads/differ.c` does the operations, by bpf(2) and in programs; here its transcripts are compared.
-//! `BEELINE_SEED` chooses another sequence, `BEELINE_SOAK` goes on with fresh ones for so many seconds.
+//! `workloads/differ.c` does the operations, by bpf(2) and in programs; this test compares its
+//! transcripts. `BEELINE_SEED` chooses another sequence, `BEELINE_SOAK` continues with fresh ones
+//! for that many seconds.
 
 use beeline_e2e::{Engine, Scratch, engines, need, seed, soak, stay_on_one_cpu};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The kinds of maps of `differ.c`, by turns.
+/// The kinds of maps of `differ.c`, in turn.
 const KINDS: [&str; 11] = [
     "hash",
     "percpu_hash",
@@ -24,7 +25,7 @@ const KINDS: [&str; 11] = [
 ];
 /// Rounds of one comparison; each is about 5,000 operations on one map.
 const ROUNDS: u64 = 400;
-/// Lines before the first difference that are shown.
+/// The number of lines to show before the first difference.
 const CONTEXT: usize = 5;
 
 struct Differ {
@@ -33,7 +34,7 @@ struct Differ {
 }
 
 impl Differ {
-    /// The transcript of some rounds.
+    /// Returns the transcript of some rounds.
     fn rounds(&self, engine: Engine, first: u64, count: u64, detail: &str) -> Vec<String> {
         let mut command: Command = engine.command(&self.program);
         command
@@ -55,7 +56,8 @@ impl Differ {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Compares the rounds' digests; of the first that differs, the operations. Gives the last line.
+    /// Compares the rounds' digests, and the operations of the first one that differs. Returns the
+    /// last line.
     fn compare(&self, first: u64, count: u64) -> String {
         let [kernel, beeline] =
             [Engine::Kernel, Engine::Beeline].map(|by| self.rounds(by, first, count, "quiet"));

@@ -1,4 +1,4 @@
-//! The code that the documents name is there.
+//! Checks that code named in the documents exists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn documents(root: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What stands between backticks and reads `crate::...`, with the crate's directory.
+/// Returns the names between backticks that read `crate::...`, with the crate's directory.
 fn paths<'a>(root: &'a Path, text: &'a str) -> impl Iterator<Item = (&'a str, PathBuf)> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter_map(|path| {
@@ -30,7 +30,7 @@ fn paths<'a>(root: &'a Path, text: &'a str) -> impl Iterator<Item = (&'a str, Pa
     })
 }
 
-/// Follows modules as far as there are files; what is left must be an identifier in the last of them.
+/// Follows modules as far as there are files; the rest must be an identifier in the last of them.
 fn is_there(path: &str, directory: &Path) -> bool {
     let (mut place, mut file) = (directory.join("src"), directory.join("src/lib.rs"));
     for name in path.split("::").skip(1) {

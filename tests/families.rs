@@ -1,4 +1,5 @@
-//! What a tool starts, and what that starts in its turn, is traced from its first instruction to its last: as on the kernel.
+//! The tool's children and their descendants are traced from their first instruction to their last,
+//! as on the kernel.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,14 +20,14 @@ const FUNCTIONS: &str = "uprobe:{prog}:family_forked { @forked = count(); } \
 const CALLS: &str = "tracepoint:syscalls:sys_enter_setsid /comm == \"family\"/ { @setsid = count(); } \
     tracepoint:syscalls:sys_enter_execve /comm == \"family\"/ { @execve = count(); }";
 
-/// How often each of [`FUNCTIONS`] runs in what `family.c` does.
+/// The number of times that `family.c` runs each of [`FUNCTIONS`].
 const TIMES: [(&str, u64); 4] = [
     ("@forked", 200),
     ("@run", 600),
     ("@daemon", 100),
     ("@loaded", 200),
 ];
-/// And each of [`CALLS`].
+/// The same for each of [`CALLS`].
 const CALL_TIMES: [(&str, u64); 2] = [("@setsid", 10), ("@execve", 60)];
 
 #[test]
@@ -107,16 +108,18 @@ fn children_of_a_process_with_a_non_utf8_name_are_traced() {
     }
 }
 
-/// What `beeline run` says when it leaves somebody behind: the process that stays with him.
+/// The message of `beeline run` when it leaves a process behind; it ends with the process that
+/// stays with it.
 const STAYS: &str = "beeline: what the tool has started lives on, so process ";
 
-/// A shell in the background that says its number, reads a file when it is told to, and ends when it is told again.
+/// A background shell that prints its process id, reads a file when told to, and ends when told
+/// again.
 struct Orphan {
     scratch: Scratch,
 }
 
 impl Orphan {
-    /// Started by a script, which `end` is the last line of.
+    /// A shell started by a script with `end` as its last line.
     fn new(end: &str) -> Self {
         let scratch = Scratch::new();
         let here = scratch.path().display();
@@ -133,7 +136,7 @@ impl Orphan {
         Self { scratch }
     }
 
-    /// A session whose tool starts it.
+    /// A session whose tool starts the shell.
     fn session(&self, bpftrace: &Path, probes: &str) -> Tool {
         let script = self.scratch.path().join("script");
         let child = format!("/bin/bash {}", script.display());
@@ -148,7 +151,7 @@ impl Orphan {
         text.unwrap_or_default().trim().to_owned()
     }
 
-    /// Its number, once it has said it.
+    /// Returns its process id, once it has printed it.
     fn pid(&self) -> u32 {
         assert!(until(PATIENCE, || !self.text("pid").is_empty()));
         self.text("pid").parse().expect("a number")
@@ -158,7 +161,7 @@ impl Orphan {
         std::fs::write(self.scratch.path().join("go"), "go\n").expect("it reads");
     }
 
-    /// Has it do what it has left to do, and asserts that it can.
+    /// Makes it do the rest of its work, and asserts that it can.
     fn go_on(&self) {
         let passwd = std::fs::read_to_string("/etc/passwd").expect("/etc/passwd");
         let count = passwd.lines().count().to_string();
@@ -175,7 +178,8 @@ const PROBES: [&str; 2] = [
     "uprobe:/bin/bash:main { @[comm] = count(); }",
 ];
 
-/// The tool has ended, and so does its session; what it has started goes on as if there had been none.
+/// The session ends with its tool; the processes that the tool has started go on as if there had
+/// been none.
 #[test]
 fn processes_that_outlive_the_tool_are_restored_and_live_on() {
     let _turn = Turn::take();
@@ -197,7 +201,7 @@ fn processes_that_outlive_the_tool_are_restored_and_live_on() {
     }
 }
 
-/// Beeline is killed: what its tool has started goes on as well, hooked as it is.
+/// Beeline is killed: the processes that its tool has started go on as well, still hooked.
 #[test]
 fn children_of_the_tool_outlive_a_killed_beeline() {
     let _turn = Turn::take();
@@ -216,7 +220,7 @@ fn children_of_the_tool_outlive_a_killed_beeline() {
     }
 }
 
-/// A script is no tool: who it has started may yet use the session, or does so now.
+/// A script is not the tool: processes that it has started may still use the session.
 #[test]
 fn processes_that_outlive_their_script_stay_traced() {
     let _turn = Turn::take();

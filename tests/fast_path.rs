@@ -1,5 +1,6 @@
-//! A tool's own map operations, answered in its process: the same as the kernel's, whatever the tool does. As a guest's these are steps
-//! through maps, and look-ups by a line to the guest.
+//! A tool's own map operations, answered in its process: the same results as the kernel's, whatever
+//! the tool does. For a guest these are steps through maps, and look-ups over a connection to the
+//! guest.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
@@ -16,7 +17,8 @@ fn both_wanted() -> Result<(), String> {
     }
 }
 
-/// Runs a program on both engines, and asserts that it says the same, and found a fast path. Gives what it said to us.
+/// Runs a program on both engines, and asserts that it prints the same, and found a fast path.
+/// Returns its messages under Beeline.
 fn same_answers(program: &str) -> Result<Vec<String>, String> {
     both_wanted()?;
     let _turn = Turn::take();
@@ -29,7 +31,7 @@ fn same_answers(program: &str) -> Result<Vec<String>, String> {
     });
     assert!(kernel.stdout.len() > 12, "{kernel:?}");
     assert_eq!(kernel.stdout, beeline.stdout, "{:?}", beeline.stderr);
-    // Else this test tells nothing.
+    // Otherwise this test proves nothing.
     assert!(
         beeline.stderr.contains(&"fast path: yes".to_owned()),
         "{:?}",
@@ -48,7 +50,7 @@ fn walks_are_answered_as_by_the_kernel() {
     need!(same_answers("walks.c"));
 }
 
-/// The program stops Beeline while it looks up, so that nobody else can have answered.
+/// The program stops Beeline during its look-up, so that nothing else can have answered.
 #[test]
 fn look_ups_are_answered_as_by_the_kernel() {
     let said = need!(same_answers("lines.c"));
@@ -79,7 +81,7 @@ fn a_fast_path_reports_that_the_guest_is_lost() {
     assert_eq!(ended.stdout.last(), Some(&lost), "{ended:?}");
 }
 
-/// A process that goes with the test.
+/// A process that ends with the test.
 struct Killed(Child);
 
 impl Drop for Killed {

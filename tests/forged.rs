@@ -1,5 +1,5 @@
-//! A process may map what looks like Beeline's memory and is not. `ps` and `detach` read it, and must neither crash
-//! nor hang, whatever it holds.
+//! A process may map memory that looks like Beeline's and is not. `ps` and `detach` read it, and
+//! must neither crash nor hang, whatever it holds.
 
 use beeline_e2e::{
     Engine, Scratch, Tool, Turn, Workload, beeline, beeline_wanted, find_program, need,
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// What Beeline may take for one look at a machine with a forger on it.
+/// The time that Beeline may take to inspect a machine with a forger on it.
 const SOON: Duration = Duration::from_secs(15);
 
 #[test]
@@ -82,15 +82,15 @@ fn damaged_copies_of_real_memory_are_survived() {
     }
 }
 
-/// What a process pretends to have mapped.
+/// A process's forged mappings.
 struct Forgery<'a> {
     name: &'a str,
     address: u64,
     content: &'a [u8],
 }
 
-/// Runs a process with the forgery, and asserts that Beeline deals with it in time and by itself. The forger may be
-/// harmed by what it has forged; nobody else may.
+/// Runs a process with the forgery, and asserts that Beeline handles it in time and by itself. The
+/// forger may be harmed by its forgery; no other process may.
 fn endure(scratch: &Scratch, forge: &Path, forgery: &Forgery<'_>) {
     let file = scratch.path().join("content");
     fs::write(&file, forgery.content).expect("a file of our own");
@@ -126,7 +126,7 @@ fn endure(scratch: &Scratch, forge: &Path, forgery: &Forgery<'_>) {
     }
 }
 
-/// The first memory that Beeline mapped into a process for a session, now ended.
+/// Returns the first memory that Beeline mapped into a process for a session, now ended.
 struct Pool {
     name: String,
     address: u64,
@@ -134,7 +134,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Traces a process and copies what it finds there.
+    /// Traces a process and copies Beeline's memory there.
     fn of_a_session(scratch: &Scratch, bpftrace: &Path) -> Pool {
         let program = scratch.build("counts.c");
         let workload = Workload::start(&program);
@@ -178,7 +178,7 @@ impl Pool {
         }
     }
 
-    /// Half of the damage goes to the beginning, where everything starts from.
+    /// Half of the damage goes to the beginning, where all structures start.
     fn somewhere(&self, random: &mut Random) -> usize {
         let end = if random.next() & 1 == 0 {
             self.content.len().min(256)
@@ -196,7 +196,7 @@ impl Pool {
         content
     }
 
-    /// Addresses become none, wild, and others of the same memory.
+    /// Addresses become null, wild, or others of the same memory.
     fn with_words_overwritten(&self, random: &mut Random) -> Vec<u8> {
         let mut content = self.content.clone();
         for _ in 0..1 + random.next() % 16 {
@@ -209,7 +209,7 @@ impl Pool {
         content
     }
 
-    /// Every list runs in a circle, whichever it is.
+    /// Makes every list circular.
     fn with_all_pointers_the_same(&self) -> impl Iterator<Item = Vec<u8>> {
         let range = self.address..self.address + self.content.len() as u64;
         let is_pointer = move |word: &[u8]| {
@@ -234,7 +234,7 @@ impl Pool {
         all.into_iter()
     }
 
-    /// Behind the end of its file, mapped memory cannot be read.
+    /// Mapped memory behind the end of its file cannot be read.
     fn cut_short(&self) -> impl Iterator<Item = Vec<u8>> {
         [1, 8, 100, 4096]
             .into_iter()

@@ -21,7 +21,7 @@ fn trace(engine: Engine, bpftrace: &Path, program: &Path, pid: u32) -> Tool {
     tool
 }
 
-/// Has the target fork, and gives the children's process ids.
+/// Makes the target fork, and returns the children's process ids.
 fn fork(workload: &mut Workload) -> Vec<u32> {
     let answer = workload.tell("fork");
     let pids = answer
@@ -69,7 +69,8 @@ fn children_outlive_the_tracing_and_end_with_their_own_exit_codes() {
     }
 }
 
-/// Asserts that nothing of Beeline's is in a process, or that `beeline ps` lists it and `beeline detach` cleans it.
+/// Asserts that a process holds nothing of Beeline's, or that `beeline ps` lists it and `beeline
+/// detach` cleans it.
 fn assert_clean_or_listed(pid: u32) {
     let is_clean = || altered_text(pid).is_empty();
     if is_clean() {
@@ -120,7 +121,8 @@ fn children_run_on_after_beeline_was_killed() {
     workload.finish();
 }
 
-/// Children's hooked code is put right when their parent's session ends, whatever a kernel uprobe that came and went has made of it.
+/// Children's hooked code is restored when their parent's session ends, even if a kernel uprobe has
+/// changed it in between.
 #[test]
 fn children_are_left_clean_beside_kernel_uprobes() {
     let _turn = Turn::take();

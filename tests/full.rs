@@ -1,4 +1,4 @@
-//! Targets that have as much of something as they may.
+//! Targets at the limit of some resource.
 
 use std::process::Command;
 
@@ -19,7 +19,7 @@ fn a_target_at_its_limit_of_open_files_is_traced_or_the_limit_is_told() {
     let scratch = Scratch::new();
     let program = scratch.build("counts.c");
     let script = format!("uprobe:{}:wl_add {{ @ = count(); }}", program.display());
-    // What may be raised again, and what takes a privilege to be.
+    // Limits that may be raised again, and those that take a privilege to raise.
     for (limit, is_its_own) in [
         (format!("{OPEN}:"), true),
         (format!("{OPEN}:{OPEN}"), false),

@@ -1,4 +1,5 @@
-//! A target cannot hold Beeline: whatever it does, or fails to do, a session ends soon after its tool, and the target goes on.
+//! A target cannot block Beeline: whatever it does, or fails to do, a session ends soon after its
+//! tool, and the target goes on.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +8,10 @@ use beeline_e2e::{
     is_alive, map_counts, need, send, until,
 };
 
-/// A session that nobody holds takes a fraction of a second to end.
+/// A session that nothing blocks takes a fraction of a second to end.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What makes Beeline know of every `execve`.
+/// A program that makes Beeline track every `execve`.
 const CALLS: &str = "tracepoint:syscalls:sys_enter_execve { @ = count(); }";
 
 fn trace(pid: u32) -> Result<Tool, String> {
@@ -27,7 +28,7 @@ fn need_both() -> Result<(), String> {
     find_program("bpftrace").map(drop)
 }
 
-/// Ends the tool, asserts that the session ends soon, and gives what Beeline said.
+/// Ends the tool, asserts that the session ends soon, and returns Beeline's messages.
 fn end(tool: Tool) -> Vec<String> {
     let begun = Instant::now();
     tool.signal_group(libc::SIGINT);
@@ -101,9 +102,9 @@ fn a_copy_of_the_tool_that_never_runs_another_program_is_let_go() {
     assert!(until(PATIENCE, || !is_alive(copy)));
 }
 
-/// How long Beeline is stopped, each time.
+/// The length of each stop of Beeline.
 const STOPPED: Duration = Duration::from_millis(2500);
-/// The most that a target waits for a Beeline that does not answer is a second; the machine may be busy.
+/// A target waits at most a second for a Beeline that does not answer; the machine may be busy.
 const LONGEST_MS: u64 = 1500;
 
 fn is_stopped(pid: u32) -> bool {
@@ -112,7 +113,7 @@ fn is_stopped(pid: u32) -> bool {
         .is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
-/// Whatever it holds at that moment, a Beeline that is stopped lets go of.
+/// A stopped Beeline releases whatever it holds at that moment.
 #[test]
 fn a_stopped_beeline_holds_nobody() {
     let _turn = Turn::take();

@@ -1,4 +1,5 @@
-//! Beeline may be killed at any moment, by SIGKILL: what it traces goes on, rightly, and `beeline detach` takes out what is left.
+//! SIGKILL may end Beeline at any moment: the processes that it traces go on correctly, and
+//! `beeline detach` removes the remains.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -11,13 +12,13 @@ use beeline_e2e::{
     find_program, members_of_group, need, seed, soak, until,
 };
 
-/// Probes in the program and in libc, at the entry and at the return, one that reads memory and so needs a handler of signals; and
-/// system calls, all of them and one.
+/// Probes in the program and in libc, at the entry and at the return, one of which reads memory and
+/// so needs a signal handler; and system calls, all of them and one.
 const SCRIPT: &str = "uprobe:{prog}:wl_add { @in = count(); } uretprobe:{prog}:wl_add { @out = count(); } \
     uprobe:/lib/x86_64-linux-gnu/libc.so.6:nanosleep { @nap = *(uint64*)arg0; } \
     tracepoint:raw_syscalls:sys_enter { @ids[args->id] = count(); } tracepoint:syscalls:sys_exit_write { @written = sum(args->ret); }";
 
-/// How many Beelines are killed, if nobody asks for more time.
+/// The number of Beelines to kill by default.
 const TIMES: u32 = 25;
 
 /// A Beeline with its tool, in a process group of their own.
@@ -40,7 +41,7 @@ impl Victim {
         Self(command.spawn().expect("cannot run beeline"))
     }
 
-    /// Kills Beeline first, and then what it has started.
+    /// Kills Beeline first, and then the processes that it has started.
     fn kill(mut self) {
         self.0.kill().expect("cannot kill beeline");
         self.0.wait().expect("cannot wait for beeline");
@@ -61,7 +62,7 @@ fn status(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
 }
 
-/// Does somebody hold the process, or has Beeline mapped something into it?
+/// Returns whether a tracer holds the process, or Beeline has mapped something into it.
 fn is_touched(pid: u32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     !status(pid).contains("TracerPid:\t0\n") || maps.contains("/memfd:beeline-")
@@ -73,7 +74,7 @@ fn detach(pid: u32) -> Output {
     command.output().expect("cannot run beeline")
 }
 
-/// Asserts that the target still gets on, and that nobody holds any thread of it.
+/// Asserts that the target still makes progress, and that no tracer holds any of its threads.
 fn assert_alive(target: &mut Workload, round: u32) {
     let threads = fs::read_dir(format!("/proc/{}/task", target.pid())).expect("it is there");
     for thread in threads.flatten() {
@@ -114,7 +115,7 @@ fn a_target_outlives_its_beelines() {
             until(PATIENCE, || is_touched(pid)),
             "round {round}: it is not traced"
         );
-        // Attaching takes some twenty milliseconds; one in four is killed later, when it leaves.
+        // Attaching takes some twenty milliseconds; one in four is killed later, as it detaches.
         if dice.below(4) == 0 {
             std::thread::sleep(Duration::from_millis(150));
             interrupt(&victim);

@@ -1,4 +1,4 @@
-//! Programs that are not the usual C with glibc: C++ and its exceptions, Go, and no library at all.
+//! Programs other than the usual C with glibc: C++ and its exceptions, Go, and no library at all.
 
 use beeline_e2e::Compare::Exact;
 use beeline_e2e::{
@@ -32,8 +32,9 @@ fn exceptions_end_below_a_function_with_a_return_probe() {
     need!(case.check("throws.cpp"));
 }
 
-/// A kernel's return probe replaces the return address, and the C++ unwinder, which goes by return addresses, finds nobody
-/// there who would catch: the program ends by `std::terminate`. On Beeline the exception arrives.
+/// A kernel's return probe replaces the return address, and the C++ unwinder, which goes by return
+/// addresses, finds no frame there that would catch: the program ends by `std::terminate`. On
+/// Beeline the exception arrives.
 #[test]
 fn an_exception_through_a_return_probe_arrives() {
     let _turn = Turn::take();
@@ -64,7 +65,8 @@ fn go_programs_are_traced_in_their_goroutines() {
     need!(case.check_on(&program, || Command::new(&program)));
 }
 
-/// Go moves its stacks, and with them the return addresses: a kernel's return probe ends the program.
+/// Go moves its stacks, and with them the return addresses: a kernel's return probe ends the
+/// program.
 #[test]
 fn go_functions_return_on_stacks_that_move() {
     let _turn = Turn::take();
@@ -94,7 +96,7 @@ fn go_functions_return_on_stacks_that_move() {
     need!(case.check_beeline(&program, || Command::new(&program)));
 }
 
-/// A function may end by a jump: then another one returns in its stead.
+/// A function may end by a jump: another one returns in its stead.
 #[test]
 fn a_go_function_that_ends_by_a_jump_is_told_and_runs_on() {
     let _turn = Turn::take();

@@ -1,4 +1,4 @@
-//! Tracing leaves nothing behind: not in the target, not on the machine, however it ends.
+//! Tracing leaves nothing behind, neither in the target nor on the machine, however it ends.
 
 use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
@@ -7,7 +7,7 @@ use beeline_e2e::{
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A target, what it was like before, and a tool that counts its calls.
+/// A target, its original state, and a tool that counts its calls.
 struct Session {
     workload: Workload,
     before: Footprint,
@@ -43,7 +43,7 @@ impl Session {
         self.workload.pid()
     }
 
-    /// The processes of the session that are the tool's, not Beeline's.
+    /// Returns the session's processes that belong to the tool, not to Beeline.
     fn tool_processes(&self) -> Vec<u32> {
         let is_tool = |pid: &u32| {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -64,7 +64,7 @@ fn start_tool(engine: Engine, bpftrace: &Path, program: &Path, pid: u32) -> Tool
     tool
 }
 
-/// Asserts that a target works, is what it was, and ends as it should.
+/// Asserts that a target works, is unchanged, and ends as it should.
 fn assert_untouched(mut workload: Workload, before: &Footprint, honest: &str) {
     let pid = workload.pid();
     assert!(
@@ -89,7 +89,7 @@ fn ask_beeline(arguments: &[&str]) -> Output {
         .expect("cannot run beeline")
 }
 
-/// Whether `beeline ps` lists a process.
+/// Returns whether `beeline ps` lists a process.
 fn listed(pid: u32) -> bool {
     let output = ask_beeline(&["ps"]);
     assert!(output.status.success(), "{output:?}");
@@ -218,7 +218,7 @@ fn detach_ends_a_live_session() {
     session.tool.settle();
     assert_eq!(session.workload.go(), session.honest);
     assert!(!listed(pid), "the session has come back");
-    // The tool lives on and still has what it counted, unless Beeline ended it.
+    // The tool lives on and keeps its counts, unless Beeline ended it.
     let ended: Ended = session.tool.interrupt();
     assert!(
         ended.stdout.iter().any(|line| line == "@in: 1000"),
@@ -240,7 +240,8 @@ fn ps_shows_what_is_traced_and_nothing_else() {
     let entry = entries.iter().find(|entry| entry["pid"] == pid);
     let entry = entry.unwrap_or_else(|| panic!("no entry for {pid}: {list}"));
     assert_eq!(entry["live"], true, "{entry}");
-    // And what Beeline needs itself, as it watches returns: without a program of the tool's.
+    // Also the hooks that Beeline itself needs to track returns: they have no program of the
+    // tool's.
     let sites = entry["sites"].as_array().expect("a list");
     let is_of_tool = |site: &&serde_json::Value| site["programs"] != serde_json::json!([]);
     assert_eq!(sites.iter().filter(is_of_tool).count(), 2, "{entry}");

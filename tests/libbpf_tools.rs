@@ -1,4 +1,4 @@
-//! Debian's libbpf tools, unmodified, find under Beeline what they find on the kernel.
+//! Debian's libbpf tools, unmodified, print the same under Beeline as on the kernel.
 
 use beeline_e2e::{
     Engine, Scratch, Tool, Turn, Workload, engines, find_program, histogram_total, need, shape,
@@ -6,7 +6,7 @@ use beeline_e2e::{
 use std::path::Path;
 use std::process::Command;
 
-/// A target in Python: resolves "localhost" five times a round.
+/// A target in Python: resolves "localhost" five times per round.
 const RESOLVER: &str = "import socket, sys
 print('ready', flush=True)
 for line in sys.stdin:
@@ -112,7 +112,8 @@ fn bashreadline_prints_what_is_typed() {
             .env("PS1", "")
             .env("TERM", "dumb");
         let mut workload = Workload::start_command(shell);
-        // Its first answer says that it is an interactive shell by now, not the one that starts it.
+        // Its first answer shows that it is the interactive shell by now, not the one that starts
+        // it.
         typed(&mut workload, "echo awake", "awake");
         let tool = start_bashreadline(engine, &bashreadline);
         // The shell has been waiting for the first one since before its return was probed.

@@ -1,4 +1,5 @@
-//! Where Beeline itself is at a limit, it ends with an error that names the thing and says what to do.
+//! At a resource limit of its own, Beeline ends with an error that names the thing and says what to
+//! do.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +7,7 @@ use std::process::{Command, Output};
 
 use beeline_e2e::{Scratch, Turn, beeline, beeline_wanted, find_program, need};
 
-/// A user of his own, so that nobody else's processes count.
+/// A separate user, so that no other processes count.
 const SOMEBODY: u32 = 65_321;
 
 const SCRIPT: &str = "BEGIN { printf(\"begun\\n\"); exit(); }";
@@ -22,7 +23,8 @@ fn limited(limits: &str) -> Output {
     shell.output().expect("bash runs")
 }
 
-/// The lines on stderr. A session either works, or says why it does not; and does not crash.
+/// Returns the lines on stderr. A session either works, or says why it does not; and does not
+/// crash.
 fn words(ended: &Output) -> String {
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(ended.status.code().is_some(), "{ended:?}");

@@ -1,10 +1,12 @@
-//! `BPF_PROG_LOAD` gives what it gives on the kernel: the error number, the log, its length, and what the program returns.
+//! `BPF_PROG_LOAD` gives the same as on the kernel: the error number, the log, its length, and the
+//! program's result.
 //!
-//! `workloads/loads.c` loads good and bad programs with logs of all kinds; here its transcripts are compared.
+//! `workloads/loads.c` loads good and bad programs with logs of all kinds; this test compares its
+//! transcripts.
 
 use beeline_e2e::{Engine, Scratch, Tool, Turn, engines, need};
 
-/// One line for each load, and the lines of its log behind it.
+/// Returns one line for each load, with the lines of its log after it.
 fn transcript(engine: Engine, program: &std::path::Path) -> Vec<String> {
     let ended = Tool::start(engine.command(program)).wait();
     assert!(ended.status.success(), "under {engine}: {ended:?}");

@@ -1,4 +1,4 @@
-//! `BEELINE_LOG` has a session say what it decides.
+//! `BEELINE_LOG` makes a session print its decisions.
 
 use std::process::Command;
 

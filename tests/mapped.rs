@@ -1,4 +1,5 @@
-//! What a tool and its programs write to an array that the tool has mapped, each finds at once, however far they are from each other.
+//! A tool and its programs see each other's writes to an array that the tool has mapped at once,
+//! however far apart the two are.
 
 use beeline_e2e::{Scratch, Tool, Turn, engines, need};
 

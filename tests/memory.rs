@@ -1,4 +1,5 @@
-//! What a tool makes has a limit of memory: beyond it its calls fail with ENOMEM, and Beeline goes on.
+//! A tool's objects have a memory limit: beyond it the tool's calls fail with ENOMEM, and Beeline
+//! goes on.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,11 +11,11 @@ use beeline_e2e::{EXIT_CODE, Scratch, Workload, beeline, beeline_wanted, need};
 const MIB: u64 = 1 << 20;
 /// The limit in most tests.
 const LIMIT: u64 = 64 * MIB;
-/// What Beeline takes by itself, with the kernel's types, and what its allocator keeps.
+/// Beeline's own memory, with the kernel's types, and the reserve of its allocator.
 const OWN: u64 = 80 * MIB;
 const REFUSED: &str = "Cannot allocate memory";
 
-/// A tool that takes what it is given, under Beeline.
+/// A tool that takes as much as it gets, under Beeline.
 struct Hoarder {
     tool: Workload,
     errors: PathBuf,
@@ -22,7 +23,7 @@ struct Hoarder {
 }
 
 impl Hoarder {
-    /// With a shell's limits set before, and options of `beeline run`.
+    /// Starts it with a shell's limits set before, and options of `beeline run`.
     fn start(limits: &str, options: &[&str]) -> Self {
         let scratch = Scratch::new();
         let errors = scratch.path().join("errors");
@@ -42,14 +43,14 @@ impl Hoarder {
         Self::start(":", &["--memory-limit", "64M", "--engine", "baseline"])
     }
 
-    /// How many it made, and why not more.
+    /// Returns how many it made, and why it stopped.
     fn take(&mut self, what: &str) -> (u64, String) {
         let answer = self.tool.tell(what);
         let (count, why) = answer.split_once(' ').expect("a number and words");
         (count.parse().expect("a number"), why.to_owned())
     }
 
-    /// How many it made until there was no memory left.
+    /// Returns how many it made until there was no memory left.
     fn take_all(&mut self, what: &str) -> u64 {
         let (count, why) = self.take(what);
         assert_eq!(why, REFUSED, "{what}");
@@ -61,7 +62,7 @@ impl Hoarder {
         assert_eq!(self.take("close").1, "good");
     }
 
-    /// Is Beeline no larger than it may be, and was never?
+    /// Returns whether Beeline stays within its limit, and always has.
     fn check_size(&self, what: &str) {
         let pid = self.tool.pid();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
@@ -79,7 +80,7 @@ impl Hoarder {
         assert!(highest <= most, "{} MiB at {what}", highest / MIB);
     }
 
-    /// Ends it; what Beeline said.
+    /// Ends it; returns Beeline's messages.
     fn end(mut self) -> Vec<String> {
         assert_eq!(self.tool.wait().code(), Some(EXIT_CODE));
         let said = fs::read_to_string(&self.errors).expect("bash has made it");
@@ -88,7 +89,7 @@ impl Hoarder {
     }
 }
 
-/// Bytes of the memory files that a process has open, mapped or not.
+/// Returns the bytes of the memory files that a process has open, mapped or not.
 fn in_files(pid: u32) -> u64 {
     let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives");
     let of = |path: &Path| {
@@ -106,14 +107,14 @@ fn in_files(pid: u32) -> u64 {
 fn maps_are_refused_when_memory_is_out_and_made_again_when_it_is_back() {
     need!(beeline_wanted());
     let mut hoarder = Hoarder::limited();
-    // Arrays of 4 MiB, all of which is written.
+    // Arrays of 4 MiB, every byte written.
     let arrays = hoarder.take_all("filled 65536 64 1000");
     assert!((10..=16).contains(&arrays), "{arrays}");
     assert_eq!(hoarder.take_all("filled 65536 64 1000"), 0);
     hoarder.close();
     assert_eq!(hoarder.take_all("filled 65536 64 1000"), arrays);
     hoarder.close();
-    // Hashes, also without elements of their own to begin with, tries, ring buffers, and arrays of rings.
+    // Hashes, also without preallocated elements, tries, ring buffers, and arrays of rings.
     for (map, least) in [
         ("1 4 64 10000 0", 30),
         ("1 4 64 10000 1", 30),
@@ -163,7 +164,7 @@ fn programs_and_types_are_refused_when_memory_is_out() {
     hoarder.close();
     assert_eq!(hoarder.take_all("btf 10000000 100"), 5);
     hoarder.close();
-    // One that would take all while it is verified.
+    // A program that would take everything while it is verified.
     assert_eq!(hoarder.take_all("calls 1"), 0);
     assert_eq!(hoarder.take("programs 4000 10"), (10, "good".into()));
     assert_eq!(hoarder.end().len(), 1);

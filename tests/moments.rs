@@ -1,4 +1,4 @@
-//! What lives for moments only is counted as on the kernel.
+//! Short-lived processes, mappings and calls are counted as on the kernel.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -11,12 +11,13 @@ use beeline_e2e::{
     engines, find_program, map_counts, need, send, until, with_tracefs,
 };
 
-/// Those who wait for a Beeline that is stopped go on long before.
+/// Threads that wait for a stopped Beeline go on long before that.
 const SOON: Duration = Duration::from_secs(3);
-/// What was hit is printed sooner than that.
+/// Hits are printed sooner than that.
 const A_WHILE: Duration = Duration::from_millis(500);
 
-/// A tool by an engine, which sees nothing of the machine but what it starts: other processes' counts are theirs.
+/// A tool by an engine, which sees only the part of the machine that it starts: other processes'
+/// counts do not mix in.
 fn alone(engine: Engine, tool: &Path) -> Command {
     let inner = match engine {
         Engine::Kernel => with_tracefs(tool),
@@ -33,7 +34,7 @@ fn alone(engine: Engine, tool: &Path) -> Command {
     command
 }
 
-/// Asserts what the maps of an ended tool hold, and that Beeline said nothing.
+/// Asserts the contents of an ended tool's maps, and that Beeline printed nothing.
 fn assert_counts(engine: Engine, what: &str, tool: Tool, expected: &[(&str, u64)]) {
     let ended = tool.wait();
     assert!(ended.status.success(), "{engine}: {what}: {ended:?}");
@@ -58,7 +59,7 @@ const PROBES: [(&str, u64); 2] = [
     ),
 ];
 
-/// `family.c` under a name that no other process of the machine has, and [`PROBES`] for that.
+/// `family.c` under a name that no other process of the machine has, and [`PROBES`] for it.
 fn family(scratch: &Scratch) -> (String, [(String, u64); 2]) {
     let name = format!("f{}", std::process::id());
     let program = scratch.path().join(&name);
@@ -87,7 +88,8 @@ fn children_started_after_attaching_are_counted() {
     }
 }
 
-/// Starts bpftrace, and when that has attached a program by all ways there are; one that there is not, too.
+/// Starts bpftrace and, once it is attached, a program in every available way; also one that does
+/// not exist.
 const STARTER: &str = r#"
 import os, signal, subprocess, sys
 bpftrace, script, program = sys.argv[1:]
@@ -130,7 +132,8 @@ fn processes_that_a_script_starts_beside_its_tool_are_counted() {
     }
 }
 
-/// What `moments.c` is told, and what it has called then in processes and libraries that are gone.
+/// The input lines for `moments.c`, and the calls that it has then made in processes and libraries
+/// that are gone.
 const TOLD: [(&str, &str, u64); 3] = [
     ("fork", "@forked", 2000),
     ("run", "@run", 1000),
@@ -162,7 +165,7 @@ impl Moments {
         Workload::start_command(command)
     }
 
-    /// What is probed for a line of [`TOLD`].
+    /// Returns the probes for a line of [`TOLD`].
     fn script(&self, line: &str) -> String {
         let (program, plugin) = (self.program.display(), self.plugin.display());
         match line {
@@ -177,7 +180,7 @@ impl Moments {
     }
 }
 
-/// Ends a tool; its counts but for zeros, and what was said on stderr.
+/// Ends a tool; returns its counts except zeros, and its messages on stderr.
 fn counts(tool: Tool) -> (BTreeMap<String, u64>, Vec<String>) {
     tool.settle();
     let ended = tool.interrupt();
@@ -234,7 +237,7 @@ fn libraries_that_a_named_process_loads_briefly_are_counted() {
     }
 }
 
-/// What a process that no probe concerns runs or loads is sought in all of them.
+/// Files that a process without probes runs or loads are searched for in all processes.
 #[test]
 fn libraries_that_any_process_loads_briefly_are_counted() {
     let _turn = Turn::take();
@@ -253,7 +256,7 @@ fn libraries_that_any_process_loads_briefly_are_counted() {
     }
 }
 
-/// Asserts that this is all that has been counted, and said.
+/// Asserts that these are all counts and messages.
 fn assert_all(engine: Engine, tool: Tool, (name, count): (&str, u64)) {
     let (counts, said) = counts(tool);
     let expected = BTreeMap::from([(name.to_owned(), count)]);
@@ -263,7 +266,7 @@ fn assert_all(engine: Engine, tool: Tool, (name, count): (&str, u64)) {
     }
 }
 
-/// Runs a program time and again, from a process that it does not concern.
+/// Runs a program time and again, from a process without probes.
 fn run_often(program: &Path, arguments: &[&str], times: u64) {
     for _ in 0..times {
         let mut command = Command::new(program);
@@ -300,7 +303,7 @@ fn libraries_of_programs_that_live_for_a_moment_are_counted() {
     }
 }
 
-/// Who reads a probed file, and does not run it, is none of the tool's business.
+/// A process that reads a probed file, and does not run it, does not concern the tool.
 #[test]
 fn readers_of_a_probed_file_are_no_targets() {
     let _turn = Turn::take();
@@ -322,7 +325,7 @@ fn readers_of_a_probed_file_are_no_targets() {
     assert_eq!((counts, said), Default::default());
 }
 
-/// As long as Beeline is stopped nothing is counted, and nobody waits for it.
+/// Nothing is counted while Beeline is stopped, and no process waits for it.
 #[test]
 fn a_stopped_beeline_blocks_no_open_of_a_probed_file() {
     let _turn = Turn::take();
@@ -370,11 +373,11 @@ fn a_stopped_beeline_blocks_no_open_of_a_probed_file() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
-/// What is said of a process that is not followed.
+/// Beeline's message on a process that it does not follow.
 const UNFOLLOWED: &str = "for less than a tenth of a second may be missed";
 
-/// Two sessions cannot both be told what a process does: the one with programs at calls is, else the first. The other says so, and
-/// counts what the process does itself.
+/// Only one session can follow a process: the one with programs at calls, or else the first. The
+/// other says so, and counts what the process itself does.
 #[test]
 fn a_session_without_fanotify_says_so() {
     let _turn = Turn::take();
@@ -410,7 +413,7 @@ fn a_session_without_fanotify_says_so() {
             assert!(said.is_some(), "{scripts:?}");
         }
         assert_eq!(workload.tell("fork"), "done");
-        // What lies upon the other's goes first.
+        // A hook that lies on the other session's goes first.
         for ((tool, is_told), script) in tools.into_iter().zip(told).zip(scripts).rev() {
             let (counts, said) = counts(tool);
             let all = match script == calls {

@@ -1,4 +1,5 @@
-//! Of several processes that are named by `--pid` one that cannot be traced is left out, and told; the others are traced.
+//! Among several processes named by `--pid`, Beeline reports and skips one that it cannot trace,
+//! and traces the others.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +14,7 @@ const PROBES: [&str; 2] = [
     "tracepoint:syscalls:sys_enter_write { @[pid] = count(); }",
 ];
 
-/// The tool, that says when it has begun, and waits for a file before it attaches anything.
+/// The tool, which says when it has begun, and waits for a file before it attaches anything.
 fn trace(pids: &[u32], script: &str, scratch: &Scratch) -> Tool {
     let mut command = Command::new(beeline());
     command.arg("run");
@@ -30,7 +31,7 @@ fn let_attach(scratch: &Scratch) {
     std::fs::write(scratch.path().join("go"), "").expect("the file can be written");
 }
 
-/// A process that holds another one, and has it.
+/// Starts strace on a process, and waits until it traces it.
 fn strace(strace: &Path, pid: u32) -> Child {
     let mut command = Command::new(strace);
     command.args([

@@ -1,12 +1,12 @@
-//! Maps whose elements are programs, maps and cgroups behave as the kernel's do, also while programs in other processes
-//! use them: the same tool prints the same by both engines.
+//! Maps whose elements are programs, maps and cgroups behave as the kernel's do, also while
+//! programs in other processes use them: the same tool prints the same on both engines.
 
 use beeline_e2e::{Engine, PATIENCE, Scratch, Tool, Turn, engines, file_offset, need};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs a tool by every engine there is, asserts that it prints the same and, for machines without the kernel's, each line
-/// of `known`.
+/// Runs a tool by every available engine, asserts that it prints the same and, for machines without
+/// the kernel's, each line of `known`.
 fn prints_the_same(command: impl Fn(Engine) -> Command, known: &[&str]) {
     let mut printed: Vec<(Engine, Vec<String>)> = Vec::new();
     for engine in need!(engines()) {
@@ -31,7 +31,7 @@ fn prints_the_same(command: impl Fn(Engine) -> Command, known: &[&str]) {
     }
 }
 
-/// The tool that traces two workloads of its own, with what `arguments` adds.
+/// The tool that traces two workloads of its own, with additional `arguments`.
 fn traces(arguments: &[&Path], known: &[&str]) {
     let scratch = Scratch::new();
     let (tool, workload) = (scratch.build("probed_objects.c"), scratch.build("counts.c"));
@@ -83,7 +83,7 @@ fn cgroups() {
     );
 }
 
-/// Where cgroups of version 2 can be made.
+/// Returns a directory for cgroups of version 2, if there is one.
 fn cgroup2_mount() -> Result<PathBuf, String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let whole = mounts.lines().find_map(|line| {

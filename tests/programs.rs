@@ -1,7 +1,8 @@
-//! Programs that people use, started by a shell all of whose system calls are traced, with those of its children and of
-//! what these run: they end as they do by themselves, say the same, and no program that they run is missed.
+//! Everyday programs, started by a shell all of whose system calls are traced, with those of its
+//! children and their programs: they end as they do untraced, print the same, and no program that
+//! they run is missed.
 //!
-//! `BEELINE_SOAK` has them go on for so many seconds.
+//! `BEELINE_SOAK` makes the tests run for so many seconds.
 
 use beeline_e2e::{
     Lines, Scratch, Tool, Turn, beeline_wanted, compile_anew, find_program, map_counts, need,
@@ -12,13 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a shell is to run.
+/// A script for a shell.
 struct Job {
-    /// Programs that it takes (Debian's own Python, as others are scripts that run it); without one of them it is skipped.
+    /// The programs that it needs (Debian's own Python, as others are scripts that run it); without
+    /// one of them it is skipped.
     needs: &'static [&'static str],
-    /// For the shell, in an empty directory. It prints what has to be the same each time.
+    /// The script, for an empty directory. Its output has to be the same each time.
     script: &'static str,
-    /// How often a program is run (`execve` that works), if that is always the same.
+    /// The number of program runs (successful `execve`), if it is always the same.
     runs: Option<u64>,
 }
 
@@ -82,7 +84,7 @@ thread.start(); thread.join()'; echo $?; done",
     },
 ];
 
-/// What takes too long for every run of the tests.
+/// Scripts that take too long for every run of the tests.
 const LONG_JOBS: &[Job] = &[
     Job {
         needs: &["/usr/bin/python3"],
@@ -168,7 +170,7 @@ fn can_run(job: &Job) -> bool {
     missing.inspect(|why| skipped(why)).is_none()
 }
 
-/// Runs a script by itself, and traced.
+/// Runs a script untraced, and traced.
 fn check(script: &str, runs: Option<u64>, bpftrace: &Path) {
     let alone = Shell::start(script).run();
     let shell = Shell::start(script);
@@ -188,8 +190,9 @@ fn check(script: &str, runs: Option<u64>, bpftrace: &Path) {
     if runs.is_some() {
         assert_eq!(counts.get("@runs").copied(), runs, "{script}\n{ended:?}");
     }
-    // What bpftrace says of a Ctrl-C that interrupts it is its own affair; what strace and gdb trace Beeline cannot, and says
-    // so, as it does of instructions that end Go's threads and handlers.
+    // bpftrace's messages about a Ctrl-C that interrupts it do not matter. Beeline cannot trace the
+    // processes that strace and gdb trace, and says so, as it does of instructions that end Go's
+    // threads and handlers.
     let expected = |line: &str| {
         let expected = ["traced by strace", "traced by gdb", "are not seen;"];
         expected.iter().any(|words| line.contains(words))
@@ -203,7 +206,7 @@ const SCRIPT: &str = "tracepoint:raw_syscalls:sys_enter { @calls = count(); } \
     tracepoint:raw_syscalls:sys_exit { @exits = count(); } \
     tracepoint:syscalls:sys_exit_execve /args->ret == 0/ { @runs = count(); }";
 
-/// How long a script may take: traced ones on a slow machine are long ones.
+/// The time limit of a script: traced ones take long on a slow machine.
 const SCRIPT_PATIENCE: Duration = Duration::from_secs(400);
 
 /// A shell that waits for a line, and then runs a script in a directory of its own.
@@ -234,7 +237,7 @@ impl Shell {
         }
     }
 
-    /// Its exit status in words, and what it printed.
+    /// Returns its exit status in words, and its output.
     fn run(mut self) -> (String, Vec<String>) {
         let mut input = self.child.stdin.take().expect("stdin is piped");
         input.write_all(b"go\n").expect("the shell reads");

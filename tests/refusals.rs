@@ -1,5 +1,5 @@
-//! What Beeline cannot do it refuses: with an exit code that is not 0, words that say what is wrong,
-//! and a target that does not notice.
+//! Beeline refuses requests that it cannot fulfil with a nonzero exit code and a message that says
+//! why, and the target does not notice.
 
 use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
@@ -8,7 +8,8 @@ use beeline_e2e::{
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Asserts a refusal whose words, the tool's or Beeline's, hold one of `reasons`, in any case.
+/// Asserts a refusal whose message, the tool's or Beeline's, contains one of `reasons`, in any
+/// case.
 fn assert_refused(ended: &Ended, reasons: &[&str]) {
     assert!(!ended.status.success(), "not refused: {ended:?}");
     let words = [ended.stderr.join("\n"), ended.stdout.join("\n")]
@@ -147,7 +148,7 @@ fn a_process_that_dies_meanwhile() {
             program.display()
         ));
         let tool = Tool::start(command);
-        // Sometimes before, sometimes while, sometimes after it is attached.
+        // Before it is attached, while it attaches, or after.
         std::thread::sleep(std::time::Duration::from_millis(round * 60));
         workload.kill();
         drop(workload);
@@ -175,10 +176,12 @@ fn a_process_under_another_tracer() {
     });
 }
 
-/// Stops a process that this thread has seized and lets it go: only a stopped one can be detached from.
+/// Stops a process that this thread has seized and lets it go: only a stopped one can be detached
+/// from.
 fn release(pid: libc::pid_t) {
     let mut status = 0;
-    // SAFETY: PTRACE_INTERRUPT and PTRACE_DETACH read no memory of ours; `status` is live and writable.
+    // SAFETY: PTRACE_INTERRUPT and PTRACE_DETACH read no memory of ours; `status` is live and
+    // writable.
     let detached = unsafe {
         libc::ptrace(libc::PTRACE_INTERRUPT, pid, 0, 0);
         libc::waitpid(pid, &mut status, libc::__WALL);
@@ -187,7 +190,7 @@ fn release(pid: libc::pid_t) {
     assert_eq!(detached, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// A control group of our own that stands still. Dropped, it goes on and is taken away.
+/// A frozen control group of our own. Thawed and removed when dropped.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -247,7 +250,7 @@ fn a_symbol_that_is_not_there() {
             pid,
             &format!("uprobe:{}:no_such_function", program.display()),
         );
-        // Some bpftraces look for themselves, and have only this to say.
+        // Some bpftraces check by themselves, and print only this.
         assert_refused(&ended, &["no_such_function", "no probes to attach"]);
     });
 }
@@ -397,7 +400,7 @@ fn the_rest_of_the_machine_is_left_alone() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     need!(find_program("bpftrace"));
-    // Another process of the same program, which no one asked to trace.
+    // Another process of the same program, which no tool asked to trace.
     unharmed(|_, program, pid| {
         let mut other: Child = Command::new(program)
             .stdin(Stdio::piped())

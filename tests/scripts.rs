@@ -1,11 +1,13 @@
-//! bpftrace scripts give under Beeline what they give on the kernel: what is known about the workload's calls
-//! is in their output, and the outputs agree. See `workloads/counts.c` for the calls of one round.
+//! bpftrace scripts print the same under Beeline as on the kernel: their output contains the known
+//! facts about the workload's calls, and the outputs agree. See `workloads/counts.c` for the calls
+//! of one round.
 
 use beeline_e2e::Compare::{Exact, Shape, Sorted};
 use beeline_e2e::{Case, Scratch, Turn, need};
 use std::process::Command;
 
-/// `name: compare, "script", ["line that must be there", ...];` for each test; options for gcc may stand first.
+/// Each test reads `name: compare, "script", ["line that must be there", ...];`; options for gcc
+/// may come first.
 macro_rules! scripts {
     ($($name:ident: $compare:expr, $script:expr, [$($known:expr),*];)*) => {
         scripts! { built with []; $($name: $compare, $script, [$($known),*];)* }
@@ -47,7 +49,7 @@ scripts! {
         "uprobe:{prog}:wl_threaded { @ = count(); @plain[tid] = count(); } END { clear(@plain); }", ["@: 1000"];
 }
 
-// What a probe can read.
+// The data that a probe can read.
 scripts! {
     arguments_0_to_5_are_the_callers: Sorted,
         "uprobe:{prog}:wl_eight { printf(\"%d %d %d %d %d %d\\n\", arg0, arg1, arg2, arg3, arg4, arg5); }",
@@ -101,7 +103,8 @@ scripts! {
         "uprobe:{prog}:wl_inner { @[usym(reg(\"ip\"))] = count(); }", ["@[wl_inner]: 12"];
 }
 
-// Stacks, in functions that begin with "push %rbp": at that instruction every kernel finds the caller.
+// Stacks, in functions that begin with "push %rbp": at that instruction every kernel finds the
+// caller.
 scripts! {
     built with ["-fcf-protection=none"];
     ustack_names_the_callers: Exact,
@@ -114,8 +117,8 @@ scripts! {
         "uprobe:{prog}:wl_outer { printf(\"%s\", ustack(1)); }", ["wl_outer+0"];
 }
 
-/// At an `endbr64` the frame is not set up yet. A kernel built without CONFIG_X86_KERNEL_IBT takes it for set up and
-/// leaves the caller out; Beeline names the caller whatever the kernel.
+/// At an `endbr64` the frame is not set up yet. A kernel built without CONFIG_X86_KERNEL_IBT
+/// assumes that it is and leaves the caller out; Beeline names the caller on any kernel.
 #[test]
 fn ustack_names_the_caller_at_an_endbr64_too() {
     let _turn = Turn::take();
@@ -130,7 +133,7 @@ fn ustack_names_the_caller_at_an_endbr64_too() {
     need!(case.check_beeline(&program, || Command::new(&program)));
 }
 
-// Probes, several at once, and the probes that are nobody's function.
+// Probes, several at once, and the probes that belong to no function.
 scripts! {
     wildcards_attach_to_every_match: Exact,
         "uprobe:{prog}:wl_wild_* { @[probe] = count(); @all = count(); }", ["@all: 6"];
@@ -207,8 +210,8 @@ scripts! {
         "BEGIN { time(\"%H:%M:%S\\n\"); } uprobe:{prog}:wl_wild_one { printf(\"%s\\n\", strftime(\"%Y\", nsecs)); }", [];
 }
 
-/// Debian's bpftrace cannot tell where an instruction begins, so it takes a place inside a function as an
-/// address where no symbol reaches, and wants `--unsafe` for it.
+/// Debian's bpftrace cannot tell where an instruction begins, so it treats a place inside a
+/// function as an address without a symbol, and requires `--unsafe` for it.
 #[test]
 fn probe_at_an_offset_sees_that_instruction() {
     let _turn = Turn::take();

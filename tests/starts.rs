@@ -1,12 +1,12 @@
-//! `beeline start` under sessions that ask for every process, in a pid namespace of their own: the machine's other processes are not
-//! concerned.
+//! `beeline start` under sessions that ask for every process, in a pid namespace of their own: they
+//! do not affect the machine's other processes.
 
 use std::process::{Command, Stdio};
 
 use beeline_e2e::{Scratch, Tool, Turn, beeline, beeline_wanted, find_program, map_counts, need};
 
-/// Starts the commands given behind the script, one after the other, when that is attached. Each line of output says how a command
-/// ended; 124 if it took 30 seconds.
+/// Starts the commands given after the script, one after the other, once the script is attached.
+/// Each line of output describes a command's end; 124 if it took 30 seconds.
 const WITHIN: &str = r#"
 # Without it what is started in the background ignores SIGINT.
 set -m
@@ -18,7 +18,7 @@ kill -INT $session
 wait $session
 cat output"#;
 
-/// What bpftrace printed in the end.
+/// Returns bpftrace's final output.
 fn started(script: &str, commands: &[&str]) -> Result<Vec<String>, String> {
     find_program("bpftrace")?;
     find_program("unshare")?;
@@ -59,7 +59,7 @@ fn started(script: &str, commands: &[&str]) -> Result<Vec<String>, String> {
     Ok(ended.stdout)
 }
 
-/// Each failing `execve` of the search in `PATH` is one that the session looks at, too.
+/// The session also sees each failing `execve` of the search in `PATH`.
 #[test]
 fn a_command_is_looked_for_under_a_session_that_traces_calls() {
     let _turn = Turn::take();

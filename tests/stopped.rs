@@ -1,4 +1,4 @@
-//! A process that job control has stopped, with threads at places where they seldom are, is traced like any other.
+//! A process stopped by job control, with threads at unusual places, is traced like any other.
 
 use std::time::Duration;
 
@@ -7,11 +7,12 @@ use beeline_e2e::{
     need, send, statuses, until,
 };
 
-/// A breakpoint hooks it.
+/// A function that a breakpoint hooks.
 const FUNCTION: &str = "hm_locked";
-/// Of the signals that a thread is to be told of, SIGTRAP.
+/// SIGTRAP among the pending signals of a thread.
 const SIGTRAP: u64 = 1 << (libc::SIGTRAP - 1);
-/// Times that the process is stopped, until a thread is behind a breakpoint of which it has not been told.
+/// The number of times to stop the process, until a thread is past a breakpoint whose signal is
+/// still pending.
 const TIMES: usize = 200;
 
 fn stop(pid: u32) {
@@ -20,7 +21,7 @@ fn stop(pid: u32) {
     assert!(until(PATIENCE, is_stopped));
 }
 
-/// Has one of its threads come to a breakpoint, and not been told yet?
+/// Returns whether one of its threads has hit a breakpoint whose signal is still pending.
 fn awaits_trap(pid: u32) -> bool {
     let pending = |status: &String| {
         let mut lines = status.lines();

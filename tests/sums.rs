@@ -1,4 +1,5 @@
-//! Nothing is lost: counters that programs keep come out exactly, whatever is done to the threads that run them.
+//! Nothing is lost: programs' counters come out exactly, whatever happens to the threads that run
+//! them.
 //!
 //! Targets are `workloads/callers.c`, the tool is `workloads/sums.c`.
 
@@ -23,7 +24,7 @@ struct Setting {
     _scratch: Scratch,
 }
 
-/// What the tool said at its end: by map, the sum of each element.
+/// The tool's final output: by map, the sum of each element.
 struct Sums {
     by_map: HashMap<String, Vec<u64>>,
     /// Hits that ran no program, as Beeline reports them.
@@ -69,7 +70,7 @@ impl Sums {
         }
     }
 
-    /// The same element of all maps that count.
+    /// Returns the same element of all maps that count.
     fn of_element(&self, index: usize) -> Vec<u64> {
         COUNTERS
             .iter()
@@ -78,7 +79,7 @@ impl Sums {
     }
 }
 
-/// Calls of each thread in one command, and how many commands.
+/// Calls of each thread in one command, and the number of commands.
 fn amount(engine: Engine) -> (u64, u64) {
     match engine {
         Engine::Kernel => (10_000, 1),
@@ -97,8 +98,8 @@ fn migrate(pid: u32, stop: &AtomicBool) {
         for task in tasks.into_iter().flatten().flatten() {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             let tid = task.file_name().to_string_lossy().parse().unwrap_or(0);
-            // SAFETY: the set is plain data, zeroed and then filled; the call reads it only. A thread that has
-            // ended meanwhile is an error that does not matter.
+            // SAFETY: the set is plain data, zeroed and then filled; the call reads it only. A
+            // thread that has ended meanwhile is an error that does not matter.
             unsafe {
                 let mut set: libc::cpu_set_t = std::mem::zeroed();
                 libc::CPU_SET(((state >> 33) % cpus) as usize, &mut set);
@@ -156,7 +157,7 @@ fn sums_are_exact_when_the_process_forks_meanwhile() {
         assert_eq!(answer, "done 0", "{engine}: children failed");
         let sums = Sums::of(&tool.wait());
         for index in 0..=THREADS {
-            // The last index is the children's, who are not whom the tool attached to.
+            // The last index is that of the children, which the tool did not attach to.
             let expected = if index == THREADS { 0 } else { calls };
             let found = sums.of_element(index);
             assert_eq!(found, [expected; COUNTERS.len()], "{engine}, {index}");
@@ -166,7 +167,7 @@ fn sums_are_exact_when_the_process_forks_meanwhile() {
     }
 }
 
-/// Of four processes that count into the same maps, two are killed at some moment.
+/// Two of four processes that count into the same maps are killed at some moment.
 #[test]
 fn sums_of_survivors_are_exact_when_others_are_killed() {
     let _turn = Turn::take();
@@ -185,10 +186,11 @@ fn sums_of_survivors_are_exact_when_others_are_killed() {
                     let command = format!("threads {} {EACH} {calls}", i * EACH);
                     threads.push(scope.spawn(move || target.ask(&command)));
                 }
-                // Some instant while they work, another one each time.
+                // Some instant while they work, a different one each time.
                 thread::sleep(std::time::Duration::from_micros(500 + round * 1700));
                 for pid in &pids[..2] {
-                    // SAFETY: kill touches no memory; the process is a child that was not waited for.
+                    // SAFETY: kill touches no memory; the process is a child that was not waited
+                    // for.
                     unsafe { libc::kill(*pid as i32, libc::SIGKILL) };
                 }
                 threads
@@ -203,7 +205,8 @@ fn sums_of_survivors_are_exact_when_others_are_killed() {
                     short += check_killed_or_exact(&sums.of_element(index), calls, answer, index);
                 }
             }
-            // A dead process keeps its CPU slot until that is noticed; a hit that waits too long for it is missed, and told.
+            // A dead process keeps its CPU slot until that is noticed; a hit that waits too long
+            // for it is missed, and reported.
             assert!(
                 short <= sums.missed,
                 "{engine}: {short} of {} missed",
@@ -217,8 +220,8 @@ fn sums_of_survivors_are_exact_when_others_are_killed() {
     }
 }
 
-/// How many calls of a thread that lived were not counted: in none of the maps. A program that is killed may have got to
-/// some of its maps only.
+/// Returns the number of calls of a living thread that were not counted, in none of the maps. A
+/// killed program may have counted in only some of its maps.
 fn check_killed_or_exact(
     found: &[u64],
     calls: u64,
@@ -235,7 +238,8 @@ fn check_killed_or_exact(
     if answer.is_ok() { calls - most } else { 0 }
 }
 
-/// Handlers that hit probes while their thread may be inside a program, which may hold a lock of a map.
+/// Handlers that hit probes while their thread may be inside a program, which may hold a map's
+/// lock.
 #[test]
 fn handlers_that_hit_probes_inside_programs_run_or_are_counted_as_missed() {
     let _turn = Turn::take();

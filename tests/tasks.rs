@@ -1,5 +1,5 @@
-//! The current task, as tools see it through the kernel's own layout, and values with locks: under Beeline they tell
-//! what the kernel's do.
+//! The current task, as tools see it through the kernel's own layout, and values with locks: under
+//! Beeline both read the same as on the kernel.
 
 use beeline_e2e::Compare::Sorted;
 use beeline_e2e::{Case, Engine, Scratch, Tool, Turn, beeline_wanted, engines, file_offset, need};
@@ -101,7 +101,7 @@ fn unknown_fields_read_as_zero() {
     need!(case.check_beeline(&program, || Command::new(&program)));
 }
 
-/// Where the running kernel's tasks have a field, in bytes.
+/// Returns the offset in bytes of a field in the running kernel's tasks.
 fn field_of_task(name: &str) -> Result<u32, String> {
     let data = std::fs::read("/sys/kernel/btf/vmlinux").map_err(|error| error.to_string())?;
     let btf = Btf::parse(&data).ok_or("the kernel's BTF cannot be read")?;
@@ -110,7 +110,7 @@ fn field_of_task(name: &str) -> Result<u32, String> {
     Ok(field.ok_or("tasks have no such field")?.offset)
 }
 
-/// A thread that blocks SIGSEGV, and Beeline itself, are not ended by a program's null pointer.
+/// A program's null pointer ends neither a thread that blocks SIGSEGV nor Beeline itself.
 #[test]
 fn null_pointers_are_followed_where_signals_are_blocked_and_in_test_runs() {
     need!(beeline_wanted());
@@ -136,7 +136,7 @@ fn null_pointers_are_followed_where_signals_are_blocked_and_in_test_runs() {
     );
 }
 
-/// Everything that `values.c` tries has the same outcome.
+/// Every attempt of `values.c` has the same outcome.
 #[test]
 fn values_with_locks_are_the_kernels() {
     let _turn = Turn::take();

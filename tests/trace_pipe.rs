@@ -1,11 +1,11 @@
-//! What programs print comes out of the trace pipe, as with the kernel.
+//! Programs' messages come out of the trace pipe, as with the kernel.
 
 use beeline_e2e::{
     Engine, Scratch, Tool, Turn, Workload, beeline_wanted, engines, file_offset, need,
 };
 use std::path::Path;
 
-/// Starts the tool whose program prints at each of ten calls, and has them called.
+/// Starts the tool whose program prints at each of ten calls, and makes these calls.
 fn print_ten(engine: Engine, scratch: &Scratch, program: &Path, workload: &mut Workload) -> Tool {
     let offset = file_offset(program, "wl_eight").expect("a symbol of the workload");
     let mut command = engine.command(scratch.build("attach.c"));
@@ -17,7 +17,8 @@ fn print_ten(engine: Engine, scratch: &Scratch, program: &Path, workload: &mut W
     tool
 }
 
-/// A line without what differs from run to run: the CPU, the flags of its moment, and the time.
+/// Returns a line without the parts that differ between runs: the CPU, the context flags, and the
+/// time.
 fn steady(line: &str) -> String {
     let (task, rest) = line.split_once('[').expect("a CPU");
     let (cpu, rest) = rest.split_once("] ").expect("a CPU's end");

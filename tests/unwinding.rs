@@ -1,5 +1,6 @@
-//! Unwinders come through functions whose returns are probed as if they were not: exceptions, panics, threads that
-//! end, lists of callers. A kernel's probes end the process there, so these are Beeline's own promises.
+//! Unwinders pass through functions with return probes as if there were none: exceptions, panics,
+//! threads that end, lists of callers. The kernel's probes end the process there, so only Beeline
+//! promises this.
 
 use beeline_e2e::{
     Engine, Scratch, Tool, Turn, Workload, beeline_wanted, find_program, map_counts, need,
@@ -7,10 +8,10 @@ use beeline_e2e::{
 use std::path::Path;
 use std::process::Command;
 
-/// A function, how often it is called, and how often it returns.
+/// A function, with the number of its calls and of its returns.
 type Calls<'a> = (&'a str, u64, u64);
 
-/// The answers of a program to lines when nobody looks.
+/// An untraced program's answers to lines.
 fn honest(program: &Path, lines: &[&str]) -> Vec<String> {
     let mut workload = Workload::start(program);
     let answers = lines.iter().map(|line| workload.tell(line)).collect();
@@ -43,7 +44,8 @@ fn assert_calls(stdout: &[String], calls: &[Calls<'_>], what: &[&str]) {
     }
 }
 
-/// Sends lines to a program whose functions are probed: it answers as it does by itself, and all is counted.
+/// Sends lines to a program whose functions are probed: it answers as it does untraced, and
+/// everything is counted.
 fn unwinds(program: &Path, lines: &[&str], calls: &[Calls<'_>]) -> Result<(), String> {
     beeline_wanted()?;
     let bpftrace = find_program("bpftrace")?;
@@ -66,7 +68,8 @@ fn unwinds(program: &Path, lines: &[&str], calls: &[Calls<'_>]) -> Result<(), St
     Ok(())
 }
 
-/// For so many times 50 calls of `u_catches`, the odd ones of which throw, through 21 calls of `u_recurses` each.
+/// For so many times 50 calls of `u_catches`, the odd ones of which throw, through 21 calls of
+/// `u_recurses` each.
 fn thrown(times: u64) -> [Calls<'static>; 5] {
     [
         ("u_catches", 50 * times, 50 * times),
@@ -142,7 +145,7 @@ fn a_forked_child_throws_through_the_call_that_it_was_forked_in() {
     let _turn = Turn::take();
     let scratch = Scratch::new();
     let program = scratch.build("unwinds.cpp");
-    // What the child calls is not its parent's.
+    // The child's calls do not count as its parent's.
     need!(unwinds(&program, &["fork"], &[("u_forks", 1, 1)]));
 }
 
@@ -158,7 +161,8 @@ fn an_unwinder_that_is_loaded_as_it_is_needed_unwinds_at_once() {
     need!(unwinds(&program, &["exit"], &calls));
 }
 
-/// The stack that a frame is on is not to be told then: returns may be missed, and are counted as that.
+/// The stack of a frame cannot be determined then: returns may be missed, and are counted as
+/// missed.
 #[test]
 fn coroutines_that_move_between_threads_throw() {
     let _turn = Turn::take();

@@ -1,4 +1,4 @@
-//! An ordinary user traces his own processes, and nobody else's.
+//! An ordinary user can trace only that user's own processes.
 
 use beeline_e2e::{
     Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
@@ -11,11 +11,11 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The user "nobody" of Debian.
+/// Debian's user "nobody".
 const NOBODY: u32 = 65534;
 
-/// A directory with what an ordinary user may run: a workload, and a copy of Beeline, whose own
-/// place may be closed to others.
+/// A directory with files that an ordinary user may run: a workload, and a copy of Beeline, whose
+/// own path may be closed to others.
 struct Setting {
     scratch: Scratch,
     program: PathBuf,
@@ -41,7 +41,7 @@ impl Setting {
         })
     }
 
-    /// `command` as an ordinary user.
+    /// Returns `command` as an ordinary user.
     fn as_nobody(&self, command: &Path) -> Command {
         let mut setpriv = Command::new("setpriv");
         setpriv
@@ -155,7 +155,8 @@ fn an_ordinary_user_cannot_end_roots_session() {
     workload.finish();
 }
 
-/// The numbers of the calls in what `strace -n` prints, but for the `execve` that it begins with, and the end.
+/// Returns the numbers of the calls in the output of `strace -n`, except for the `execve` at its
+/// beginning, and the end.
 fn numbers(trace: &str) -> Vec<u32> {
     let number = |line: &str| {
         line.strip_prefix('[')?
@@ -227,7 +228,8 @@ fn a_command_that_nobody_traces_runs_all_the_same() {
 fn children_of_a_tool_see_their_own_identity() {
     let _turn = Turn::take();
     let setting = need!(Setting::new());
-    // The shell is told what bpftrace is; what bpftrace starts knows better, and so do its children.
+    // The shell sees bpftrace's identity; the processes that bpftrace starts see their own, and so
+    // do their children.
     let inner = setting.scratch.path().join("who.sh");
     std::fs::write(inner, "id -u\nsh -c 'id -u'\n").expect("the script can be written");
     let mut command = setting.as_nobody(&setting.beeline);
@@ -247,7 +249,8 @@ fn children_of_a_tool_see_their_own_identity() {
     );
 }
 
-/// Programs with more rights than he has, and what runs them: a name, an owner, a group and a mode.
+/// Programs with more rights than the user, and the programs that run them: a name, an owner, a
+/// group and a mode.
 const PRIVILEGED: [(&str, u32, u32, u32); 5] = [
     ("plain", 0, 0, 0o755),
     ("set-uid", 0, 0, 0o4755),
@@ -256,7 +259,7 @@ const PRIVILEGED: [(&str, u32, u32, u32); 5] = [
     ("capable", 0, 0, 0o755),
 ];
 
-/// Puts [`PRIVILEGED`] and scripts for them where an ordinary user may run them.
+/// Installs [`PRIVILEGED`] and scripts for them where an ordinary user may run them.
 fn lay_out_privileged(directory: &Path, rights: &Path) -> Result<(), String> {
     let said = |error: std::io::Error| error.to_string();
     for (name, owner, group, mode) in PRIVILEGED {
@@ -300,7 +303,7 @@ fn lay_out_privileged(directory: &Path, rights: &Path) -> Result<(), String> {
     }
 }
 
-/// What runs by itself with more rights than his shell has them in a traced shell, too.
+/// A program that gains more rights than its shell when untraced gains them in a traced shell, too.
 #[test]
 fn programs_that_gain_rights_have_them() {
     let _turn = Turn::take();

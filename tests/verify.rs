@@ -1,4 +1,4 @@
-//! `beeline verify`: what it says of good programs and of bad ones, by its own verifier and by the kernel's.
+//! `beeline verify`: its answers on good and bad programs, from its own verifier and the kernel's.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -43,7 +43,7 @@ long good(long *context)
 }
 "#;
 
-/// A program that has one fault, what is said of it, and what is advised.
+/// A program with one fault, the message on it, and the advice.
 struct Fault {
     name: &'static str,
     source: &'static str,
@@ -275,7 +275,7 @@ fn verify(file: &Path, words: &[&str]) -> Ended {
     Tool::start(command).wait()
 }
 
-/// Who can be asked here.
+/// Returns the verifiers that can be asked here.
 fn verifiers() -> Vec<&'static str> {
     let mut verifiers = vec!["beeline"];
     match Engine::Kernel.available() {
@@ -445,7 +445,8 @@ fn the_verdict_and_the_way_to_it_are_the_kernels() {
     }
 }
 
-/// Files with what tools rarely have: arenas, maps without types, structures of functions, externs, maps that are iterated over.
+/// Files with rare features: arenas, maps without types, structures of functions, externs, maps
+/// that are iterated over.
 const RARE: &[(&str, &str)] = &[
     (
         "arena",
@@ -486,7 +487,7 @@ fn rare_features_are_built_as_the_kernel_wants_them() {
         return;
     }
     for (name, source) in RARE {
-        // Older ones know no arenas.
+        // Older kernels know no arenas.
         let object = sample.compiled("clang-19", name, source);
         let ended = verify(&object, &["--json", "--verifier", "both"]);
         let all = objects(&ended);
@@ -495,7 +496,8 @@ fn rare_features_are_built_as_the_kernel_wants_them() {
             let (kernel, program) = (&said["kernel"], &said["program"]);
             let reason = kernel["reason"].as_str().unwrap_or_default();
             assert!(!reason.contains("cannot be made"), "{name}: {said}");
-            // Some kernels let nobody load fentry programs, and some do not tell where their variables are.
+            // Some kernels allow no fentry programs, and some do not tell where their variables
+            // are.
             if kernel["verdict"] == "unknown" || reason.contains("failed to find the address") {
                 assert_eq!(said["verdict"], "accept", "{name}, {program}: {said}");
                 continue;

@@ -1,11 +1,12 @@
-//! Sites at which Beeline sees nothing beside a kernel uprobe, and no thread tells of one: when it has gone they are hooked again.
+//! Sites where a kernel uprobe hides all hits from Beeline, and no thread shows that it is there:
+//! Beeline hooks them again when the uprobe has gone.
 
 use beeline_e2e::{PATIENCE, Turn, need, until};
 
 use crate::setting::{Place, Setting, first_byte};
 
 const CALLS: u64 = 50;
-/// The first instruction leads elsewhere, always and sometimes; or only a breakpoint can hook it.
+/// The first instruction branches, always or sometimes; or only a breakpoint can hook it.
 const FUNCTIONS: [&str; 5] = [
     "b_ret",
     "b_jmp_short",
@@ -14,7 +15,8 @@ const FUNCTIONS: [&str; 5] = [
     "b_looped",
 ];
 
-/// A kernel uprobe comes to a hooked function and goes; `is_noticed` says whether Beeline is given the time to see it.
+/// Adds a kernel uprobe to a hooked function and removes it; `is_noticed` says whether Beeline gets
+/// the time to see it.
 fn seen_again_behind_the_kernel(function: &str, is_noticed: bool) {
     let mut setting = need!(Setting::new());
     let mut functions = setting.functions.iter();

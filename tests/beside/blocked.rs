@@ -1,15 +1,16 @@
-//! A thread that sleeps with all signals blocked would be killed by a breakpoint. It does not block SIGTRAP while Beeline is there.
+//! A breakpoint would kill a thread that sleeps with all signals blocked. The thread does not block
+//! SIGTRAP while Beeline is there.
 
 use beeline_e2e::{PATIENCE, Turn, need, statuses, until};
 
 use crate::setting::{INT3, Setting, first_byte};
 
-/// Only a breakpoint hooks it.
+/// A function that only a breakpoint can hook.
 const FUNCTION: &str = "b_looped";
 const CALLS: u64 = 50;
 const SIGTRAP: u64 = 1 << (libc::SIGTRAP - 1);
 
-/// The number of threads that block SIGTRAP.
+/// Returns the number of threads that block SIGTRAP.
 fn blocking(pid: u32) -> usize {
     let blocks = |status: &String| {
         let mut lines = status.lines();

@@ -10,10 +10,10 @@ use beeline_e2e::{
 use crate::setting::{JUMP, first_byte};
 
 const LIBC: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
-/// The target calls them, and the session counts the calls.
+/// The functions that the target calls and the session counts.
 const FUNCTIONS: [&str; 4] = ["kill", "listen", "dup2", "read"];
 const CALLS: u64 = 1_000;
-/// A prime, to be told from the other calls.
+/// A prime, to tell these calls from the others.
 const BESIDE: u64 = 101;
 
 #[test]
@@ -47,7 +47,7 @@ fn calls_are_made_rightly_at_functions_that_the_kernel_probes_too() {
     right(&mut target, BESIDE);
     ours.wait_to_be_told(|line| line.contains("a kernel uprobe is at"));
     kernel.tell("off all");
-    // Before and after the jumps are whole again.
+    // Before the jumps are whole again, and after.
     right(&mut target, CALLS);
     let kill = need!(file_offset(Path::new(LIBC), "kill"));
     let is_whole = || first_byte(pid, Path::new(LIBC), kill) == JUMP;

@@ -1,4 +1,5 @@
-//! Where there is no room for all that guards a jump, and a breakpoint would kill a thread: the jump stands what it can.
+//! Sites with no room for everything that guards a jump, where a breakpoint would kill a thread:
+//! the jump tolerates what it can.
 
 use beeline_e2e::{PATIENCE, Turn, need, until};
 
@@ -6,7 +7,7 @@ use crate::setting::{JUMP, Place, Setting, code_at, first_byte};
 
 /// Three pushes of two bytes: the last one begins at the jump's last byte.
 const FUNCTION: &str = "b_push_r15";
-/// Where kernel uprobes come: at the first and at the second of them.
+/// The instructions that get kernel uprobes: the first and the second.
 const STEPS: [u64; 2] = [0, 2];
 const CALLS: u64 = 50;
 
@@ -34,9 +35,10 @@ fn a_jump_that_is_guarded_in_part_stands_kernel_uprobes() {
     }
 }
 
-/// `lea eax, [rdi + 1]; add eax, esi`. The jump would stand all kernel uprobes only if its last byte were the second one's of the `add`.
+/// `lea eax, [rdi + 1]; add eax, esi`. The jump would tolerate all kernel uprobes only if its last
+/// byte were the second byte of the `add`.
 const TWO: &str = "b_lea_add";
-/// Where the `add` begins.
+/// The offset of the `add`.
 const ADD: u64 = 3;
 
 #[test]
@@ -54,7 +56,7 @@ fn a_kernel_uprobe_inside_a_jump_may_go_before_one_at_the_site() {
     setting.run();
     let outer = setting.attach_kernel_at(offset, Place::Entry);
     assert!(outer.is_some(), "the kernel takes it");
-    // A breakpoint takes the jump's place, which leaves the instructions behind it whole.
+    // A breakpoint replaces the jump, which leaves the instructions behind it whole.
     assert!(until(PATIENCE, || code()[4] == file[4]), "{:x?}", code());
     setting.go_on();
     let inner = setting.attach_kernel_at(offset + ADD, Place::Entry);

@@ -1,4 +1,4 @@
-//! Several sessions' signal handlers in one target: they come and go in every order.
+//! Several sessions' signal handlers in one target, installed and removed in every order.
 
 use beeline_e2e::{
     Ended, Engine, Footprint, Scratch, Tool, Turn, Workload, beeline_wanted, file_offset,
@@ -12,8 +12,8 @@ use crate::setting::{BREAKPOINTS, LEAVING, Place, Setting, counted};
 const CALLS: u64 = 50;
 const PHASE: u64 = 2;
 
-/// A session whose handler is called after another one's attaches to more functions, over that one's patches. Gives which of them ends
-/// first.
+/// A session whose handler runs after another one's attaches to more functions, over that one's
+/// patches. Returns which of them ends first.
 fn attach_over_a_later_session(beside_kernel: bool, first_goes: bool) {
     let _turn = Turn::take();
     let mut setting = need!(Setting::new());
@@ -53,7 +53,8 @@ fn attach_over_a_later_session(beside_kernel: bool, first_goes: bool) {
     setting.finish();
 }
 
-/// A tool that attaches to one function, says "waiting", and after a line to all others.
+/// A tool that attaches to one function, prints "waiting", and after a line of input attaches to
+/// all others.
 fn start_first(setting: &Setting) -> Tool {
     let mut command = Engine::Beeline.command(setting.scratch.build("attach.c"));
     let offset = file_offset(&setting.program, "b_phase").expect("a symbol of the workload");
@@ -67,7 +68,8 @@ fn start_first(setting: &Setting) -> Tool {
     Tool::start(command)
 }
 
-/// Its one counter has the calls of all functions; beside the kernel, of those at least whose hits are seen then.
+/// Asserts that the first session's one counter holds the calls of all functions; beside the
+/// kernel's probes, at least of those whose hits are visible then.
 fn assert_first_saw(setting: &Setting, ended: &Ended, calls: u64, beside_kernel: bool) {
     let count = ended.stdout.iter().find_map(|line| {
         let count = line.strip_prefix("count ")?;
@@ -107,7 +109,8 @@ fn the_first_session_attaches_again_beside_the_kernel_and_goes_last() {
     attach_over_a_later_session(true, false);
 }
 
-/// Its own faults come to its own handler, on its own stack, and those of our reads never do.
+/// The target's own faults reach its own handler, on its own stack; the faults of Beeline's reads
+/// never do.
 #[test]
 fn a_target_installs_a_handler_under_two_sessions() {
     const LOOKS: u64 = 20_000;

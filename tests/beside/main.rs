@@ -1,6 +1,8 @@
-//! Kernel uprobes at the same instructions as Beeline's probes: both count rightly, and the target lives.
+//! Kernel uprobes at the same instructions as Beeline's probes: both count correctly, and the
+//! target lives.
 //!
-//! The target is mostly `workloads/beside.c`, the kernel's probes are `workloads/kernel_probes.c`'s.
+//! The target is mostly `workloads/beside.c`; the kernel's probes are those of
+//! `workloads/kernel_probes.c`.
 
 mod blind;
 mod blocked;

@@ -1,4 +1,4 @@
-//! Both attached and detached in every order, while threads run.
+//! Kernel uprobes and Beeline's probes attached and detached in every order, while threads run.
 
 use std::collections::HashMap;
 
@@ -68,7 +68,8 @@ fn both_count(order: &Order) {
     setting.finish();
 }
 
-/// Has each function called, and asserts that the kernel's probes have counted it; gives how often each was.
+/// Calls each function, asserts that the kernel's probes have counted the calls, and returns the
+/// number of calls of each.
 fn calls_that_the_kernel_sees(setting: &mut Setting, probed: &[String]) -> u64 {
     let before = setting.kernel_counts();
     let calls = setting.calls(CALLS);
@@ -161,7 +162,8 @@ fn returns_ours_last_and_last_gone() {
     order(Place::Return, false, false);
 }
 
-/// Two sessions at the same functions; `first_goes` says which of them ends first, while the kernel's probes are there.
+/// Runs two sessions at the same functions; `first_goes` says which of them ends first, while the
+/// kernel's probes are there.
 fn two_sessions_and_the_kernel(place: Place, first_goes: bool) {
     let _turn = Turn::take();
     let mut setting = need!(Setting::new());

@@ -1,4 +1,5 @@
-//! A target whose functions begin with every kind of instruction, and the two that probe it.
+//! A target whose functions begin with every kind of instruction, and the two kinds of probes on
+//! it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -11,16 +12,17 @@ use beeline_e2e::{
     beeline_wanted, file_offset, find_program, until,
 };
 
-/// The most bytes of a function that are looked at.
+/// The most bytes of a function that are examined.
 const NEAR: usize = 16;
-/// Bytes of a jump; a function's first instruction may be one as well.
+/// Bytes of a jump; a function's first instruction may itself be a jump.
 const JUMP_LEN: usize = 5;
 /// A jump's first byte.
 pub const JUMP: u8 = 0xe9;
 pub const INT3: u8 = 0xcc;
-/// As many as `beside.c` has.
+/// The number of functions in `beside.c`.
 pub const THREADS: u64 = 8;
-/// Where the first instruction is a jump, a call or a return, Beeline does not see the hits that the kernel's probe has.
+/// Functions whose first instruction is a jump, a call or a return: Beeline does not see the hits
+/// that the kernel's probe takes.
 pub const LEAVING: [&str; 11] = [
     "b_ret",
     "b_jmp_short",
@@ -35,9 +37,11 @@ pub const LEAVING: [&str; 11] = [
     "b_call_rip",
 ];
 
-/// Functions that branch into their first five bytes: they are hooked by a breakpoint; beside a kernel uprobe its hits are not seen.
+/// Functions that branch into their first five bytes: a breakpoint hooks them, and its hits are not
+/// seen beside a kernel uprobe.
 pub const BREAKPOINTS: [&str; 2] = ["b_looped", "b_inner_loop"];
-/// Functions that take their return address from the stack and put it back: beside a kernel uretprobe its returns are not seen.
+/// Functions that pop their return address and push it back: their returns are not seen beside a
+/// kernel uretprobe.
 pub const POPPING: [&str; 1] = ["b_pop_r11"];
 
 /// The target, and the kernel's probes.
@@ -51,7 +55,7 @@ pub struct Setting {
     pub scratch: Scratch,
 }
 
-/// Where a function is probed.
+/// The place in a function where a probe is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Entry,
@@ -109,7 +113,8 @@ impl Setting {
         })
     }
 
-    /// Has the kernel probe all functions; gives those that it does, in the order of their numbers. Some it refuses.
+    /// Has the kernel probe all functions; returns the ones that it accepts, in the order of their
+    /// numbers. It refuses some.
     pub fn attach_kernel(&mut self, place: Place) -> Vec<String> {
         let mut probed = Vec::new();
         for (name, offset) in &self.functions {
@@ -130,7 +135,7 @@ impl Setting {
         probed
     }
 
-    /// Has the kernel probe one place; gives the probe's number, if it does not refuse.
+    /// Has the kernel probe one place; returns the probe's number, unless the kernel refuses.
     pub fn attach_kernel_at(&mut self, offset: u64, place: Place) -> Option<u64> {
         let command = format!(
             "on {} {offset} {}",
@@ -155,7 +160,7 @@ impl Setting {
         tool
     }
 
-    /// As [`Setting::ours`], without waiting.
+    /// Does the same as [`Setting::ours`], without waiting.
     pub fn ours_begun(&self, script: &str) -> Tool {
         let mut command = Engine::Beeline.command(&self.bpftrace);
         command.args(["-p", &self.target.pid().to_string()]);
@@ -163,7 +168,7 @@ impl Setting {
         Tool::bpftrace(command, &script)
     }
 
-    /// A script that counts hits of all functions by the target's phase.
+    /// Returns a script that counts hits of all functions by the target's phase.
     pub fn counting(&self, place: Place) -> String {
         let what = place.for_bpftrace();
         let names = self.functions.iter().map(|(name, _)| name);
@@ -176,19 +181,20 @@ impl Setting {
         )
     }
 
-    /// Has a thread block all signals.
+    /// Makes a thread block all signals.
     pub fn block(&mut self) {
         assert_eq!(self.target.tell("block"), "blocking");
         self.before.threads += 1;
     }
 
-    /// Takes the room for some of what guards jumps.
+    /// Takes the room for some of the code that guards jumps.
     pub fn fill(&mut self) {
         assert_eq!(self.target.tell("fill"), "filled");
         self.before = Footprint::of(self.target.pid());
     }
 
-    /// Takes the room for some of what guards jumps, and has a thread block SIGTRAP, so that no breakpoint may serve.
+    /// Takes the room for some of the code that guards jumps, and makes a thread block SIGTRAP,
+    /// which rules out breakpoints.
     pub fn crowd(&mut self) {
         assert_eq!(self.target.tell("crowd"), "crowded");
         self.before = Footprint::of(self.target.pid());
@@ -198,12 +204,12 @@ impl Setting {
         assert_eq!(self.target.tell(&format!("phase {number}")), "phase");
     }
 
-    /// Has all threads call every function without end.
+    /// Makes all threads call every function without end.
     pub fn run(&mut self) {
         assert_eq!(self.target.tell("start"), "running");
     }
 
-    /// Waits until each thread has come through all functions some times more.
+    /// Waits until each thread has gone through all functions a few more times.
     pub fn go_on(&mut self) {
         let turns = |target: &mut Workload| target.tell("turns").parse::<u64>().expect("a number");
         let before = turns(&mut self.target);
@@ -211,7 +217,8 @@ impl Setting {
         assert!(further, "the target stands still");
     }
 
-    /// Waits until ours are at the functions again that no thread tells of when a kernel uprobe has gone.
+    /// Waits until Beeline has hooked again the functions where no thread shows that a kernel
+    /// uprobe has gone.
     pub fn wait_hooked(&self) {
         let file = File::open(&self.program).expect("it is built");
         let functions = self.functions.iter();
@@ -231,14 +238,15 @@ impl Setting {
         assert!(answer.starts_with("right "), "{answer}");
     }
 
-    /// Has each thread call every function so often; gives how many calls of each that are.
+    /// Makes each thread call every function so many times; returns the number of calls of each.
     pub fn calls(&mut self, each: u64) -> u64 {
         let answer = self.target.tell(&format!("calls {each}"));
         assert!(answer.starts_with("right "), "{answer}");
         each * THREADS
     }
 
-    /// The file offsets at which each function starts, and those of all its instructions near its start.
+    /// Returns the file offsets of each function's start and of all its instructions near the
+    /// start.
     pub fn instructions(&self) -> Result<Vec<(u64, Vec<u64>)>, String> {
         let bytes = std::fs::read(&self.program).map_err(|error| error.to_string())?;
         let decode = |(_, start): &(String, u64)| {
@@ -255,14 +263,15 @@ impl Setting {
         Ok(self.functions.iter().map(decode).collect())
     }
 
-    /// Has Beeline take out what killed sessions have left.
+    /// Has Beeline remove what killed sessions have left.
     pub fn detach(&self) {
         let mut command = Command::new(beeline());
         command.args(["detach", &self.target.pid().to_string()]);
         command.output().expect("cannot run beeline");
     }
 
-    /// As [`Setting::finish`], where sessions were killed: one that handed files over just then leaves the sockets for it open.
+    /// Does the same as [`Setting::finish`] where sessions were killed: one killed while it handed
+    /// over files leaves the sockets for that open.
     pub fn finish_behind_kills(mut self) {
         let now = Footprint::of(self.target.pid()).descriptors;
         let sockets = now.into_iter().filter(|one| one.contains("socket:"));
@@ -270,7 +279,7 @@ impl Setting {
         self.finish();
     }
 
-    /// Asserts that the target is what it was, and lets it end.
+    /// Asserts that the target is as it was, and lets it end.
     pub fn finish(mut self) {
         self.kernel.tell("off all");
         let pid = self.target.pid();
@@ -291,12 +300,12 @@ impl Setting {
     }
 }
 
-/// The byte in a process's code at an offset in a file.
+/// Returns the byte in a process's code at a file offset.
 pub fn first_byte(pid: u32, file: &Path, offset: u64) -> u8 {
     code_at::<1>(pid, file, offset)[0]
 }
 
-/// The bytes in a process's code at an offset in a file.
+/// Returns the bytes in a process's code at a file offset.
 pub fn code_at<const LEN: usize>(pid: u32, file: &Path, offset: u64) -> [u8; LEN] {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
@@ -315,7 +324,7 @@ pub fn code_at<const LEN: usize>(pid: u32, file: &Path, offset: u64) -> [u8; LEN
     code
 }
 
-/// The counts of a script of [`Setting::counting`] in a phase, by function.
+/// Returns the counts of a script of [`Setting::counting`] in a phase, by function.
 pub fn counted(ended: &Ended, phase: u64) -> HashMap<String, u64> {
     let row = |line: &String| {
         let (key, count) = line.strip_prefix("@[")?.rsplit_once("]: ")?;
@@ -326,7 +335,7 @@ pub fn counted(ended: &Ended, phase: u64) -> HashMap<String, u64> {
     ended.stdout.iter().filter_map(row).collect()
 }
 
-/// The functions that did not count `wanted`, with what they did.
+/// Returns the functions whose counts are not `wanted`, with their counts.
 pub fn off_by<'a>(
     counts: &HashMap<String, u64>,
     names: impl Iterator<Item = &'a String>,

@@ -1,4 +1,5 @@
-//! Both sides attach and detach at random, sessions are killed, and the target's own checks hold.
+//! Both sides attach and detach at random and sessions are killed, while the target's own checks
+//! hold.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +7,13 @@ use beeline_e2e::{Dice, Tool, Turn, need, remark, seed, soak};
 
 use crate::setting::{Place, Setting};
 
-/// The time that it goes on if nobody asks for more.
+/// The duration by default.
 const USUAL: Duration = Duration::from_secs(60);
-/// Kernel probes lie up to so many bytes behind a function's start, where the kernel lets them.
+/// Kernel probes lie up to so many bytes behind a function's start, where the kernel allows them.
 const INNER: u64 = 5;
-/// The most sessions at a time where there is time: what some at once and killed ones leave on top of each other, with kernel uprobes that
-/// come and go between, is not right each time yet.
+/// The most concurrent sessions in a long run. The remains of several concurrent and killed
+/// sessions on top of each other, with kernel uprobes that come and go in between, are not handled
+/// correctly every time yet.
 const SESSIONS: usize = 2;
 
 /// A session with probes at random functions' entries and returns.
@@ -35,7 +37,7 @@ fn a_target_outlives_all_that_come_and_go() {
     let _turn = Turn::take();
     let mut setting = need!(Setting::new());
     let starts = need!(setting.instructions());
-    // The kernel runs this one's second instruction wrongly, whether Beeline is there or not.
+    // The kernel runs this one's second instruction wrongly, with or without Beeline.
     let with_names = starts.into_iter().zip(&setting.functions);
     let known_good = with_names.filter(|(_, (name, _))| name != "b_vmovaps");
     let starts: Vec<_> = known_good.map(|(start, _)| start).collect();

@@ -1,5 +1,5 @@
-//! Kernel uprobes that no thread tells of: Beeline sees them without stopping the target, by pages that it maps there once more, and
-//! unmaps as it leaves.
+//! Kernel uprobes that no thread shows: Beeline sees them without stopping the target, through
+//! pages that it maps there a second time, and unmaps as it leaves.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,23 +10,24 @@ use crate::setting::{INT3, Place, Setting, first_byte};
 
 /// Longer than the pause between Beeline's looks.
 const SOME_LOOKS: Duration = Duration::from_secs(3);
-/// `push rbp; mov rbp, rsp`: the jump reaches over both, and what it has at the second looks as the kernel's breakpoint does.
+/// `push rbp; mov rbp, rsp`: the jump covers both, and its byte at the second looks like the
+/// kernel's breakpoint.
 const FUNCTION: &str = "b_push_rbp";
 const INNER: u64 = 1;
 const CALLS: u64 = 50;
-/// Targets that are tried: where the heap, which the kernel puts somewhere else each time, leaves no room for what the jump leads to, a
-/// breakpoint serves.
+/// The number of targets to try: where the heap, which the kernel places differently each time,
+/// leaves no room for the jump's code, Beeline uses a breakpoint.
 const TARGETS: usize = 20;
 
-/// The mappings of files, in their order.
+/// Returns the mappings of files, in order.
 fn mapped_files(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     let lines = maps.lines().filter(|line| line.contains('/'));
     lines.map(str::to_owned).collect()
 }
 
-/// A target in whose function a session has its jump and of whose code it has a page mapped a second time, and what files the target
-/// had mapped before.
+/// Starts a target with a session's jump in its function and a page of its code mapped a second
+/// time; also returns the files that the target had mapped before.
 fn settled() -> Result<(Setting, Tool, Vec<String>), String> {
     for _ in 0..TARGETS {
         let setting = Setting::new()?;
@@ -40,7 +41,7 @@ fn settled() -> Result<(Setting, Tool, Vec<String>), String> {
         }
         let is_mapped = || mappings_of_program(&setting) > of_program;
         assert!(until(PATIENCE, is_mapped), "nothing is mapped once more");
-        // It is mapped in a stop, in which it is then listed.
+        // Beeline maps the page during a stop, and the stop lists it.
         let is_let_go = |status: &String| {
             status.contains("\nState:\tS") && status.contains("\nTracerPid:\t0\n")
         };
@@ -63,7 +64,7 @@ fn mappings_of_program(setting: &Setting) -> usize {
     readable.filter(|line| line.ends_with(&program)).count()
 }
 
-/// The times that its threads have been switched to; each stop adds to them.
+/// Returns how often its threads have been switched to; each stop adds to that.
 fn switches(pid: u32) -> u64 {
     let statuses = statuses(pid);
     let lines = statuses.iter().flat_map(|status| status.lines());
@@ -105,7 +106,7 @@ fn witnesses_of_a_killed_session_are_unmapped() {
     ours.wait();
     assert_ne!(mapped_files(pid), before);
     let detached = Command::new(beeline()).args(["detach", "--dead"]).output();
-    // Of other processes some may not have been left yet.
+    // Remains may still be in other processes.
     detached.expect("cannot run beeline");
     assert_eq!(mapped_files(pid), before);
     setting.finish();

@@ -1,4 +1,4 @@
-//! Threads that sleep in calls while a tool comes, and while it goes.
+//! Threads that sleep in calls while a tool attaches, and while it detaches.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use beeline_e2e::{
 
 use crate::trace::{Threads, Traced, every_call, plain, threads};
 
-/// What the threads of asleep.c sleep in with glibc; its first thread waits for a line.
+/// The calls that the threads of asleep.c sleep in with glibc; its first thread waits for a line.
 pub const WITH_GLIBC: [i64; 6] = [
     libc::SYS_read,
     libc::SYS_read,
@@ -20,7 +20,7 @@ pub const WITH_GLIBC: [i64; 6] = [
     libc::SYS_epoll_wait,
 ];
 
-/// The same with musl, which calls the kernel otherwise.
+/// The same with musl, which makes other calls.
 const WITH_MUSL: [i64; 6] = [
     libc::SYS_read,
     libc::SYS_read,
@@ -30,7 +30,7 @@ const WITH_MUSL: [i64; 6] = [
     libc::SYS_epoll_pwait,
 ];
 
-/// The numbers of the calls that a process's threads sleep in, sorted.
+/// Returns the numbers of the calls that a process's threads sleep in, sorted.
 fn sleeping(pid: u32) -> Vec<i64> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()
@@ -57,7 +57,7 @@ pub fn wait_asleep(pid: u32, wanted: &[i64]) {
     );
 }
 
-/// Asserts that a process is what it was, for Beeline too.
+/// Asserts that a process is as it was, for Beeline too.
 pub fn assert_untouched(pid: u32, before: &Footprint) {
     assert!(
         until(PATIENCE, || altered_text(pid).is_empty()),
@@ -79,8 +79,8 @@ pub fn assert_untouched(pid: u32, before: &Footprint) {
     assert!(!is_listed, "beeline ps lists it: {text}");
 }
 
-/// A tool comes while all threads sleep, sees them work, and goes while they sleep; and comes once more. Every call but
-/// those that `ignored` accepts is compared.
+/// Attaches a tool while all threads sleep, sees them work, and detaches it while they sleep; then
+/// does it once more. Compares every call but those that `ignored` accepts.
 fn tools_come_and_go(program: &Path, sleep: [i64; 6], ignored: impl Fn(u32) -> bool + Copy) {
     let _turn = Turn::take();
     let mut all = Vec::new();
@@ -111,8 +111,8 @@ fn tools_come_and_go(program: &Path, sleep: [i64; 6], ignored: impl Fn(u32) -> b
     }
 }
 
-/// Without the return from what a thread slept in when the tool came: where the code does not say which call it makes,
-/// only the kernel knows that.
+/// Without the return from the call that a thread slept in when the tool attached: where the code
+/// does not say which call it makes, only the kernel knows.
 fn from_the_first_call(mut threads: Threads) -> Threads {
     for thread in &mut threads {
         if thread.first().is_some_and(|first| first.starts_with('-')) {
@@ -141,7 +141,7 @@ fn sleepers_of_musl_are_woken_and_let_go() {
     let musl = need!(find_program("musl-gcc"));
     let scratch = Scratch::new();
     let program = scratch.build_by(&musl, "calls/asleep.c", &["-static"]);
-    // Its calls that end when their thread is cancelled cannot be hooked: it compares their addresses.
+    // Its calls that a cancelled thread ends cannot be hooked: it compares their addresses.
     let seen = [libc::SYS_getppid, libc::SYS_tkill].map(|number| number as u32);
     tools_come_and_go(&program, WITH_MUSL, move |number| !seen.contains(&number));
 }
@@ -155,7 +155,7 @@ fn sleepers_of_go_are_woken_and_let_go() {
     ));
 }
 
-/// Where its functions are is said by the table that Go's own runtime has, and by nothing else.
+/// Only the table of Go's own runtime gives the addresses of its functions.
 #[test]
 fn sleepers_of_stripped_go_are_woken_and_let_go() {
     let go = need!(find_program("go"));

@@ -1,4 +1,4 @@
-//! Threads that are cancelled while they wait in a traced call end as they would without us.
+//! Threads that are cancelled while they wait in a traced call end as they would without Beeline.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use beeline_e2e::{Scratch, Turn, engines, find_program, need};
 use crate::asleep::wait_asleep;
 use crate::trace::{Traced, every_call, plain};
 
-/// Cancels threads in each of the calls: begun before the tool came, while it looks, and after it has gone.
+/// Cancels threads in each of the calls: begun before the tool attaches, while it looks, and after
+/// it has detached.
 fn cancelled(program: &Path, sleep: i64) {
     let _turn = Turn::take();
     let waits = [
@@ -46,7 +47,8 @@ fn cancelled_threads_of_glibc_run_their_destructors() {
     cancelled(&program, libc::SYS_clock_nanosleep);
 }
 
-/// glibc 2.41 looks, as musl does, where a thread stands: its calls that may be cancelled are all one instruction.
+/// glibc 2.41, like musl, checks a thread's position: its cancellable calls all share one
+/// instruction.
 #[test]
 fn cancelled_threads_of_a_newer_glibc_run_their_destructors() {
     let scratch = Scratch::new();
@@ -64,7 +66,7 @@ fn cancelled_threads_of_a_static_program_run_their_destructors() {
     cancelled(&program, libc::SYS_clock_nanosleep);
 }
 
-/// musl looks whether a thread that is to be cancelled stands before its `syscall` instruction.
+/// musl checks whether a thread to be cancelled is before its `syscall` instruction.
 #[test]
 fn cancelled_threads_of_musl_clean_up() {
     let scratch = Scratch::new();
@@ -75,7 +77,7 @@ fn cancelled_threads_of_musl_clean_up() {
     }
 }
 
-/// Where `scripts/deps.sh` puts Debian 13's C library.
+/// The path to which `scripts/deps.sh` installs Debian 13's C library.
 fn newer_libc() -> Result<&'static str, String> {
     let library = "/usr/local/lib/beeline-test-tools";
     match Path::new(library).join("libc.so.6").exists() {

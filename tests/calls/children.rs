@@ -1,4 +1,5 @@
-//! Processes and threads that begin while they are traced: each one's calls are seen, from the first to the last.
+//! Processes and threads that begin while they are traced: all of their calls are seen, from the
+//! first to the last.
 
 use std::process::Command;
 
@@ -6,14 +7,14 @@ use beeline_e2e::{Scratch, find_program, need};
 
 use crate::trace::{plain, same_calls, same_calls_but, same_calls_of_all, same_counts};
 
-/// The same, whichever C library or linking it is.
+/// Compares the scenes for every C library and every way of linking.
 fn children(scenes: &[&str]) {
     let scratch = Scratch::new();
     let program = scratch.build("calls/children.c");
     need!(same_calls(plain(&program), scenes));
 }
 
-/// For scenes in which threads wait for each other, or are waited for, as chance has it.
+/// Compares scenes in which threads wait for each other, or are waited for, in random order.
 fn children_waiting(scenes: &[&str]) {
     let scratch = Scratch::new();
     let program = scratch.build("calls/children.c");
@@ -42,8 +43,8 @@ fn threads_are_seen() {
     children_waiting(&["threads", "fork in thread", "threads"]);
 }
 
-/// A thread that begins without a C library shares its maker's thread pointer, and with it what is taken for its id: its
-/// calls are looked at together with its maker's.
+/// A thread that begins without a C library shares its maker's thread pointer, and with it the
+/// apparent thread id: its calls are compared together with its maker's.
 #[test]
 fn bare_threads_are_seen() {
     let scratch = Scratch::new();
@@ -68,17 +69,17 @@ fn spawned_programs_and_shells_are_seen() {
     let program = scratch.build("calls/children.c");
     let target = || {
         let mut command = Command::new(&program);
-        // What the loader looks through depends on it.
+        // The loader's search path depends on it.
         command.env_clear().env("PATH", "/usr/bin:/bin");
         command
     };
-    // glibc's posix_spawn is one function with a jump table; a call in its midst, which sets the child's mask, cannot be
-    // hooked.
+    // glibc's posix_spawn is one function with a jump table; a call in its middle, which sets the
+    // child's mask, cannot be hooked.
     let unhookable = libc::SYS_rt_sigprocmask as u32;
     need!(same_calls_but(target, &["spawn", "shell"], |number| number == unhookable));
 }
 
-/// The end of one thread of many is a call of its own, from which nothing returns.
+/// The end of one thread of many is a call of its own, which never returns.
 const ENDS: &str = r#"tracepoint:syscalls:sys_enter_exit /{ours}/ { @ends = count(); }
     tracepoint:syscalls:sys_exit_exit /{ours}/ { @never = count(); }"#;
 
@@ -96,7 +97,7 @@ fn ends_of_single_threads_are_seen() {
     }
 }
 
-/// Those that others wait for: a detached one has no stack any more when it ends.
+/// Threads that others wait for: a detached one has no stack any more when it ends.
 #[test]
 fn ends_of_single_threads_are_seen_in_musl() {
     let musl = need!(find_program("musl-gcc"));

@@ -1,4 +1,4 @@
-//! Targets under seccomp filters of their own.
+//! Targets under their own seccomp filters.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ fn targets_that_confine_themselves_work_on_and_are_seen() {
     let scratch = Scratch::new();
     let program = scratch.build("calls/confined.c");
     let scenes = ["work", "sparing", "work", "forbidden", "work"];
-    // The kernel looks at filters first, and shows only the return from what they forbid.
+    // The kernel applies filters first, and shows only the return from the calls that they forbid.
     let forbidden = libc::SYS_getpgrp as u32;
     need!(same_calls_but(plain(&program), &scenes, |number| {
         number == forbidden
@@ -28,7 +28,7 @@ fn filters_that_look_at_addresses_let_hooked_calls_pass() {
     need!(same_calls(plain(&program), &["work", "placed", "work"]));
 }
 
-/// Whatever Beeline says of such a target, it is unharmed.
+/// Such a target stays unharmed, whatever Beeline says of it.
 #[test]
 fn targets_that_are_confined_already_are_left_alone() {
     let _turn = Turn::take();
@@ -52,7 +52,8 @@ fn targets_that_are_confined_already_are_left_alone() {
     }
 }
 
-/// A filter that would have the kernel kill a target for what Beeline does in it, or fail that, finds nothing of Beeline's there.
+/// A filter that would make the kernel kill a target, or fail a call, for something that Beeline
+/// does in it finds nothing of Beeline's there.
 #[test]
 fn targets_that_forbid_our_own_calls_are_let_go_before() {
     let _turn = Turn::take();
@@ -63,7 +64,7 @@ fn targets_that_forbid_our_own_calls_are_let_go_before() {
     for filter in ["listed", "killing", "strict"] {
         let mut workload = Workload::start_command(plain(&program)());
         let before = Footprint::of(workload.pid());
-        // A string is read by a system call of Beeline's.
+        // Beeline reads a string by a system call.
         let probe = "tracepoint:syscalls:sys_enter_write { @[str(args->buf)] = count(); }";
         let mut tool = on_family(Engine::Beeline, &bpftrace, workload.pid());
         beeline_e2e::compile_anew(&mut tool);
@@ -85,7 +86,7 @@ fn targets_that_forbid_our_own_calls_are_let_go_before() {
         let seen = ended.stdout.iter().any(|line| line.contains("[done work"));
         assert!(seen, "{filter}: {ended:?}");
         match filter {
-            // `exit_group` is not among what it may do.
+            // The filter does not allow `exit_group`.
             "strict" => workload.kill(),
             _ => workload.finish(),
         }

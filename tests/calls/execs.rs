@@ -1,4 +1,5 @@
-//! Programs that run other programs: their calls are seen up to the `execve`, and those of the new ones from the first on.
+//! Programs that run other programs: their calls are seen up to the `execve`, and those of the new
+//! programs from the first on.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -8,7 +9,7 @@ use beeline_e2e::{Scratch, find_program, need};
 
 use crate::trace::{same_calls, same_calls_but};
 
-/// A directory with the workload and the programs that it runs.
+/// Returns a directory with the workload and the programs that it runs.
 struct Stage(Scratch);
 
 impl Stage {
@@ -24,7 +25,7 @@ impl Stage {
         self.0.path()
     }
 
-    /// One more leaf, of another make.
+    /// Adds one more leaf, built differently.
     fn leaf(&self, name: &str, build: impl FnOnce(&Scratch) -> std::path::PathBuf) {
         let other = Scratch::new();
         let built = build(&other);
@@ -40,7 +41,7 @@ impl Stage {
 
     fn target(&self) -> Command {
         let mut command = Command::new(self.path().join("execs"));
-        // What the loader looks through depends on it.
+        // The loader's search path depends on it.
         command
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
@@ -64,12 +65,13 @@ fn an_exec_that_fails_changes_nothing() {
     need!(same_calls(|| stage.target(), &["failing", "fork exec"]));
 }
 
-/// Its child ends while it is followed, and the parent gets to know.
+/// Its child ends while it is followed, and the parent is told.
 #[test]
 fn an_exec_that_kills_ends_the_process() {
     let stage = Stage::new();
     stage.write_executable("nowhere", 0o755, &program_for_nowhere());
-    // What the kernel shows behind the call that kills is not seen: the program that could run anything is no more.
+    // Events that the kernel shows after the call that kills are not seen: the program that could
+    // run anything is gone.
     let kills = libc::SYS_execve as u32;
     need!(same_calls_but(
         || stage.target(),
@@ -78,7 +80,8 @@ fn an_exec_that_kills_ends_the_process() {
     ));
 }
 
-/// An executable (`ElfN_Ehdr` and one `ElfN_Phdr` of elf(5)) that is to be loaded where nothing can be.
+/// An executable (`ElfN_Ehdr` and one `ElfN_Phdr` of elf(5)) that asks to be loaded where nothing
+/// can be.
 fn program_for_nowhere() -> Vec<u8> {
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
     elf.resize(16, 0);
@@ -128,7 +131,7 @@ fn static_programs_are_seen() {
     stage.leaf("leaf-static", |scratch| {
         scratch.build_with("calls/leaf.c", &["-static"])
     });
-    // Again and again, as each has its heap elsewhere, and must not find it hemmed in.
+    // Repeated, as each run has its heap elsewhere, and the heap must not find itself hemmed in.
     need!(same_calls(|| stage.target(), &["static"; 20]));
 }
 
@@ -147,7 +150,7 @@ fn programs_of_go_are_seen() {
     let stage = Stage::new();
     let go = need!(find_program("go"));
     stage.leaf("leaf-go", |scratch| scratch.build_go(&go, "calls/leaf.go"));
-    // Its runtime's own calls come as chance has it.
+    // Its runtime makes calls of its own at random.
     let own = [libc::SYS_getppid, libc::SYS_execve, libc::SYS_wait4].map(|number| number as u32);
     let threads = need!(same_calls_but(
         || stage.target(),
@@ -179,7 +182,7 @@ fn a_program_that_runs_another_one_itself_is_seen() {
 #[test]
 fn children_of_threads_run_programs() {
     let stage = Stage::new();
-    // Which of the threads waits for which is chance.
+    // It is random which of the threads waits for which.
     let by_chance = libc::SYS_futex as u32;
     need!(same_calls_but(
         || stage.target(),

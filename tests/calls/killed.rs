@@ -1,4 +1,5 @@
-//! Beeline dies while its targets are in the midst of calls: they live on, and `beeline detach` restores them.
+//! Beeline dies while its targets are in the middle of calls: they live on, and `beeline detach`
+//! restores them.
 
 use std::process::Command;
 use std::time::Duration;
@@ -49,7 +50,8 @@ fn sleepers_of_a_killed_session_wake_and_are_restored() {
     workload.finish();
 }
 
-/// The next session takes out what was left, comes itself, and goes, all while they sleep.
+/// The next session removes the remains, attaches itself, and detaches, all while the threads
+/// sleep.
 #[test]
 fn sleepers_of_a_killed_session_do_not_notice_the_next() {
     let _turn = Turn::take();
@@ -100,7 +102,7 @@ fn targets_of_a_killed_session_fork_and_run_programs() {
     workload.finish();
 }
 
-/// Killed at any moment of a target that does nothing but fork, or run programs.
+/// Killed at any moment while a target does nothing but fork, or run programs.
 #[test]
 fn a_session_may_be_killed_while_targets_fork() {
     let _turn = Turn::take();
@@ -122,8 +124,8 @@ fn a_session_may_be_killed_while_targets_fork() {
         traced.workload.send(scene);
         std::thread::sleep(Duration::from_millis(delay));
         let mut workload = kill(traced);
-        // A child that is held just then, with registers that are not its own, does not come through, and the scene
-        // says so.
+        // A child that is held at that moment, with foreign registers, does not survive, and the
+        // scene says so.
         let answer = workload.answer();
         let is_played = answer.ends_with(scene) || answer.starts_with("failed");
         assert!(is_played, "{answer}");

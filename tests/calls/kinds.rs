@@ -1,11 +1,12 @@
-//! Every way to look at calls shows the kernel's arguments and results; alone, together, and beside uprobes.
+//! Every kind of program on calls sees the kernel's arguments and results; alone, together, and
+//! beside uprobes.
 
 use beeline_e2e::{Engine, Scratch, Turn, engines};
 
 use crate::trace::{Traced, plain};
 
-/// What a script prints of scenes of kinds.c, the same on each engine; lines that begin with "E ", and maps. `kernel`
-/// is the script for the kernel, where that cannot be the same.
+/// Compares the output of a script on scenes of kinds.c, the same on each engine: maps, and lines
+/// that begin with "E ". `kernel` is the script for the kernel, where that cannot be the same.
 fn same_output(scenes: &[&str], script: &str, kernel: &str) -> Vec<String> {
     let _turn = Turn::take();
     let scratch = Scratch::new();
@@ -69,7 +70,7 @@ fn raw_tracepoints_show_every_number_and_argument() {
     same(&["odd", "files", "ids"], script);
 }
 
-/// The kernels that this may run on need not have kprobes, so it is compared with their tracepoints.
+/// The kernels under test need not have kprobes, so their tracepoints are compared.
 #[test]
 fn probes_on_functions_of_calls_see_what_tracepoints_see() {
     let script = r#"kprobe:__x64_sys_getppid /{ours}/ { @in = count(); } kretprobe:__x64_sys_getppid /{ours}/ { @out = count(); }
@@ -79,7 +80,8 @@ fn probes_on_functions_of_calls_see_what_tracepoints_see() {
     same_output(&["ids", "files"], script, kernel);
 }
 
-/// What they see is put together from the call's arguments. The kernel adds `O_LARGEFILE` on the way there.
+/// Their records are assembled from the call's arguments. The kernel adds `O_LARGEFILE` on the way
+/// there.
 #[test]
 fn probes_on_functions_that_stand_for_calls_see_their_arguments() {
     let script = r#"kprobe:do_sys_openat2 /{ours}/ {
@@ -103,7 +105,7 @@ fn probes_on_functions_that_stand_for_calls_see_their_arguments() {
     assert!(lines.is_empty() || opened == 12, "{lines:?}");
 }
 
-/// Three calls lead to one function, which is looked at in both ways.
+/// Three calls lead to one function, which is traced in both ways.
 #[test]
 fn probes_on_functions_see_all_calls_that_lead_there() {
     let script = r#"kprobe:do_sys_openat2 /{ours}/ {
@@ -126,7 +128,8 @@ fn probes_on_functions_see_all_calls_that_lead_there() {
     assert!(lines.is_empty() || opened.count() == 4, "{lines:?}");
 }
 
-/// The wrappers are so short that the hook of their call overwrites what the uprobe displaces.
+/// The wrappers are so short that the hook of their call overwrites the instructions that the
+/// uprobe displaces.
 #[test]
 fn uprobes_on_wrappers_and_their_calls_do_not_hide_each_other() {
     let script = r#"uprobe:/lib/x86_64-linux-gnu/libc.so.6:getppid /{ours}/ { @wrapper = count(); }

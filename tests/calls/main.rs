@@ -1,4 +1,5 @@
-//! Traced system calls: a tool sees on Beeline what it sees on the kernel, and the target does not notice.
+//! Traced system calls: a tool sees the same on Beeline as on the kernel, and the target does not
+//! notice.
 
 mod asleep;
 mod cancelled;

@@ -1,4 +1,4 @@
-//! Programs that change what system calls do.
+//! Programs that change the effect of system calls.
 
 use std::io::{BufRead, Write};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use beeline_e2e::{
     PATIENCE, Tool, Turn, Workload, beeline, beeline_wanted, find_program, need, until,
 };
 
-/// For each line, a host and a port, tries to connect, and says what came of it. Curl is asked too.
+/// Tries to connect for each line, a host and a port, and prints the results. Also runs curl.
 const CONNECTS: &str = "
 import errno, socket, subprocess, sys
 print('ready', flush=True)
@@ -38,7 +38,7 @@ fn python() -> Result<Command, String> {
     Ok(command)
 }
 
-/// Bpftrace with the example's policy, for one process and its children.
+/// bpftrace with the example's policy, for one process and its children.
 fn policy(pid: u32, options: &[&str]) -> Result<Command, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/connect-policy.bt");
     let mut command = Command::new(beeline());
@@ -59,7 +59,7 @@ fn serve() -> u16 {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
-            // Who only connects sends nothing.
+            // A client that only connects sends nothing.
             let mut line = String::new();
             let _ = std::io::BufReader::new(&stream).read_line(&mut line);
             let _ = stream.write_all(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n");
@@ -74,7 +74,7 @@ fn connections_outside_a_list_are_refused() {
     let mut target = Workload::start_command(need!(python()));
     let tool = Tool::start_on_terminal(need!(policy(target.pid(), &["--unsafe"])));
     tool.wait_for_line(|line| line.starts_with("Attaching"));
-    // It is attached when it has refused something.
+    // It is attached once it has refused something.
     let refused = |line: &str| line == format!("EACCES {REFUSED}");
     let is_refused = until(PATIENCE, || refused(&target.tell(ELSEWHERE)));
     assert!(is_refused, "never refused; {}", tool.words(ELSEWHERE));

@@ -1,12 +1,12 @@
-//! The returns from signal handlers.
+//! Returns from signal handlers.
 
 use beeline_e2e::{Scratch, need};
 
 use crate::trace::{plain, same_calls, same_counts};
 
-/// Every call by its number (what is behind a call that sends a signal comes after the handler here, and not at all if that jumps
-/// away), what all programs behind a call see of a return from a handler, and its own tracepoints: the
-/// kernel has none behind it, as that is no call any more.
+/// Every call by its number (the exit of a call that sends a signal comes after the handler here,
+/// and never if the handler jumps away), the record of a return from a handler in all programs at
+/// exits, and its own tracepoints: the kernel has none at its exit, as it is no call any more.
 const COUNTS: &str = r#"tracepoint:raw_syscalls:sys_enter /{ours}/ { @in[args->id] = count(); }
     tracepoint:raw_syscalls:sys_exit /{ours} && args->id == -1/ { @restored[args->ret] = count(); }
     tracepoint:syscalls:sys_enter_rt_sigreturn /{ours}/ { @returns = count(); }
@@ -56,7 +56,7 @@ fn each_is_seen_in_children() {
     need!(same_counts(&program, COUNTS, &scenes, &returned(returns)));
 }
 
-/// A program that looks at this call alone, with no more than its record.
+/// A program on this call alone, with only its record.
 #[test]
 fn they_are_seen_alone() {
     let script = "tracepoint:syscalls:sys_enter_rt_sigreturn /{ours}/ { @returns = count(); }";

@@ -1,4 +1,4 @@
-//! Signals that interrupt calls, and handlers that call.
+//! Signals that interrupt calls, and handlers that make calls.
 
 use beeline_e2e::{Scratch, Turn, engines, need};
 
@@ -35,8 +35,8 @@ fn handlers_call_on_stacks_of_their_own_and_in_each_other() {
     signals(&["alternate stack", "nested", "suspended"]);
 }
 
-/// How they return is seen, too: that is the last that a handler does on its stack. A handler that interrupts a program takes
-/// a slot of another CPU's, and misses where that is taken.
+/// Their returns are seen, too: a return is a handler's last action on its stack. A handler that
+/// interrupts a program takes a slot of another CPU, and misses if that is taken.
 #[test]
 fn handlers_that_interrupt_each_other_on_one_stack_keep_their_frames() {
     let script = "tracepoint:raw_syscalls:sys_enter /{ours}/ { @in[args->id] = count(); } \

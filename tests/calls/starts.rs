@@ -7,11 +7,11 @@ use beeline_e2e::{
     Engine, Scratch, Turn, beeline_wanted, compile_anew, engines, find_program, need, with_tracefs,
 };
 
-/// Which calls the program makes, how often, and how often they return.
+/// The calls that the program makes, with how often each is made and returns.
 const EVERY_CALL: &str = r#"tracepoint:raw_syscalls:sys_enter /comm == "leaf"/ { @in[args->id] = count(); }
     tracepoint:raw_syscalls:sys_exit /comm == "leaf"/ { @out[args->id] = count(); }"#;
 
-/// What `bpftrace -c` prints of its maps on each engine; only those whose name begins so are compared.
+/// Compares the maps that `bpftrace -c` prints on each engine; only those whose name begins so.
 fn same_maps(program: &Path, script: &str, compared: &str) {
     let bpftrace = need!(find_program("bpftrace"));
     let mut all = Vec::new();
@@ -51,7 +51,7 @@ fn a_static_programs_calls_are_seen() {
     same_maps(&program, EVERY_CALL, "@");
 }
 
-/// A probe in a library is there before the library's first instruction, as on the kernel.
+/// A probe in a library is set before the library's first instruction, as on the kernel.
 #[test]
 fn the_loaders_calls_are_seen_beside_probes_in_libraries() {
     let _turn = Turn::take();
@@ -61,11 +61,13 @@ fn the_loaders_calls_are_seen_beside_probes_in_libraries() {
         "{EVERY_CALL} uprobe:/lib/x86_64-linux-gnu/libc.so.6:atoi /comm == \"leaf\"/ {{ @probed = count(); }}"
     );
     same_maps(&program, &script, "@probed");
-    // What the loader has the C library do before it says that all is mapped is not seen then.
+    // Calls that the loader makes the C library run before it reports that everything is mapped are
+    // not seen then.
     same_maps(&program, &script, "@in[257]");
 }
 
-/// A program is not held until all of its code has been looked through: it runs on, which is told, and is hooked then.
+/// Beeline does not hold a program until it has searched all of its code: the program runs on,
+/// Beeline says so, and hooks it then.
 #[test]
 fn a_program_that_takes_long_to_look_through_runs_meanwhile() {
     let _turn = Turn::take();

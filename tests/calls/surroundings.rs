@@ -24,7 +24,7 @@ fn bare_calls_of_a_library_that_is_loaded_are_seen() {
     need!(same_calls(target, &["load", "load"]));
 }
 
-/// What a symbol says is data stays what it is, however much it looks like a call.
+/// Data, according to a symbol, stays as it is, however much it looks like a call.
 #[test]
 fn data_among_the_code_is_left_alone() {
     let scratch = Scratch::new();
@@ -35,7 +35,8 @@ fn data_among_the_code_is_left_alone() {
     ));
 }
 
-/// Where one process has been hooked another one is hooked alike; where its code is not what it was there, all but that.
+/// A process with the same code as one already hooked is hooked alike; where its code differs,
+/// everything else is.
 #[test]
 fn a_process_whose_code_differs_from_that_of_another_is_hooked_but_for_that() {
     need!(beeline_wanted());
@@ -69,7 +70,7 @@ fn a_process_whose_code_differs_from_that_of_another_is_hooked_but_for_that() {
     both.into_iter().for_each(|workload| workload.finish());
 }
 
-/// So that nothing says where the program's functions are.
+/// So that nothing gives the addresses of the program's functions.
 const NAMELESS: [&str; 5] = [
     "-static",
     "-nostdlib",
@@ -78,7 +79,7 @@ const NAMELESS: [&str; 5] = [
     "-s",
 ];
 
-/// Its calls are found where the instruction right before says which.
+/// Its calls are found where the preceding instruction says which they are.
 #[test]
 fn calls_of_a_program_without_any_names_are_seen() {
     let _turn = Turn::take();
@@ -101,7 +102,8 @@ fn calls_of_a_program_without_any_names_are_seen() {
     }
 }
 
-/// It is hooked when it becomes executable. The calls that are reached past the instruction before them are not seen.
+/// The code is hooked when it becomes executable. Calls reached by a jump past the instruction
+/// before them are not seen.
 #[test]
 fn code_that_is_written_at_run_time_is_seen() {
     let _turn = Turn::take();
@@ -124,7 +126,7 @@ fn code_that_is_written_at_run_time_is_seen() {
         let [thread] = threads.as_slice() else {
             panic!("{engine}: {threads:?}");
         };
-        // Each of the calls that are told from the others is made by the C library as well.
+        // The C library also makes each of the calls that can be told from the others.
         let past = match engine {
             Engine::Kernel => 3,
             Engine::Beeline => 0,
@@ -138,7 +140,7 @@ fn code_that_is_written_at_run_time_is_seen() {
     }
 }
 
-/// Also what was written before anybody looked.
+/// Also code that was written before the tool attached.
 #[test]
 fn code_that_was_written_at_run_time_is_given_back() {
     let _turn = Turn::take();
@@ -163,7 +165,7 @@ fn code_that_was_written_at_run_time_is_given_back() {
     workload.finish();
 }
 
-/// It runs; its calls are not seen, and that is told.
+/// The code runs; its calls are not seen, and Beeline says so.
 #[test]
 fn code_in_writable_memory_runs_and_is_listed() {
     let _turn = Turn::take();
@@ -189,7 +191,7 @@ fn code_in_writable_memory_runs_and_is_listed() {
     traced.finish();
 }
 
-/// Those of a library that was replaced by an upgrade, say.
+/// For example, the calls of a library that an upgrade has replaced.
 #[test]
 fn calls_of_files_that_were_removed_are_seen() {
     let _turn = Turn::take();
@@ -211,7 +213,8 @@ fn calls_of_files_that_were_removed_are_seen() {
     }
 }
 
-/// What a tool on some calls of a target says on its stderr about instructions that it does not see.
+/// Returns the messages of a tool on some calls of a target about instructions that it does not
+/// see.
 fn told(program: &Path, calls: &[&str]) -> Result<Vec<String>, String> {
     let bpftrace = find_program("bpftrace")?;
     let mut workload = Workload::start_command(plain(program)());
@@ -244,7 +247,7 @@ fn instructions_that_cannot_be_hooked_are_told_once() {
     );
 }
 
-/// musl's place to return from handlers to, and the ends of its threads.
+/// musl's return from handlers, and the ends of its threads.
 #[test]
 fn instructions_for_calls_that_nobody_waits_for_are_not_told() {
     let _turn = Turn::take();
@@ -264,7 +267,8 @@ fn instructions_for_calls_that_nobody_waits_for_are_not_told() {
     }
 }
 
-/// What `beeline ps` says of a process's calls that are not hooked: where they are, and why.
+/// Returns the output of `beeline ps` on a process's calls that are not hooked: their places and
+/// reasons.
 fn unhookable_in(pid: u32) -> Vec<(String, String)> {
     let mut ps = Command::new(beeline());
     let ps = ps.args(["ps", "--json"]).output().expect("beeline ps");
@@ -279,7 +283,8 @@ fn unhookable_in(pid: u32) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A thread that sleeps shows by what it called. Who slept before the instruction was hooked is none of those.
+/// A sleeping thread shows by the call that it has made. A thread that slept before the instruction
+/// was hooked does not show.
 #[test]
 fn calls_that_slip_through_are_found_in_their_sleep() {
     let _turn = Turn::take();

@@ -1,5 +1,6 @@
-//! Debian's tools for system calls, unmodified, print of a target under Beeline what they print on the kernel; or, where they
-//! need kprobes, which not every kernel has, what strace says of the same target.
+//! Debian's tools for system calls, unmodified, print the same of a target under Beeline as on the
+//! kernel; or, if they need kprobes, which not every kernel has, the same as strace for that
+//! target.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,21 +15,22 @@ use crate::trace::on_family;
 /// A tool that prints a row for each event of a scene.
 struct Snoop<'a> {
     tool: &'a str,
-    /// `PID` stands for the target's.
+    /// `PID` stands for the target's id.
     arguments: &'a [&'a str],
     scene: &'a str,
-    /// Rows of one round.
+    /// The rows of one round.
     wanted: usize,
-    /// A line without what differs from run to run; `None` if it is none of the target's. It is given the target's id.
+    /// Returns a line without the parts that differ between runs; `None` if it is not the target's.
+    /// Takes the target's id.
     row: &'a dyn Fn(&str, u32) -> Option<String>,
-    /// Is it the last row of a round?
+    /// Returns whether it is the last row of a round.
     is_last: &'a dyn Fn(&str) -> bool,
 }
 
-/// How often a scene is played.
+/// The number of times to play a scene.
 const ROUNDS: usize = 2;
 
-/// The target, on one CPU: events of several are shown in no order.
+/// The target, on one CPU: tools show the events of several in no order.
 fn target(scratch: &Scratch) -> Workload {
     let mut command = Command::new("taskset");
     command
@@ -51,7 +53,8 @@ impl Snoop<'_> {
         }
     }
 
-    /// Asserts that Beeline shows what strace does: the calls that `told` makes rows of, with their results.
+    /// Asserts that Beeline shows the same as strace: the calls that `told` makes rows of, with
+    /// their results.
     fn as_strace(&self, calls: &str, told: impl Fn(&Traced) -> Option<String>) {
         let _turn = Turn::take();
         need!(beeline_e2e::beeline_wanted());
@@ -67,7 +70,7 @@ impl Snoop<'_> {
         );
     }
 
-    /// The rows that the tool prints of the rounds.
+    /// Returns the rows that the tool prints for the rounds.
     fn rows(&self, engine: Engine) -> Result<Vec<String>, String> {
         let scratch = Scratch::new();
         let mut workload = target(&scratch);
@@ -82,8 +85,8 @@ impl Snoop<'_> {
             let answer = workload.tell(self.scene);
             assert_eq!(answer, format!("done {}", self.scene), "{engine}");
         };
-        // Headings may come before it is attached: it is when it has shown the end of a round, and it shows no more when
-        // it has shown that of each.
+        // Headings may come before it is attached: it is attached when it has shown the end of a
+        // round, and it is done when it has shown the end of each.
         let mut rounds = 0;
         let ends = |rows: &[String]| rows.iter().filter(|row| (self.is_last)(row)).count();
         let is_attached = || {
@@ -134,7 +137,7 @@ struct Traced {
     errno: Option<String>,
 }
 
-/// The calls of the given names, of a target and its children, in one round of a scene.
+/// Returns the calls of the given names, of a target and its children, in one round of a scene.
 fn strace(scene: &str, calls: &str) -> Result<Vec<Traced>, String> {
     let strace = find_program("strace")?;
     let scratch = Scratch::new();
@@ -182,12 +185,12 @@ fn traced(line: &str) -> Option<Traced> {
     })
 }
 
-/// A line's words from behind the target's id on.
+/// Returns the words of a line after the target's id.
 fn behind_pid(line: &str, pid: u32) -> Option<String> {
     let (_, rest) = line.split_once(&pid.to_string())?;
     let words: Vec<_> = rest.split_whitespace().collect();
     let pid = pid.to_string();
-    // A process that is named again is named so.
+    // A process that changes its name appears under the new one.
     let named = |word: &&str| if *word == pid { "PID" } else { *word }.to_owned();
     let words: Vec<_> = words.iter().map(named).collect();
     Some(words.join(" "))
@@ -248,7 +251,7 @@ fn mountsnoop_shows_mounts_and_flags() {
     .same();
 }
 
-/// The programs that the target's children run; none of its own, and of processes no ids.
+/// Returns the programs that the target's children run; not its own, and no process ids.
 fn executed(line: &str, _pid: u32) -> Option<String> {
     let mut words = line.split_whitespace();
     let (name, _, _) = (words.next()?, words.next()?, words.next()?);
@@ -297,7 +300,8 @@ fn opensnoop_of_bcc_shows_what_strace_does() {
     });
 }
 
-/// Without the paths: it takes the first argument of the kernel's function, a `struct pt_regs`, for one.
+/// Without the paths: the tool takes the first argument of the kernel's function, a `struct
+/// pt_regs`, for one.
 #[test]
 fn statsnoop_of_bcc_shows_what_strace_does() {
     let row = |line: &str, pid: u32| {
@@ -380,7 +384,8 @@ fn syncsnoop_of_bcc_shows_each_call() {
     .as_strace("sync", |call| Some(format!("{}()", call.name)));
 }
 
-/// Without the path: it is read as the kernel's memory, which that of a process is under Beeline only.
+/// Without the path: the tool reads it as kernel memory, which a process's memory is under Beeline
+/// only.
 #[test]
 fn trace_of_bcc_shows_arguments() {
     let row = |line: &str, pid: u32| {
@@ -404,12 +409,12 @@ fn trace_of_bcc_shows_arguments() {
     .same();
 }
 
-/// A tool that prints each second how often it has seen what.
+/// A tool that prints counts each second.
 struct Counts<'a> {
     tool: &'a str,
     arguments: &'a [&'a str],
     scene: &'a str,
-    /// How often in a round, by words of a line that are followed or preceded by the count.
+    /// The counts in a round, by the words of a line before or after the count.
     known: &'a [(&'a str, u64)],
 }
 
@@ -426,12 +431,12 @@ impl Counts<'_> {
         let mut workload = target(&scratch);
         let command = command(engine, self.tool, self.arguments, workload.pid())?;
         let tool = Tool::start_on_terminal(command);
-        // Both come when all is attached: a heading, or the time of the first second that it has looked.
+        // Both come when everything is attached: a heading, or the time of the first full second.
         tool.wait_for_line(|line| {
             line.starts_with("Tracing")
                 || line.starts_with(|first: char| first == '[' || first.is_ascii_digit())
         });
-        // What is counted between a print and the clearing behind it is lost, to the tool itself.
+        // Events counted between a print and the clearing after it are lost to the tool itself.
         std::thread::sleep(Duration::from_millis(400));
         for _ in 0..ROUNDS {
             let answer = workload.tell(self.scene);
@@ -452,7 +457,8 @@ impl Counts<'_> {
     }
 }
 
-/// The count before or behind a name that a line begins or ends with, or behind one in its midst (`contended 7 times`).
+/// Returns the count before or after a name that a line begins or ends with, or after one in its
+/// middle (`contended 7 times`).
 fn count_of(line: &str, name: &str) -> Option<u64> {
     let line = line.trim();
     let midst = || line.split_once(name)?.1.trim().split(' ').next();

@@ -1,7 +1,7 @@
-//! The system calls of a target and of all that descend from it, as a tool sees them.
+//! The system calls of a target and all its descendants, as a tool sees them.
 //!
-//! Under Beeline `--pid` chooses the family. The kernel's tracepoints see every process, so there the script is told by
-//! `sched_process_fork` who belongs to it.
+//! Under Beeline `--pid` chooses the family. The kernel's tracepoints see every process, so there
+//! the script learns from `sched_process_fork` which processes belong to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use beeline_e2e::{
     with_tracefs,
 };
 
-/// Every call and every return. The first word says that a line is an event; then the time and the thread, and the call
-/// with its result.
+/// Prints every call and every return. The first word marks an event; then come the time and the
+/// thread, and the call with its result.
 const EVERY_CALL: &str = r#"tracepoint:raw_syscalls:sys_enter /{ours}/ { printf("E %llu %d +%d\n", nsecs, tid, args->id); }
     tracepoint:raw_syscalls:sys_exit /{ours}/ { printf("E %llu %d -%d %lld\n", nsecs, tid, args->id, args->ret); }"#;
 
-/// On the kernel the handlers that begin, too: see [`Interruptions`].
+/// On the kernel also the handlers that begin: see [`Interruptions`].
 const EVERY_HANDLER: &str = r#"tracepoint:signal:signal_deliver /{ours} && args->sa_handler > 1/ { printf("E %llu %d !%d\n", nsecs, tid, args->sig); }"#;
 
-/// The script that prints what [`threads`] reads.
+/// The script that prints the events that [`threads`] reads.
 pub fn every_call(engine: Engine) -> String {
     match engine {
         Engine::Kernel => format!("{EVERY_CALL} {EVERY_HANDLER}"),
@@ -28,14 +28,15 @@ pub fn every_call(engine: Engine) -> String {
     }
 }
 
-/// What each thread did, in its own order; threads in the order of what they did, as their ids say nothing.
+/// Each thread's events, in its own order; threads are ordered by their events, as their ids mean
+/// nothing.
 pub type Threads = Vec<Vec<String>>;
 
-/// A workload with a tool that looks at its system calls.
+/// A workload with a tool on its system calls.
 pub struct Traced {
-    /// What is traced.
+    /// The traced workload.
     pub workload: Workload,
-    /// What looks.
+    /// The tool.
     pub tool: Tool,
     engine: Engine,
 }
@@ -46,7 +47,7 @@ impl Traced {
         Traced::attach(engine, Workload::start_command(target), script)
     }
 
-    /// As [`Traced::start`], for a target that runs.
+    /// Does the same as [`Traced::start`], for a running target.
     pub fn attach(engine: Engine, workload: Workload, script: &str) -> Result<Traced, String> {
         let bpftrace = find_program("bpftrace")?;
         let mut command = on_family(engine, &bpftrace, workload.pid());
@@ -67,7 +68,7 @@ impl Traced {
         lines
     }
 
-    /// As [`Traced::finish`], but the target runs on.
+    /// Does the same as [`Traced::finish`], but the target runs on.
     pub fn finish_tool(self) -> (Workload, Vec<String>) {
         let Traced {
             workload,
@@ -84,7 +85,7 @@ impl Traced {
     }
 }
 
-/// The tool's command, for one process and what descends from it.
+/// Returns the tool's command, for one process and its descendants.
 pub fn on_family(engine: Engine, tool: &Path, pid: u32) -> Command {
     match engine {
         Engine::Kernel => with_tracefs(tool),
@@ -112,13 +113,14 @@ fn for_family(engine: Engine, script: &str, pid: u32) -> String {
     }
 }
 
-/// Has a new target do what `scenes` say, once for each engine, and asserts that the same calls are seen with the same
-/// results. Gives what was seen.
+/// Makes a new target play `scenes`, once for each engine, and asserts that the same calls are seen
+/// with the same results. Returns the events.
 pub fn same_calls(target: impl Fn() -> Command, scenes: &[&str]) -> Result<Threads, String> {
     same_calls_but(target, scenes, |_| false)
 }
 
-/// As [`same_calls`], without the calls whose numbers `ignored` accepts: those that are made as chance has it.
+/// Does the same as [`same_calls`], without the calls whose numbers `ignored` accepts: those made
+/// at random.
 pub fn same_calls_but(
     target: impl Fn() -> Command,
     scenes: &[&str],
@@ -132,7 +134,7 @@ pub fn same_calls_but(
     Ok(all.into_iter().next_back().unwrap_or_default())
 }
 
-/// As [`same_calls`], whichever thread they are of and in whatever order.
+/// Does the same as [`same_calls`], in any order and for any thread.
 pub fn same_calls_of_all(target: impl Fn() -> Command, scenes: &[&str]) -> Result<(), String> {
     let _turn = Turn::take();
     let together = |threads: Threads| {
@@ -148,7 +150,7 @@ pub fn same_calls_of_all(target: impl Fn() -> Command, scenes: &[&str]) -> Resul
     Ok(())
 }
 
-/// What each engine sees of the scenes.
+/// Returns each engine's events of the scenes.
 fn play(
     target: impl Fn() -> Command,
     scenes: &[&str],
@@ -166,8 +168,8 @@ fn play(
     Ok(all)
 }
 
-/// Has a new target play scenes, once for each engine, and asserts that the script prints the same maps, among them the line
-/// that is expected.
+/// Makes a new target play scenes, once for each engine, and asserts that the script prints the
+/// same maps, among them the expected line.
 pub fn same_counts(
     program: &Path,
     script: &str,
@@ -193,7 +195,7 @@ pub fn same_counts(
     Ok(())
 }
 
-/// Says where two families differ, which as a whole are too long to read.
+/// Describes the differences between two families, which are too long to read as a whole.
 fn assert_same(kernel: &Threads, beeline: &Threads, scenes: &[&str]) {
     let missing: Vec<_> = unmatched(kernel, beeline);
     let strange: Vec<_> = unmatched(beeline, kernel);
@@ -207,7 +209,7 @@ fn assert_same(kernel: &Threads, beeline: &Threads, scenes: &[&str]) {
     );
 }
 
-/// Threads of `these` that none of `those` is like.
+/// Returns the threads of `these` that match none of `those`.
 fn unmatched(these: &Threads, those: &Threads) -> Vec<String> {
     let mut left = those.clone();
     let mut unmatched = Vec::new();
@@ -220,7 +222,7 @@ fn unmatched(these: &Threads, those: &Threads) -> Vec<String> {
     unmatched
 }
 
-/// With "(...) x N" for a call that was made many times over.
+/// Writes "(...) x N" for a call that was made many times over.
 fn shortened(thread: &[String]) -> String {
     let mut words = Vec::new();
     let mut rest = thread;
@@ -252,13 +254,14 @@ pub fn threads(lines: &[String], ignored: impl Fn(u32) -> bool) -> Threads {
         kept.map(Event::word).collect()
     };
     let mut threads: Threads = threads.into_values().map(words).collect();
-    // How many threads do nothing that counts is chance as well: Go's runtime starts them as it needs them.
+    // The number of threads that do nothing that counts is random as well: Go's runtime starts them
+    // as it needs them.
     threads.retain(|thread| !thread.is_empty());
     threads.sort();
     threads
 }
 
-/// What a thread did, or what was done to it.
+/// A thread's events: its actions, and its interruptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Call(u32),
@@ -269,7 +272,7 @@ enum Event {
 const SIGRETURN: u32 = libc::SYS_rt_sigreturn as u32;
 const RESTART: u32 = libc::SYS_restart_syscall as u32;
 
-/// An event's time, thread and what it was.
+/// Returns an event's time, thread and description.
 fn event(line: &str) -> Option<(u64, &str, Event)> {
     let words: Vec<_> = line.strip_prefix("E ")?.split(' ').collect();
     let [time, tid, call, result @ ..] = words.as_slice() else {
@@ -297,7 +300,7 @@ impl Event {
         }
     }
 
-    /// Process ids and addresses are others in each run.
+    /// Process ids and addresses differ in each run.
     fn word(self) -> String {
         match self {
             Event::Call(number) => format!("+{number}"),
@@ -311,12 +314,13 @@ impl Event {
     }
 }
 
-/// Calls that signals interrupt return twice: within the kernel, with a result that is its secret, before the handler
-/// runs; and to the process, after it, if they are not made again. Beeline sees the second, in the process, where
-/// a call that is made again was never interrupted. This turns the kernel's account into the process's.
+/// Calls that signals interrupt return twice: within the kernel, with a secret result, before the
+/// handler runs; and to the process, after it, unless they are made again. Beeline sees the second,
+/// in the process, where a call that is made again was never interrupted. This turns the kernel's
+/// account into the process's.
 #[derive(Default)]
 struct Interruptions {
-    /// What the handlers that run have interrupted.
+    /// The calls that the running handlers have interrupted.
     interrupted: Vec<Option<(u32, i64)>>,
     seen: Vec<Event>,
 }
@@ -330,7 +334,7 @@ impl Interruptions {
                 Event::Call(SIGRETURN | RESTART) => {}
                 Event::Return(SIGRETURN, result) => {
                     if self.end_handler(result) {
-                        // That it is made is said a second time.
+                        // The repeated call is reported a second time.
                         events.next();
                     }
                 }
@@ -351,7 +355,8 @@ impl Interruptions {
         });
     }
 
-    /// Whether what the handler interrupted is made again, by the result that it leaves.
+    /// Ends a handler by the result that it leaves; returns whether the interrupted call is made
+    /// again.
     fn end_handler(&mut self, result: i64) -> bool {
         let Some(Some((number, first))) = self.interrupted.pop() else {
             return false;
@@ -364,7 +369,7 @@ impl Interruptions {
         again
     }
 
-    /// What was stopped and continued has a call of its own in the kernel.
+    /// A call that was stopped and continued has a call of its own in the kernel.
     fn end_restarted(&mut self, result: i64) {
         if let Some(Event::Return(_, first)) = self.seen.last_mut() {
             *first = result;
@@ -387,7 +392,7 @@ const GIVE_PIDS: [i64; 12] = [
     libc::SYS_getpgid,
 ];
 
-/// A command that runs a built program.
+/// Returns a command that runs a built program.
 pub fn plain(program: &Path) -> impl Fn() -> Command + use<> {
     let program: PathBuf = program.to_owned();
     move || Command::new(&program)

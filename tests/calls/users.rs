@@ -1,14 +1,14 @@
-//! Who a thread is, while threads and children become other users.
+//! The user ids of a thread, while threads and children change theirs.
 
 use beeline_e2e::{Scratch, Turn, engines, need};
 
 use crate::trace::{Traced, plain};
 
-/// Who a thread is at a call, and behind one that makes it another.
+/// Prints a thread's user ids at a call, and after one that changes them.
 const SHOWN: &str = r#"tracepoint:syscalls:sys_enter_getppid /{ours}/ { printf("E %llu %d %d/%d\n", nsecs, tid, uid, gid); }"#;
 const SET: &str = r#"tracepoint:syscalls:sys_exit_setresuid /{ours}/ { printf("E %llu %d set/%d\n", nsecs, tid, uid); }"#;
 
-/// Asserts that each thread is seen as the same users on each engine, at its calls in their order.
+/// Asserts that each thread has the same user ids on each engine, at its calls in their order.
 fn same_users(scenes: &[&str], script: &str) {
     let _turn = Turn::take();
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! Calls that the vDSO makes where it cannot answer by itself.
+//! Calls that the vDSO makes when it cannot answer by itself.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,8 @@ use beeline_e2e::{Engine, Scratch, Turn, Workload, beeline, beeline_wanted, need
 
 use crate::trace::{Traced, every_call, plain, same_calls, same_calls_but};
 
-/// Of this clock's calls there are as many as the program says that it makes: the vDSO has made them.
+/// Checks that there are as many calls for this clock as the program says that it makes: the vDSO
+/// has made them.
 fn has_clock_calls(threads: &[Vec<String>]) {
     let is_clock = |call: &&String| *call == "+228";
     let count = threads.iter().flatten().filter(is_clock).count();
@@ -42,7 +43,7 @@ fn calls_that_the_vdso_makes_in_a_thread_are_seen() {
     need!(seen);
 }
 
-/// Programs ask for the time as well, at each of these calls.
+/// The programs ask for the time as well, at each of these calls.
 #[test]
 fn it_asks_for_every_time_where_only_the_kernel_can_tell() {
     let scratch = Scratch::new();
@@ -63,7 +64,7 @@ fn it_asks_for_every_time_where_only_the_kernel_can_tell() {
     assert_eq!((of("+228"), of("+96")), (50 * 5, 50));
 }
 
-/// The bytes of the process's vDSO.
+/// Returns the bytes of the process's vDSO.
 fn vdso(pid: u32) -> Vec<u8> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs");
     let line = maps.lines().find(|line| line.ends_with("[vdso]"));
@@ -76,7 +77,7 @@ fn vdso(pid: u32) -> Vec<u8> {
     bytes
 }
 
-/// It is listed with its calls while they are hooked, and is as it was afterwards.
+/// It is listed with its calls while they are hooked, and is unchanged afterwards.
 #[test]
 fn it_is_listed_and_given_back() {
     let _turn = Turn::take();

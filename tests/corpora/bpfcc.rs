@@ -1,12 +1,12 @@
-//! What bcc's tools are told when they are run: most need nothing, some a function, a process or a directory.
+//! Arguments for bcc's tools: most need none, some a function, a process or a directory.
 
-/// In the place of this stands the number of a Python process, which has probes for bcc's tools to find.
+/// A placeholder for the process id of a Python process, which has probes for bcc's tools to find.
 pub const PYTHON: &str = "{python}";
 
 /// Tools that load no program, or would change more than they load.
 const LEFT_OUT: &[&str] = &["bpflist", "reset-trace", "tplist"];
 
-/// Words for those that do not run without any.
+/// Arguments for tools that do not run without any.
 const WORDS: &[(&str, &[&str])] = &[
     ("argdist", &["-H", "p:c:malloc(size_t size):size_t:size"]),
     ("biolatpcts", &["/dev/vda"]),
@@ -53,7 +53,7 @@ const WORDS: &[(&str, &[&str])] = &[
     ("ttysnoop", &["/dev/console"]),
 ];
 
-/// What stands behind a tool's file on the command line; `None` for a tool that is not run.
+/// Returns the arguments after a tool's file; `None` for a tool that is not run.
 pub fn words(file: &str) -> Option<&'static [&'static str]> {
     let tool = file.strip_suffix("-bpfcc").unwrap_or(file);
     if LEFT_OUT.contains(&tool) {

@@ -1,4 +1,4 @@
-//! What `capture.c` writes down: one call of `BPF_PROG_LOAD`.
+//! The record format of `capture.c`: one call of `BPF_PROG_LOAD`.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -31,7 +31,7 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Reads a file; none that a killed tool left half written.
+    /// Reads a file; `None` for one that a killed tool left half written.
     pub fn parse(text: &str) -> Option<Self> {
         let mut program = Self::default();
         for line in text.lines() {
@@ -88,14 +88,15 @@ impl Captured {
         Some(())
     }
 
-    /// The instructions with each map's number in the place of its descriptor: the same for the same program.
+    /// Returns the instructions with each map's number in place of its descriptor: the same for the
+    /// same program.
     pub fn normal(&self) -> (ProgramType, Vec<Insn>) {
         let number = |fd: i32| self.maps.iter().position(|(it, _)| *it == fd);
         let insns = with_maps(&self.insns, |fd| number(fd).map(|it| it as i32));
         (self.kind.prog_type, insns)
     }
 
-    /// The kernel's verdict.
+    /// Returns the kernel's verdict.
     pub fn ask_kernel(&self) -> Said {
         let mut made = HashMap::new();
         for (fd, map) in &self.maps {
@@ -137,7 +138,7 @@ impl Captured {
         }
     }
 
-    /// Beeline's verdict.
+    /// Returns Beeline's verdict.
     pub fn ask_beeline(&self, kernel: Option<&KernelTypes>) -> Said {
         let starts: Vec<usize> = match Flow::of(&self.insns) {
             Ok(flow) => flow.functions().iter().map(|it| it.start).collect(),
@@ -205,7 +206,7 @@ fn make(map: &Map) -> std::io::Result<OwnedFd> {
     Ok(made)
 }
 
-/// Instructions with other numbers for their maps.
+/// Returns instructions with other numbers for their maps.
 fn with_maps(insns: &[Insn], number: impl Fn(i32) -> Option<i32>) -> Vec<Insn> {
     let mut insns = insns.to_vec();
     for insn in &mut insns {
@@ -230,7 +231,7 @@ fn refused(errno: i32, log: &str) -> Said {
     let error = std::io::Error::from_raw_os_error(errno).to_string();
     let said = log.lines().rev().find(|line| !is_statistic(line));
     Said {
-        // Without a word of the verifier's it is not allowed at all.
+        // Without any message from the verifier, loading is not permitted at all.
         verdict: match said {
             None if errno == 1 => Verdict::None,
             _ => Verdict::Reject,

@@ -1,4 +1,5 @@
-//! Programs that tools make when they run: each tool is started, and `capture.c` in it writes down what it loads.
+//! Programs that tools make when they run: starts each tool with `capture.c` inside, which records
+//! the programs that it loads.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -18,20 +19,20 @@ use beeline_verifier::types::KernelTypes;
 use crate::capture_file::Captured;
 use crate::{Found, Row, Said, name_of};
 
-/// A tool that has loaded nothing more for so long has loaded all.
+/// A tool that has loaded nothing more for this long has loaded everything.
 const QUIET: Duration = Duration::from_secs(2);
-/// A tool that has loaded nothing for so long never will.
+/// A tool that has loaded nothing for this long never will.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Programs by which tools find out what the kernel can.
+/// Programs by which tools probe the kernel's features.
 pub const FEATURES: &str = "(features)";
 
-/// What has been seen of all tools.
+/// The programs of all tools so far.
 pub struct Corpus {
     scratch: Scratch,
     shim: PathBuf,
     kernel: Option<KernelTypes>,
-    /// Tools try out the kernel by the same programs over and over.
+    /// Tools probe the kernel by the same programs over and over.
     seen: HashSet<(ProgramType, Vec<Insn>)>,
 }
 
@@ -57,7 +58,7 @@ impl Corpus {
         })
     }
 
-    /// Runs a tool, and asks both about every program that it loads.
+    /// Runs a tool, and asks both verifiers about every program that it loads.
     pub fn judge(
         &mut self,
         package: &'static str,
@@ -117,12 +118,12 @@ impl Corpus {
     }
 }
 
-/// Is it asked for nothing else?
+/// Returns whether it can do nothing but probe a feature.
 fn is_feature_probe(command: &[OsString]) -> bool {
     command.iter().any(|word| word == "feature")
 }
 
-/// Waits for the last program of a tool, and ends it. One that is busy may be compiling the next.
+/// Waits for a tool's last program, and ends the tool. A busy tool may be compiling the next one.
 fn wait_until_quiet(child: &mut Child, directory: &Path) -> io::Result<()> {
     let (start, mut changed, mut count) = (Instant::now(), Instant::now(), 0);
     let mut worked = Duration::ZERO;
@@ -147,7 +148,7 @@ fn wait_until_quiet(child: &mut Child, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The time that a process has had of the processors, for itself and for the kernel's work on it.
+/// Returns the processor time of a process, in user space and in the kernel.
 fn work_of(process: u32) -> Duration {
     /// `USER_HZ`.
     const TICK: Duration = Duration::from_millis(10);
@@ -159,7 +160,7 @@ fn work_of(process: u32) -> Duration {
     TICK * ticks
 }
 
-/// In the order in which they were loaded.
+/// In the order of loading.
 fn read_all(directory: &Path) -> io::Result<Vec<Captured>> {
     let files: io::Result<Vec<_>> = fs::read_dir(directory)?
         .map(|entry| Ok(entry?.path()))

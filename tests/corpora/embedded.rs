@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{Found, Row, Said, Verdict, name_of};
 
-/// Asks both about every program in these files.
+/// Asks both verifiers about every program in these files.
 pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
     let scratch = Scratch::new();
     let mut is_empty = true;
@@ -25,7 +25,7 @@ pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
                     found.rows.extend(rows);
                 }
                 Err(why) => {
-                    // The scratch file's name changes, and says nothing.
+                    // The scratch file's name changes, and means nothing.
                     let scratch = format!("{}: ", path.display());
                     found.skip(package, &tool, &why.replace(&scratch, ""));
                 }
@@ -39,13 +39,13 @@ pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
     }
 }
 
-/// What is said of each program. Errors: the file is not taken.
+/// Returns the verdicts on each program. Errors: the file is refused.
 fn verdicts(object: &Path) -> Result<Vec<Value>, String> {
     let asked = ask(object, "both")?;
     if !asked.is_empty() {
         return Ok(asked);
     }
-    // Ours crashed; a program at a time it may not.
+    // Beeline crashed; with one program at a time it may not.
     let kernels = ask(object, "kernel")?;
     let kernels = kernels.into_iter().map(|kernel| {
         let mut value = kernel.clone();
@@ -58,7 +58,7 @@ fn verdicts(object: &Path) -> Result<Vec<Value>, String> {
     Ok(kernels.collect())
 }
 
-/// An empty answer if Beeline crashed.
+/// Returns an empty answer if Beeline crashed.
 fn ask(object: &Path, verifier: &str) -> Result<Vec<Value>, String> {
     let asked = Command::new(beeline())
         .args(["verify", "--json", "--verifier", verifier])

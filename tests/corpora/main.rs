@@ -1,10 +1,11 @@
-//! Every eBPF program that Debian's tools carry, with the kernel's verdict beside Beeline's: makes `docs/corpora.md` anew, or
-//! the file that is given.
+//! Judges every eBPF program in Debian's tools, by the kernel and by Beeline: rewrites
+//! `docs/corpora.md`, or the given file.
 //!
-//! Programs of libbpf's tools are object files inside the tools ([`embedded`]), those of Go's library object files in its
-//! module ([`module`]). Those that bpftrace and bcc make are written down when they load them ([`captured`]). Of a newer Debian
-//! only those are looked at that are inside files. Packages that are not installed are named as such. `scripts/corpora.sh`
-//! installs what there is.
+//! The programs of libbpf's tools are object files inside the tools ([`embedded`]), those of Go's
+//! library are object files in its module ([`module`]). The programs of bpftrace and bcc are
+//! recorded when they are loaded ([`captured`]). Of a newer Debian, only programs inside files are
+//! judged. Packages that are not installed are listed as such. `scripts/corpora.sh` installs the
+//! available ones.
 
 mod bpfcc;
 mod capture_file;
@@ -17,7 +18,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A program, and what was said about it.
+/// A program, and the verdicts on it.
 #[derive(Debug, Clone)]
 struct Row {
     package: &'static str,
@@ -30,7 +31,7 @@ struct Row {
     beeline: Said,
 }
 
-/// One verifier's word.
+/// One verifier's verdict.
 #[derive(Debug, Clone, Default)]
 struct Said {
     verdict: Verdict,
@@ -42,12 +43,12 @@ struct Said {
 enum Verdict {
     Accept,
     Reject,
-    /// The kernel was not asked or may not look; Beeline crashed.
+    /// The kernel was not asked or lacks the permission; or Beeline crashed.
     #[default]
     None,
 }
 
-/// A tool without programs, and why.
+/// A tool without programs, and the reason.
 #[derive(Debug, Clone)]
 struct Skipped {
     package: &'static str,
@@ -55,19 +56,20 @@ struct Skipped {
     why: String,
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug, Default)]
 struct Found {
     rows: Vec<Row>,
     skipped: Vec<Skipped>,
-    /// Packages that were looked at, with their versions.
+    /// Examined packages, with their versions.
     packages: Vec<(&'static str, String)>,
 }
 
 /// Packages whose programs are inside their files.
 const EMBEDDED: &[&str] = &["libbpf-tools", "bpftool", "systemd"];
 
-/// The same of a newer Debian, unpacked where `BEELINE_CORPORA_NEWER` says: names for the table, and directories.
+/// The same for a newer Debian, unpacked at `BEELINE_CORPORA_NEWER`: names for the table, and
+/// directories.
 const NEWER: &[(&str, &str)] = &[
     ("systemd of Debian 13", "systemd"),
     ("libsystemd-shared of Debian 13", "libsystemd-shared"),
@@ -80,11 +82,11 @@ const MODULE: (&str, &str) = ("github.com/cilium/ebpf", "v0.22.0");
 /// A package whose programs are made when its tools run.
 struct Made {
     package: &'static str,
-    /// With what its tools' files end.
+    /// The suffix of its tools' files.
     ending: &'static str,
-    /// What stands before a tool's file on the command line.
+    /// The command line before a tool's file.
     before: &'static [&'static str],
-    /// What stands behind it, by its name; `None` for a tool that is not run.
+    /// Returns the arguments after a tool's file, by its name; `None` for a tool that is not run.
     words: fn(&str) -> Option<&'static [&'static str]>,
 }
 
@@ -145,7 +147,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Debian's Python doing nothing, for tools that look into it; it ends with this.
+/// An idle process of Debian's Python, for tools that inspect one; ended when dropped.
 struct Python(Option<Child>);
 
 impl Python {
@@ -157,7 +159,7 @@ impl Python {
         Self(child.ok())
     }
 
-    /// A word of a command line, with the process's number where one is asked for.
+    /// Returns a word of a command line, with the process's number in place of its placeholder.
     fn named(&self, word: &str) -> OsString {
         match &self.0 {
             Some(child) if word == bpfcc::PYTHON => child.id().to_string().into(),
@@ -176,7 +178,7 @@ impl Drop for Python {
 }
 
 impl Found {
-    /// A package's files, if it is installed.
+    /// Returns a package's files, if it is installed.
     fn package(&mut self, package: &'static str) -> Option<Vec<PathBuf>> {
         let ask = |words: &[&str]| {
             let asked = Command::new(words[0]).args(&words[1..]).output().ok()?;
@@ -197,7 +199,7 @@ impl Found {
         Some(files.filter(|it| it.is_file()).collect())
     }
 
-    /// The programs of a newer Debian's packages, if they could be fetched.
+    /// Judges the programs of a newer Debian's packages, if they could be fetched.
     fn newer(&mut self) {
         let unpacked = std::env::var_os("BEELINE_CORPORA_NEWER").unwrap_or_default();
         for &(package, directory) in NEWER {
@@ -216,7 +218,7 @@ impl Found {
         }
     }
 
-    /// The programs of Go's library, if `go` can fetch it.
+    /// Judges the programs of Go's library, if `go` can fetch it.
     fn module(&mut self) {
         let (module, version) = MODULE;
         match module::objects(module, version) {
@@ -237,7 +239,7 @@ impl Found {
     }
 }
 
-/// A file's name as people say it; of those that every example has, with the example's.
+/// Returns a file's usual name; if every example has a file of that name, with the example's.
 fn name_of(file: &Path) -> String {
     let name = |path: &Path| {
         let name = path.file_name().unwrap_or_default();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// A module's files, and its version. Errors: why there are none.
+/// Returns a module's files, and its version. Errors: the reason why there are none.
 pub fn objects(module: &str, version: &str) -> Result<Vec<PathBuf>, String> {
     let asked = Command::new("go")
         .args(["mod", "download", "-json", &format!("{module}@{version}")])
@@ -18,17 +18,17 @@ pub fn objects(module: &str, version: &str) -> Result<Vec<PathBuf>, String> {
         return Err(error.to_owned());
     }
     let directory = answer["Dir"].as_str().ok_or("go names no directory")?;
-    // By the names that `bpf2go` and the module's own tests give little-endian objects.
+    // The names that `bpf2go` and the module's own tests give little-endian objects.
     let is_object = |name: &str| name.ends_with("_bpfel.o") || name.ends_with("-el.elf");
     collect(Path::new(directory), &is_object).map_err(|error| error.to_string())
 }
 
-/// The files below a directory whose names are `wanted`, in order.
+/// Returns the files below a directory whose names are `wanted`, in order.
 pub fn collect(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        // Links lead to what is here as well, or nowhere.
+        // Links lead to files that are here as well, or nowhere.
         let kind = entry.file_type()?;
         if kind.is_dir() {
             found.extend(collect(&entry.path(), wanted)?);

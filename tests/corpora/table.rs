@@ -1,11 +1,11 @@
-//! What was found, as Markdown.
+//! The results as Markdown.
 
 use std::fmt::Write as _;
 
 use crate::captured::FEATURES;
 use crate::{Found, Row, Verdict};
 
-/// How many programs of one package, or of all, were judged how.
+/// The number of programs by verdict, of one package or of all.
 #[derive(Debug, Default)]
 struct Count {
     programs: usize,
@@ -15,7 +15,7 @@ struct Count {
     beeline_alone: usize,
     kernel_silent: usize,
     beeline_silent: usize,
-    /// Of those that both accept: by as many instructions looked at.
+    /// Programs that both accept after the same number of instructions.
     same_effort: usize,
 }
 
@@ -57,14 +57,14 @@ impl Count {
     }
 }
 
-/// None where one of them has no verdict.
+/// `None` if one of them has no verdict.
 fn differs(row: &Row) -> Option<bool> {
     let (kernel, beeline) = (row.kernel.verdict, row.beeline.verdict);
     let both = kernel != Verdict::None && beeline != Verdict::None;
     both.then_some(kernel != beeline)
 }
 
-/// Numbers by package.
+/// Returns the counts by package.
 pub fn summary(found: &Found) -> String {
     let mut text = String::from(
         "| | programs | both accept | both reject | only the kernel accepts | only Beeline accepts | no verdict of the kernel's | none of Beeline's | accepted with as many instructions processed |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
@@ -77,7 +77,7 @@ pub fn summary(found: &Found) -> String {
     text
 }
 
-/// The whole page.
+/// Returns the whole page.
 pub fn table(found: &Found) -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
@@ -181,7 +181,7 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-/// Text that does not end its cell.
+/// Escapes text so that it does not end its cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -7,19 +7,20 @@ use beeline_isa::{Insn, opcode::*};
 
 use crate::world::{CONTEXT, Element, Left, used};
 
-/// The helpers that the runner has as the kernel has them: map look-up, `for_each_map_elem` and `loop`.
+/// The helpers that the runner implements as the kernel does: map look-up, `for_each_map_elem` and
+/// `loop`.
 const HELPERS: [i32; 3] = [1, 164, 181];
 
 /// The process that runs programs.
 pub struct Emulated(Runner);
 
 impl Emulated {
-    /// Starts one, or says what this machine lacks.
+    /// Starts a runner, or says what this machine lacks.
     pub fn start() -> Result<Self, String> {
         Runner::start().map(Self)
     }
 
-    /// Does a program use arrays only, and helpers that there are?
+    /// Returns whether a program uses only arrays and the available helpers.
     pub fn can_run(insns: &[Insn]) -> bool {
         let is_helper = |insn: &&Insn| insn.code == JMP | CALL && insn.src == HELPER_CALL;
         let mut helpers = insns.iter().filter(is_helper);
@@ -27,7 +28,7 @@ impl Emulated {
             && used(insns).iter().all(|&map| map <= CONSTANTS)
     }
 
-    /// Runs a program once on fresh maps: r0, and what it left.
+    /// Runs a program once on fresh maps; returns r0 and the state that the run left.
     pub fn run(&mut self, insns: &[Insn]) -> Result<(u64, Left), String> {
         let code = Baseline.compile(&Program::new(insns), Machine::Aarch64);
         let code = code.map_err(|error| format!("refuses the program: {error}"))?;

@@ -1,4 +1,4 @@
-//! One program in every engine: do they agree?
+//! Runs one program in every engine and compares the results.
 
 use std::time::{Duration, Instant};
 
@@ -18,43 +18,44 @@ use beeline_verifier::{function_starts, verify};
 use crate::emulated::Emulated;
 use crate::world::{Bytes, Here, Left, There, is_helper, used};
 
-/// What programs run in: the engines, then the baseline compiler's code for aarch64, then the kernel.
+/// The places that run programs: the engines, then the baseline compiler's code for aarch64, then
+/// the kernel.
 pub const PLACES: [&str; 5] = ["baseline", "interpreter", "llvm", "aarch64", "kernel"];
 pub const ENGINES: usize = 3;
 const AARCH64: usize = ENGINES;
 pub const KERNEL: usize = PLACES.len() - 1;
 
-/// The part of the processor's time that each place may take; those that take little always run.
+/// The share of the processor's time that each place may take; cheap ones always run.
 const SHARES: [f64; PLACES.len()] = [1.0, 1.0, 0.15, 0.05, 0.25];
 
-/// What a program came to.
+/// The verdict on a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All that ran it agree. Says who ran it.
+    /// All places that ran it agree. Names them.
     Same([bool; PLACES.len()]),
-    /// A verifier, the kernel's or ours, which follow every way through it, gives it up.
+    /// A verifier, the kernel's or Beeline's, gave up on following every path through it.
     GivenUp,
-    /// Somebody refuses it, who says why.
+    /// A verifier refuses it, for this reason.
     Refused(String),
-    /// Two differ, and in what.
+    /// Two places differ, and in this.
     Differs(String),
 }
 
-/// What runs programs and compares.
+/// Runs programs and compares the results.
 pub struct Judge {
     cpu: u32,
     here: Here,
     pub engines: [Box<dyn Engine>; ENGINES],
-    /// Started when it is wanted first; `Some(None)` where it cannot be.
+    /// Started when it is first needed; `Some(None)` where it cannot be.
     emulated: Option<Option<Emulated>>,
     pub kernel: Option<There>,
     start: Duration,
-    /// What each place has taken.
+    /// The time that each place has taken.
     pub spent: [Duration; PLACES.len()],
 }
 
 impl Judge {
-    /// On a CPU, which the calling thread is kept on; with the kernel or without.
+    /// Runs on one CPU, to which the calling thread is bound; with the kernel or without.
     pub fn new(cpu: u32, with_kernel: bool) -> Self {
         let engines = engines();
         let names = engines.each_ref().map(|engine| engine.name());
@@ -70,12 +71,12 @@ impl Judge {
         }
     }
 
-    /// Runs a program wherever there is time for it; `entering` is told the place before.
+    /// Runs a program wherever there is time for it; calls `entering` with each place first.
     pub fn judge(&mut self, insns: &[Insn], entering: impl FnMut(usize)) -> Verdict {
         self.judge_in(insns, self.due(), entering)
     }
 
-    /// Where there is time for a program.
+    /// Returns the places that have time for a program.
     pub fn due(&self) -> [bool; PLACES.len()] {
         let elapsed = processor_time() - self.start;
         std::array::from_fn(|place| {
@@ -83,13 +84,13 @@ impl Judge {
         })
     }
 
-    /// Runs a program everywhere, if the kernel takes it.
+    /// Runs a program everywhere, if the kernel accepts it.
     pub fn judge_everywhere(&mut self, insns: &[Insn], entering: impl FnMut(usize)) -> Verdict {
         self.judge_in(insns, [true; PLACES.len()], entering)
     }
 
-    /// Does what a program gives depend on what was left on the stack, or on where memory is? A part of a program may, and
-    /// nobody is wrong if its runs differ.
+    /// Returns whether a program's result depends on leftovers on the stack, or on the addresses of
+    /// memory. Part of a program may do so, and differing runs of it are no bug.
     pub fn depends_on_chance(&mut self, insns: &[Insn]) -> bool {
         const LEFT: [u8; 6] = [0, 1, 0x20, 0x7f, 0x80, 0xff];
         let used = used(insns);
@@ -124,7 +125,8 @@ impl Judge {
                 Ok(outcome) => {
                     match accept(insns) {
                         Ok(()) => {}
-                        // It follows callbacks in each other further than the kernel's, so the limit comes sooner.
+                        // Beeline's verifier follows nested callbacks further than the kernel's, so
+                        // it reaches the limit sooner.
                         Err(reject) if is_limit(&reject) => return Verdict::GivenUp,
                         Err(reject) => {
                             return Verdict::Refused(format!("our verifier, alone: {reject}"));
@@ -186,7 +188,8 @@ impl Judge {
         compare(&left, &self.here.left(used))
     }
 
-    /// Runs a program in one engine, and compares it with the first one's run, or that with the kernel's.
+    /// Runs a program in one engine, and compares it with the first engine's run, or the first
+    /// engine's run with the kernel's.
     fn run_in(
         &mut self,
         place: usize,
@@ -224,7 +227,7 @@ impl Judge {
     }
 }
 
-/// What this thread used of its processor.
+/// Returns this thread's processor time.
 pub fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -236,7 +239,7 @@ pub fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// All engines.
+/// Returns all engines.
 pub fn engines() -> [Box<dyn Engine>; ENGINES] {
     [
         Box::new(Baseline),
@@ -245,13 +248,14 @@ pub fn engines() -> [Box<dyn Engine>; ENGINES] {
     ]
 }
 
-/// Does the kernel do it right? Not always, in Linux 6.18,
-/// - if an atomic operation fetches from the stack what its verifier knows to be a constant: see the generator, which
-///   writes a byte there first;
-/// - if a 32-bit compare-and-exchange stores: x86 leaves r0's high half then, and the verifier does not put an instruction
-///   that clears it behind all of those whose r0 is read whole;
-/// - if there is a `may_goto`, next to callbacks at least: the verifier reports a bug of its own, or follows a bad pointer
-///   (`__mark_chain_precision`) and brings the machine down. Such programs are never to be loaded here.
+/// Returns whether the kernel runs the program correctly. Linux 6.18 does not
+/// - if an atomic operation fetches from the stack a value that the verifier knows to be a
+///   constant: see the generator, which writes a byte there first;
+/// - if a 32-bit compare-and-exchange stores: x86 leaves r0's high half then, and the verifier does
+///   not put an instruction that clears it behind every one whose r0 is read whole;
+/// - if there is a `may_goto`, next to callbacks at least: the verifier reports a bug of its own,
+///   or follows a bad pointer (`__mark_chain_precision`) and brings the machine down. Never load
+///   such programs here.
 pub fn is_for_kernel(insns: &[Insn]) -> bool {
     (0..insns.len()).all(|at| {
         let insn = &insns[at];
@@ -275,7 +279,8 @@ fn hides_constant(insn: &Insn, slot: i16) -> bool {
     insn.code == STX | MEM | B && insn.dst == 10 && insn.off == slot + 1
 }
 
-/// Has the kernel's verifier seen too much of a program, not something wrong with it?
+/// Returns whether the kernel's verifier has gone through too much of a program, rather than found
+/// something wrong with it.
 pub fn has_given_up(refusal: &Refusal) -> bool {
     is_limit(&refusal.log)
 }
@@ -288,7 +293,7 @@ fn is_limit(words: &str) -> bool {
     limits.iter().any(|limit| words.contains(limit))
 }
 
-/// The end of what the kernel's verifier says.
+/// Returns the end of the kernel verifier's log.
 pub fn words(refusal: &Refusal) -> String {
     let lines: Vec<&str> = refusal.log.trim_end().lines().collect();
     let last = lines[lines.len().saturating_sub(4)..].join("\n");
@@ -315,7 +320,7 @@ pub fn same<T: PartialEq + std::fmt::Debug>(
     }
 }
 
-/// Leaves a byte all over the stack that is used next.
+/// Leaves a byte everywhere on the stack that is used next.
 #[inline(never)]
 fn fill_stack(byte: u8) {
     let mut stack = [byte; 64 << 10];
@@ -330,7 +335,7 @@ fn deeper<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// What the kernel's verifier accepts, ours does.
+/// Beeline's verifier accepts every program that the kernel's accepts.
 fn accept(insns: &[Insn]) -> Result<(), String> {
     let kind = Kind {
         prog_type: ProgramType::SYSCALL,

@@ -1,8 +1,9 @@
-//! Engines agree: random programs, some of which tail call each other, leave the same r0, context, map contents and ring-buffer records in each of them, on another
-//! machine, and in the kernel, as often as there is time for it.
+//! Engines agree: random programs, some of which tail call each other, leave the same r0, context,
+//! map contents and ring-buffer records in each of them, on another machine, and in the kernel, as
+//! often as time allows.
 //!
-//! `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` names the first program. What differs is reduced, and printed
-//! with the seed that gives it again.
+//! `BEELINE_SOAK` runs them for that many seconds, `BEELINE_SEED` names the first program. A
+//! program with a difference is reduced, and printed with the seed that reproduces it.
 
 #[path = "../../crates/agent/tests/common/mod.rs"]
 mod agent;
@@ -28,17 +29,17 @@ use judge::{Judge, PLACES, is_for_kernel};
 use workers::{Alone, Care, Ended, Tally};
 use world::Here;
 
-/// How long it goes on at least.
+/// The minimum duration.
 const A_MINUTE: Duration = Duration::from_secs(60);
 
-/// Does a seed stand for programs that tail call each other?
+/// Returns whether a seed stands for programs that tail call each other.
 fn is_of_tail_calls(seed: u64) -> bool {
     seed % 16 == 7
 }
 
-/// The program with a seed that stands for one.
+/// Returns the program of a seed that stands for one.
 fn program_of(seed: u64) -> Vec<Insn> {
-    // Mostly short ones, of which there can be many.
+    // Mostly short ones, so that there can be many.
     let length = [2, 4, 4, 8, 8, 16, 32][(seed % 7) as usize];
     match seed % 4 {
         0 => program::looping(seed, length),
@@ -47,7 +48,7 @@ fn program_of(seed: u64) -> Vec<Insn> {
     }
 }
 
-/// Held by each test: processes are forked, while no other thread holds anything.
+/// Held by each test: processes are forked while no other thread holds anything.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -87,7 +88,7 @@ fn describe(tally: &Tally) -> String {
     )
 }
 
-/// What is wrong with the program with this seed, in as few instructions as do it.
+/// Describes the failure of this seed's program, in as few instructions as reproduce it.
 fn explain(seed: u64, what: &str, with_kernel: bool) -> String {
     if is_of_tail_calls(seed) {
         let verdict = Judge::new(0, with_kernel && !workers::is_of_kernel(what))
@@ -113,7 +114,7 @@ fn explain(seed: u64, what: &str, with_kernel: bool) -> String {
     };
     eprintln!("BEELINE_SEED={seed}: {what}: {found}");
     eprintln!("{}", Listing(&insns));
-    // Only the kernel can say if a part of a program is a good one.
+    // Only the kernel can say whether a part of a program is valid.
     let (small, verdict) = if with_kernel && is_for_kernel(&insns) {
         reduced(&insns, &kind)
     } else {
@@ -123,8 +124,9 @@ fn explain(seed: u64, what: &str, with_kernel: bool) -> String {
     format!("BEELINE_SEED={seed}: {what}\nin as little as does it: {verdict}\n{text}")
 }
 
-/// A part of a program that differs in the same, and its verdict. If it can be, one that does not look at addresses nor at what
-/// is left on the stack, which the parts of a program that does not may well do.
+/// Returns a part of a program with the same difference, and its verdict. Prefers one that depends
+/// neither on addresses nor on leftovers on the stack, which parts of a program that does not may
+/// well do.
 fn reduced(insns: &[Insn], kind: &str) -> (Vec<Insn>, Alone) {
     let differs = |insns: &[Insn], care| {
         let verdict = workers::verdict(insns, true, care);
@@ -140,8 +142,8 @@ fn reduced(insns: &[Insn], kind: &str) -> (Vec<Insn>, Alone) {
     (small, verdict)
 }
 
-/// What Linux 6.18 may do wrong, of which two numbers it is that an exchange fetches, engines do right; and programs to
-/// compare it with leave it alone.
+/// Linux 6.18 may get wrong which of two numbers an exchange fetches. Engines do it right, and
+/// programs that are compared with it avoid the case.
 #[test]
 fn a_branch_on_what_was_exchanged_goes_both_ways() {
     let _alone = ALONE.lock();
@@ -149,7 +151,7 @@ fn a_branch_on_what_was_exchanged_goes_both_ways() {
         load(6, 1, 0),
         mov(2, 1),
         store(10, -8, 2),
-        // The context begins with a byte that is odd.
+        // The context begins with an odd byte.
         branch(JSET, 6, 1, 2),
         mov(2, 200),
         store(10, -8, 2),

@@ -15,7 +15,7 @@ use crate::programs::tails;
 
 const PROGRAMS: usize = 3;
 
-/// The programs with a seed, in which the array that they are called by has this descriptor.
+/// Returns the programs of a seed, for an array of programs with this descriptor.
 pub fn programs_of(seed: u64, array: i32) -> [Vec<Insn>; PROGRAMS] {
     let length = [2, 4, 6, 12][(seed / 16 % 4) as usize];
     let of = |number| {
@@ -26,10 +26,11 @@ pub fn programs_of(seed: u64, array: i32) -> [Vec<Insn>; PROGRAMS] {
 }
 
 impl Judge {
-    /// Runs the first of the programs with a seed wherever there is time for it; `entering` is told the place before.
+    /// Runs the first of a seed's programs wherever there is time for it; calls `entering` with
+    /// each place first.
     pub fn judge_tail_calls(&mut self, seed: u64, mut entering: impl FnMut(usize)) -> Verdict {
         let mut due = self.due();
-        // That machine's runs of such programs are compared with ours elsewhere.
+        // Another test compares that machine's runs of such programs.
         due[ENGINES] = false;
         due[KERNEL] &= self.kernel.is_some();
         let mut expected = None;
@@ -65,7 +66,8 @@ impl Judge {
     }
 }
 
-/// The low half of the first program's r0, or why the kernel does not take one of them.
+/// Returns the low half of the first program's r0, or the reason why the kernel rejects one of
+/// them.
 fn run_in_kernel(seed: u64) -> Result<u32, bpf::Refusal> {
     let array = bpf::map(MapType::PROG_ARRAY, 4, 4, PROGRAMS as u32).expect("a program array");
     let programs = programs_of(seed, array.as_raw_fd());

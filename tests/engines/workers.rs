@@ -1,4 +1,4 @@
-//! Processes that judge programs, so that one's crash is a result.
+//! Processes that judge programs, so that a crash of one is a result.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -11,25 +11,25 @@ use beeline_isa::Insn;
 use crate::judge::{Judge, KERNEL, PLACES, Verdict};
 use crate::{is_of_tail_calls, program_of};
 
-/// How it ended.
+/// The end of a worker.
 pub enum Ended {
     Agreed(Tally),
-    /// The program with this seed does not.
+    /// The program with this seed fails.
     At {
         seed: u64,
         what: String,
     },
 }
 
-/// Programs, by where they ran.
+/// Programs, by the places where they ran.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub runs: [u64; PLACES.len()],
-    /// Those that a verifier gave up.
+    /// The number that a verifier gave up on.
     pub given_up: u64,
 }
 
-/// What a worker tells, in memory that it shares with us.
+/// A worker's report, in memory that it shares with its parent.
 #[repr(C)]
 #[derive(Default)]
 struct Progress {
@@ -39,12 +39,12 @@ struct Progress {
     given_up: AtomicU64,
 }
 
-/// Seconds for so many programs, after which a worker hangs.
+/// Seconds for so many programs, after which a worker counts as hung.
 const PATIENCE: u32 = 60;
 const PROGRAMS_WATCHED: u64 = 256;
-/// The exit status of a worker that met a difference.
+/// The exit status of a worker that found a difference.
 const DIFFERENCE: i32 = 3;
-/// The same of a worker that met a refusal.
+/// The exit status of a worker that found a refusal.
 const REFUSAL: i32 = 4;
 
 /// Judges programs on every CPU.
@@ -125,7 +125,7 @@ fn work(
     0
 }
 
-/// What a worker's end says of its last program, if it is no good end.
+/// Describes a worker's bad end by its last program; `None` for a good end.
 fn failure(status: i32, progress: &Progress) -> Option<(u64, String)> {
     let place = PLACES[progress.place.load(Relaxed) as usize];
     let what = if libc::WIFSIGNALED(status) {
@@ -141,7 +141,7 @@ fn failure(status: i32, progress: &Progress) -> Option<(u64, String)> {
     Some((progress.seed.load(Relaxed), what))
 }
 
-/// Is it the kernel that ended a worker?
+/// Returns whether the kernel ended a worker.
 pub fn is_of_kernel(what: &str) -> bool {
     let ends = [
         died(libc::SIGKILL, PLACES[KERNEL]),
@@ -157,7 +157,7 @@ fn died(signal: i32, place: &str) -> String {
     }
 }
 
-/// What a program comes to that is judged by itself.
+/// The verdict on a program that is judged alone.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Alone {
     Same,
@@ -166,7 +166,7 @@ pub enum Alone {
 }
 
 impl Alone {
-    /// Who differs, and in what.
+    /// Returns the places that differ, and the difference.
     pub fn kind_of_difference(&self) -> Option<String> {
         match self {
             Self::Differs(what) => Some(what.split(" is ").next().unwrap_or(what).to_owned()),
@@ -184,7 +184,7 @@ impl fmt::Display for Alone {
     }
 }
 
-/// Shall programs be refused whose results depend on addresses or on leftovers on the stack?
+/// Refusal of programs whose results depend on addresses or on leftovers on the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Care {
     Yes,
@@ -255,12 +255,12 @@ fn pipe() -> (std::fs::File, std::fs::File) {
     // SAFETY: there is room for two descriptors.
     let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
     assert_eq!(made, 0);
-    // SAFETY: descriptors that nobody else owns.
+    // SAFETY: descriptors with no other owner.
     let [from, to] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
     (from.into(), to.into())
 }
 
-/// Memory that a child and we both see.
+/// Maps memory that a child shares with its parent.
 fn shared_progress() -> &'static Progress {
     // SAFETY: a new mapping, zeroed, which is a good value of atomics; it stays.
     unsafe {
@@ -277,7 +277,7 @@ fn shared_progress() -> &'static Progress {
     }
 }
 
-/// The CPUs that this process may use.
+/// Returns the CPUs that this process may use.
 fn cpus() -> Vec<u32> {
     // SAFETY: the set is plain data, and the call writes no more than it.
     let set = unsafe {
@@ -291,7 +291,7 @@ fn cpus() -> Vec<u32> {
         .collect()
 }
 
-/// Has the allocator keep what is freed: the next program wants as much.
+/// Makes the allocator keep freed memory: the next program needs as much.
 fn keep_memory() {
     const MUCH: i32 = 1 << 30;
     for (parameter, value) in [

@@ -17,17 +17,17 @@ use crate::agent::Environment;
 use crate::agent::maps::kernel::{KernelMap, cpus};
 use crate::agent::maps::{Consumer, Ours, caller, walk};
 
-/// What a run left behind, as the tool sees it: the context, and of each map the elements or records.
+/// The state that a run left, as the tool sees it: the context, and each map's elements or records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Left {
     pub context: [u8; CONTEXT_BYTES],
     pub maps: Vec<(usize, Vec<Element>)>,
 }
 
-/// Key and value, one of which may be empty.
+/// A key and a value, one of which may be empty.
 pub type Element = (Vec<u8>, Vec<u8>);
 
-/// The context that every run starts with.
+/// The context at the start of every run.
 pub const CONTEXT: [u8; CONTEXT_BYTES] = {
     let mut bytes = [0; CONTEXT_BYTES];
     let mut at = 0;
@@ -67,7 +67,7 @@ fn is_map(insn: &Insn) -> bool {
     matches!(insn.src, PSEUDO_MAP_FD | PSEUDO_MAP_VALUE)
 }
 
-/// An element's value for all CPUs, as system calls take it.
+/// Returns an element's value for all CPUs, as system calls take it.
 fn for_all_cpus(map: usize, value: &[u8]) -> Vec<u8> {
     let is_percpu = spec(map).kind().is_some_and(Kind::is_percpu);
     if !is_percpu {
@@ -78,11 +78,11 @@ fn for_all_cpus(map: usize, value: &[u8]) -> Vec<u8> {
     one.repeat(cpus() as usize)
 }
 
-/// Our maps, and what engines run programs with.
+/// Beeline's maps, and the environment in which engines run programs.
 pub struct Here {
     environment: Environment,
     maps: Vec<Ours>,
-    /// The bytes of each, as runs find them.
+    /// The bytes of each map, as runs find them.
     fresh: Vec<Vec<u8>>,
     shapes: Vec<MapShape>,
     ring: Consumer,
@@ -118,7 +118,7 @@ impl Here {
         }
     }
 
-    /// The program, and what engines may know of where it runs.
+    /// Returns the program, and the facts about its surroundings that engines may use.
     pub fn program<'a>(&'a self, insns: &'a [Insn]) -> Program<'a> {
         Program {
             maps: &self.shapes,
@@ -127,19 +127,20 @@ impl Here {
         }
     }
 
-    /// Makes everything that a program may change what it was at first, runs the program, and gives r0 or a fault.
+    /// Resets everything that a program may change, runs the program, and returns r0 or a fault.
     pub fn run(&mut self, program: &dyn Runnable, used: &[usize]) -> Result<u64, String> {
         *self.context = CONTEXT;
         for &map in used {
             let (memory, fresh) = (self.maps[map].memory.base, &self.fresh[map]);
-            // SAFETY: the map's memory is as long as what was once copied from it, and no program runs now.
+            // SAFETY: the map's memory is as long as what was once copied from it, and no program
+            // runs now.
             unsafe { memory.copy_from_nonoverlapping(fresh.as_ptr(), fresh.len()) };
         }
         let result = self.environment.run_on(program, &mut self.context[..]);
         result.map_err(|fault| fault.to_string())
     }
 
-    /// Runs a program on any context and with any numbers in its maps, and gives r0 or a fault.
+    /// Runs a program on any context and with any numbers in its maps, and returns r0 or a fault.
     pub fn run_on(
         &mut self,
         program: &dyn Runnable,
@@ -151,7 +152,7 @@ impl Here {
                 if map != CONSTANTS && map != QUEUE {
                     value.fill_with(|| number() as u8);
                     let value = for_all_cpus(map, &value);
-                    // A hash may be full of what programs put into it.
+                    // Programs may have filled a hash.
                     let _ = ours.map.update_copy(&key, &value, 0, &me());
                 }
             }
@@ -160,13 +161,13 @@ impl Here {
         result.map_err(|fault| fault.to_string())
     }
 
-    /// The bytes that the last run left.
+    /// Returns the bytes that the last run left.
     pub fn bytes(&self, used: &[usize]) -> Bytes {
         let maps = used.iter().map(|&map| self.maps[map].memory.bytes());
         [self.context.to_vec()].into_iter().chain(maps).collect()
     }
 
-    /// What the last run left. Takes the records out of the ring.
+    /// Returns the state that the last run left. Takes the records out of the ring.
     pub fn left(&mut self, used: &[usize]) -> Left {
         let maps = used.iter().map(|&map| (map, self.elements(map)));
         Left {
@@ -196,7 +197,7 @@ impl Here {
     }
 }
 
-/// Who looks at maps, as the tool.
+/// The caller that looks at maps, as the tool.
 fn me() -> Caller {
     caller(9, Caller::NO_SLOT)
 }
@@ -219,7 +220,7 @@ impl There {
         there
     }
 
-    /// Loads a program, or says why the kernel does not take it.
+    /// Loads a program, or returns the kernel's reason against it.
     pub fn load(&self, insns: &[Insn]) -> Result<File, bpf::Refusal> {
         let flow = Flow::of(insns).map_err(|reject| bpf::Refusal {
             errno: 0,
@@ -230,7 +231,7 @@ impl There {
         bpf::load_functions(ProgramType::SYSCALL, &resolved, &starts)
     }
 
-    /// Runs a program once on fresh maps: the low half of r0, and what it left.
+    /// Runs a program once on fresh maps; returns the low half of r0, and the state that it left.
     pub fn run(&self, program: &File, used: &[usize]) -> (u32, Left) {
         for &map in used.iter().filter(|&&map| map != CONSTANTS) {
             self.refill(map);
@@ -250,13 +251,13 @@ impl There {
         insn
     }
 
-    /// Makes a map what it is at first.
+    /// Resets a map.
     fn refill(&self, map: usize) {
         let kernel = &self.maps[map];
         let is_array = matches!(spec(map).kind(), Some(Kind::Array | Kind::PercpuArray));
         if !is_array {
             for (key, _) in self.elements(map) {
-                // Of a queue and a ring looking is taking.
+                // In a queue and a ring, to look is to take.
                 if map != QUEUE && map != RING {
                     kernel.delete(&key).expect("an element that was there");
                 }
@@ -287,7 +288,7 @@ impl There {
     }
 }
 
-/// The elements of a map with keys, in the keys' order.
+/// Returns the elements of a map with keys, in the keys' order.
 fn elements(
     map: usize,
     next_key: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
@@ -302,21 +303,21 @@ fn elements(
     keys.into_iter().map(value).collect()
 }
 
-/// What comes out of a queue until it is empty.
+/// Takes everything out of a queue.
 fn taken(mut take: impl FnMut() -> Result<Vec<u8>, Errno>) -> Vec<Element> {
     std::iter::from_fn(|| take().ok())
         .map(|value| (Vec::new(), value))
         .collect()
 }
 
-/// The records of a ring buffer.
+/// Returns the records of a ring buffer.
 fn records(ring: &Consumer) -> Vec<Element> {
     let mut records = Vec::new();
     ring.consume_shared(&mut |record| records.push((Vec::new(), record.to_vec())));
     records
 }
 
-/// What helpers of the world there are, for the verifier.
+/// Returns the helpers of the world, for the verifier.
 pub fn is_helper(id: u32) -> bool {
     id != HelperId::TAIL_CALL.0 && beeline_fuzz::world::HELPERS.contains(&id)
 }

@@ -1,4 +1,4 @@
-//! The system calls of Beeline that are made to fail, and by which errors each may fail.
+//! The system calls of Beeline that are made to fail, with the errors that each may fail with.
 
 use libc::{
     EACCES, EAGAIN, EIO, EMFILE, ENOBUFS, ENOMEM, ENOSPC, EPERM, EPIPE, SYS_accept4, SYS_brk,
@@ -13,13 +13,13 @@ use libc::{
 pub struct Call {
     pub number: i64,
     pub name: &'static str,
-    /// How, as far as nobody has done wrong.
+    /// The errors that it may fail with when nobody has made a mistake.
     pub errors: &'static [i32],
 }
 
 macro_rules! calls {
     ($($number:ident $name:literal: $($error:ident)*;)*) => {
-        /// All of them.
+        /// All such calls.
         pub const CALLS: &[Call] = &[$(Call { number: $number, name: $name, errors: &[$($error),*] },)*];
     };
 }
@@ -61,7 +61,7 @@ calls! {
     SYS_read "read": EIO ENOMEM;
 }
 
-/// The name of an error among these.
+/// Returns the name of an error among these.
 pub fn error_name(error: i32) -> &'static str {
     const NAMES: [(i32, &str); 9] = [
         (EACCES, "EACCES"),
@@ -78,11 +78,11 @@ pub fn error_name(error: i32) -> &'static str {
     found.map_or("?", |(_, name)| name)
 }
 
-/// One call that fails: the so many-th of its number in a session of Beeline.
+/// A single failing call: the n-th of its kind in a session of Beeline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Case {
     pub number: i64,
-    /// From 1.
+    /// Counts from 1.
     pub occurrence: u32,
     pub error: i32,
 }
@@ -98,7 +98,7 @@ impl std::fmt::Display for Case {
 impl std::str::FromStr for Case {
     type Err = String;
 
-    /// As it is displayed.
+    /// Parses the displayed form.
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let [name, occurrence, error] = words[..] else {

@@ -1,4 +1,5 @@
-//! Runs a command and makes one system call of it fail: as a tracer of its threads, by ptrace. What it forks is not traced.
+//! Runs a command and makes one of its system calls fail, by tracing its threads with ptrace.
+//! Children that it forks are not traced.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -15,13 +16,13 @@ use libc::{c_int, c_uint, c_void, pid_t, user_regs_struct};
 
 use crate::calls::{CALLS, Case};
 
-/// How much of the failing thread's stack is searched for who called.
+/// The bytes of the failing thread's stack to search for callers.
 const STACK: usize = 32 << 10;
 
-/// What was seen of the command's calls.
+/// A record of the command's calls.
 #[derive(Default, Debug)]
 pub struct Seen {
-    /// How often each of [`CALLS`] was made; complete if none was to fail.
+    /// The number of times each of [`CALLS`] was made; complete if none was to fail.
     pub counts: BTreeMap<i64, u32>,
     /// The call that was made to fail.
     pub failed: Option<Failed>,
@@ -32,14 +33,14 @@ pub struct Seen {
 pub struct Failed {
     /// The thread's name.
     pub thread: String,
-    /// What its first argument leads to: a descriptor's file; or a path.
+    /// The object of its first argument: a descriptor's file, or a path.
     pub subject: String,
-    /// Addresses in the program's file that lie on its stack: callers, and some that were.
+    /// Addresses in the program's file that lie on its stack: callers, and some former ones.
     callers: Vec<u64>,
 }
 
 impl Failed {
-    /// Functions of our own whose names and lines a stack has, innermost first.
+    /// Returns the functions of Beeline whose names and lines a stack has, innermost first.
     pub fn places(&self, program: &Path) -> Vec<String> {
         let mut command = Command::new("addr2line");
         command.args(["-Cfipe"]).arg(program);
@@ -52,7 +53,7 @@ impl Failed {
     }
 }
 
-/// A command that is being run.
+/// A running command.
 pub struct Traced {
     pub stdin: Option<ChildStdin>,
     pub stdout: Lines,
@@ -62,11 +63,11 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Starts the command in a process group of its own. With a case that call of it fails.
+    /// Starts the command in a process group of its own. Given a case, makes that call of it fail.
     pub fn start(mut command: Command, case: Option<Case>) -> Traced {
         let (starts, started) = channel();
         let (ends, ended) = channel();
-        // A tracee is one thread's.
+        // A tracee belongs to one thread.
         std::thread::spawn(move || {
             command
                 .stdin(Stdio::piped())
@@ -102,19 +103,20 @@ impl Traced {
 
     /// Ends it at once.
     pub fn kill(&self) {
-        // SAFETY: plain numbers. Its number is not given to another as long as the channel is empty.
+        // SAFETY: plain numbers. Its number is not given to another as long as the channel is
+        // empty.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
     }
 }
 
-/// What a thread is doing.
+/// A thread's state.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// Nothing that matters.
+    /// In nothing that matters.
     Running,
-    /// A call that is to fail by the case's error.
+    /// In a call that is to fail by the case's error.
     Failing,
-    /// A `brk` with another argument than this, the thread's own.
+    /// In a `brk` with another argument than this, the thread's own.
     Asking(u64),
 }
 
@@ -122,9 +124,9 @@ struct Tracer {
     pid: pid_t,
     case: Option<Case>,
     threads: HashMap<pid_t, State>,
-    /// How to let a thread go on: with a stop at each of its calls, or without.
+    /// The request to resume a thread: with a stop at each of its calls, or without.
     go_on: c_uint,
-    /// What the loader does, before the program itself asks for its standard files, is not ours.
+    /// Calls of the loader, before the program itself asks for its standard files, do not count.
     has_begun: bool,
     seen: Seen,
 }
@@ -141,7 +143,7 @@ impl Tracer {
         }
     }
 
-    /// Follows all threads to their end. How the process ended.
+    /// Follows all threads to their end. Returns the process's status.
     fn run(&mut self) -> ExitStatus {
         let (first, _) = wait_for(self.pid).expect("it stops when it has begun");
         let options =
@@ -175,7 +177,7 @@ impl Tracer {
         ended.expect("the first thread ends last")
     }
 
-    /// A thread has stopped; the signal that it is to get.
+    /// Handles a thread's stop; returns the signal to deliver to it.
     fn stopped(&mut self, tid: pid_t, status: c_int) -> c_int {
         const CALL: c_int = libc::SIGTRAP | 0x80;
         let is_new = !self.threads.contains_key(&tid);
@@ -191,7 +193,7 @@ impl Tracer {
         }
     }
 
-    /// A thread begins a call, or ends one.
+    /// Handles the beginning or end of a thread's call.
     fn call(&mut self, tid: pid_t) -> io::Result<()> {
         if self.go_on == libc::PTRACE_CONT && self.threads[&tid] == State::Running {
             return Ok(());
@@ -226,7 +228,7 @@ impl Tracer {
             return Ok(());
         }
         let subject = subject(self.pid, &regs);
-        // These fail for nothing but a full counter.
+        // These fail only because a counter is full.
         if subject == "anon_inode:[eventfd]" && matches!(number, libc::SYS_read | libc::SYS_write) {
             return Ok(());
         }
@@ -240,7 +242,8 @@ impl Tracer {
         });
         self.go_on = libc::PTRACE_CONT;
         if number == libc::SYS_brk {
-            // It gives the end that there is when it fails, which is what asking for the end 0 comes to.
+            // It returns the current end when it fails, which is what a request for the end 0
+            // amounts to.
             self.threads.insert(tid, State::Asking(regs.rdi));
             regs.rdi = 0;
         } else {
@@ -251,7 +254,7 @@ impl Tracer {
     }
 }
 
-/// Is the thread that has stopped at a call at its beginning?
+/// Returns whether the thread has stopped at a call's beginning.
 fn begins(tid: pid_t) -> bool {
     const ENTRY: u8 = 1;
     let mut info = [0u8; 128];
@@ -276,7 +279,8 @@ fn set_registers(tid: pid_t, regs: &mut user_regs_struct) -> io::Result<()> {
     trace(libc::PTRACE_SETREGS, tid, 0, from_mut(regs).cast())
 }
 
-/// A request whose result is only if it was granted. What `data` points to is of the size that the request demands.
+/// A request whose only result is success. `data` points to memory of the size that the request
+/// demands.
 fn trace(request: c_uint, tid: pid_t, address: i64, data: *mut c_void) -> io::Result<()> {
     // SAFETY: callers give each request what it demands: memory of its size, or a number.
     let result = unsafe { libc::ptrace(request, tid, address, data) };
@@ -287,7 +291,8 @@ fn trace(request: c_uint, tid: pid_t, address: i64, data: *mut c_void) -> io::Re
     }
 }
 
-/// The next of this thread's tracees that stops or ends, and its status; `None` when there are none.
+/// Returns the next of this thread's tracees that stops or ends, and its status; `None` when there
+/// are none.
 fn wait_for(pid: pid_t) -> Option<(pid_t, c_int)> {
     let mut status = 0;
     loop {
@@ -302,7 +307,7 @@ fn wait_for(pid: pid_t) -> Option<(pid_t, c_int)> {
     }
 }
 
-/// What a call is about, as far as its first two arguments say.
+/// Describes the object of a call, by its first two arguments.
 fn subject(pid: pid_t, regs: &user_regs_struct) -> String {
     let file = |fd: u64| {
         let link = fs::read_link(format!("/proc/{pid}/fd/{}", fd as i32));
@@ -324,7 +329,7 @@ fn subject(pid: pid_t, regs: &user_regs_struct) -> String {
     }
 }
 
-/// Memory of a process from an address on, as far as it can be read.
+/// Reads memory of a process from an address on, as far as possible.
 fn memory(pid: pid_t, address: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let local = libc::iovec {

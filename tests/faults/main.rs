@@ -1,8 +1,9 @@
-//! One system call of Beeline's fails, whichever: the session ends soon, rightly or with an error, and the target goes on as it was.
+//! Any one system call of Beeline fails: the session soon ends, correctly or with an error, and the
+//! target goes on as before.
 //!
-//! A first run tells how often each call is made that could fail; then each of them fails in turn, in a session of its own. A sample
-//! of them is tried, chosen by `BEELINE_SEED`; with `BEELINE_SOAK` as many as can be in so many seconds. `BEELINE_FAULT`, as in
-//! "openat 17 EMFILE", tries that one.
+//! A first run counts the calls that could fail; then each of them fails in turn, in a session of
+//! its own. The test tries a sample of them, chosen by `BEELINE_SEED`; with `BEELINE_SOAK`, as many
+//! as fit into so many seconds. `BEELINE_FAULT`, as in "openat 17 EMFILE", tries that one.
 
 mod calls;
 mod injector;
@@ -14,7 +15,7 @@ use beeline_e2e::{Dice, Turn, beeline_wanted, need, seed, soak};
 use calls::{CALLS, Case};
 use world::World;
 
-/// How long a sample is tried.
+/// The time for which a sample is tried.
 const SAMPLE: Duration = Duration::from_secs(25);
 
 #[test]
@@ -75,7 +76,8 @@ fn try_all(mode: &'static str) {
     world.finish();
 }
 
-/// Every case, in an order in which each kind of call comes as often as another as long as there are some.
+/// Returns every case, in an order in which each kind of call comes equally often as long as any of
+/// it are left.
 fn in_order(counts: &dyn Fn(&calls::Call) -> usize, dice: &mut Dice) -> Vec<Case> {
     let mut kinds: Vec<Vec<Case>> = Vec::new();
     for call in CALLS {

@@ -1,4 +1,4 @@
-//! A target, sessions that trace it, and what is to be right behind each.
+//! A target, sessions that trace it, and the checks after each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::injector::{Failed, Seen, Traced};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Processes that a session has started may end a little later.
 const MOMENT: Duration = Duration::from_secs(5);
-/// Is in the environment of what a session starts.
+/// Marks the environment of the processes that a session starts.
 const MARK: &str = "BEELINE_FAULTS_RUN";
 
-/// The target, and who traces it.
+/// The target, and its tracers.
 pub struct World {
     mode: &'static str,
     program: PathBuf,
@@ -28,15 +28,15 @@ pub struct World {
     target: Workload,
     before: Footprint,
     runs: u32,
-    /// What Beeline and the tool have said, without figures, and how often.
+    /// The messages of Beeline and the tool, without figures, and their counts.
     pub words: BTreeMap<String, u32>,
     _scratch: Scratch,
 }
 
-/// What came of a session.
+/// The result of a session.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What is not as it should be.
+    /// The failed checks.
     pub wrong: Vec<String>,
     /// The call that failed, if it was made.
     pub failed: Option<Failed>,
@@ -46,7 +46,7 @@ pub struct Outcome {
     took: Duration,
     counts: BTreeMap<i64, u32>,
     pid: i32,
-    /// Where the call was made, if something is wrong.
+    /// The place of the call, if something is wrong.
     places: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// How often each call is made in a session in which none fails.
+    /// Counts each call in a session in which none fails.
     pub fn dry_run(&mut self) -> impl Fn(&Call) -> usize + use<> {
         let outcome = self.play(None);
         assert!(outcome.wrong.is_empty(), "without a fault: {outcome:#?}");
@@ -79,7 +79,7 @@ impl World {
         move |call| counts.get(&call.number).map_or(0, |count| *count as usize)
     }
 
-    /// One session, in which a call fails.
+    /// Runs one session, in which a call fails.
     pub fn play(&mut self, case: Option<Case>) -> Outcome {
         self.runs += 1;
         let mark = format!("{}-{}", std::process::id(), self.runs);
@@ -136,7 +136,7 @@ impl World {
         command
     }
 
-    /// Has the target work one round.
+    /// Makes the target work one round.
     fn work(&mut self, outcome: &mut Outcome, when: &str) {
         match self.target.ask("go") {
             Ok(answer) if answer == "done 5050" => {}
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Is the target as it was, and nothing left of the session?
+    /// Checks that the target is unchanged, and nothing is left of the session.
     fn look_behind(&mut self, outcome: &mut Outcome, mark: &str) {
         let pid = self.target.pid();
         self.work(outcome, "behind the session");
@@ -190,7 +190,7 @@ impl World {
         *self.words.entry(words).or_default() += 1;
     }
 
-    /// The target comes to a good end.
+    /// Ends the target, and checks that it ends well.
     pub fn finish(self) {
         self.target.finish();
     }
@@ -220,7 +220,7 @@ impl std::fmt::Display for Outcome {
 }
 
 impl Outcome {
-    /// How it ended, and what was said, in a line.
+    /// Describes the end of the session and its messages, in a line.
     pub fn in_short(&self) -> String {
         let status = self
             .status
@@ -228,7 +228,7 @@ impl Outcome {
         format!("{status}: {}", self.stderr.join(" | "))
     }
 
-    /// Is how it ended, and what it said, right?
+    /// Checks the session's end and its messages.
     fn judge(&mut self, status: ExitStatus, mode: &str) {
         let said = self.stderr.join("\n");
         let calls = if mode == "calls" { 100 } else { 0 };
@@ -240,7 +240,7 @@ impl Outcome {
         if said.contains("another length") {
             wrong.push("what is read from the ring is wrong");
         }
-        // What is to be said cannot be.
+        // The message cannot be printed.
         let is_dumb = self
             .failed
             .as_ref()
@@ -260,8 +260,8 @@ impl Outcome {
     }
 }
 
-/// What is in the target that was not there before, and the other way round. Nothing is known of that while another session, whose
-/// memory is not named as our own's, is there as well.
+/// Returns the differences between the target now and before. Returns none while another session,
+/// whose memory does not carry this one's name, is there as well.
 fn left(pid: u32, before: &Footprint, own: &str) -> Vec<String> {
     let now = Footprint::of(pid);
     let is_others = |what: &String| what.contains("/memfd:beeline-") && !what.contains(own);
@@ -281,7 +281,7 @@ fn left(pid: u32, before: &Footprint, own: &str) -> Vec<String> {
     left
 }
 
-/// The processes that a session has started, with their names.
+/// Returns the processes that a session has started, with their names.
 fn marked(mark: &str) -> Vec<(i32, String)> {
     let wanted = format!("{MARK}={mark}");
     let entries = fs::read_dir("/proc").expect("there is a /proc");
@@ -299,7 +299,7 @@ fn marked(mark: &str) -> Vec<(i32, String)> {
     .collect()
 }
 
-/// What the threads of a process are doing.
+/// Describes the states of a process's threads.
 fn threads(pid: i32) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()

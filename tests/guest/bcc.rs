@@ -1,4 +1,5 @@
-//! bcc compiles on this machine, for the guest's kernel: scripts see what tools inside see.
+//! bcc compiles on this machine, for the guest's kernel: its scripts print the same as tools inside
+//! the guest.
 
 use super::*;
 use crate::proxy::Proxy;
@@ -8,12 +9,12 @@ use beeline_e2e::{
 };
 use std::process::Command;
 
-/// Reads of pages that nobody has read before, of three sizes.
+/// Reads of uncached pages, in three sizes.
 const WORK: &str = "for n in 1 2 3; do dd if=/dev/vda of=/dev/null bs=$((n * 4096)) count=5 skip=$((n * 1000)) iflag=direct 2>/dev/null; done";
 const INSIDE: &str = "tracepoint:block:block_rq_complete { printf(\"%d %s\\n\", args->nr_sector * 512, args->rwbs); } \
      interval:ms:50 { printf(\"up\\n\"); }";
 
-/// Debian's headers of this series are of the guest's own kernel.
+/// Debian's headers of this series belong to the guest's own kernel.
 #[test]
 fn bcc_scripts_see_what_tools_inside_see() {
     need!(beeline_wanted());
@@ -35,7 +36,7 @@ fn bcc_scripts_see_what_tools_inside_see() {
 fn start(proxy: &Proxy<'_>, script: &str) -> Tool {
     let mut python = Command::new("/usr/bin/python3");
     python.arg(workload(script));
-    // Chosen by the guest's version: the wrapper asks uname under Beeline.
+    // The guest's version selects it: the wrapper asks uname under Beeline.
     let wrapped = with_kernel_headers(python).expect("they are there");
     let unshare = find_program("unshare").unwrap_or_else(|why| panic!("{why}"));
     let mut command = proxy.command(&unshare);
@@ -56,7 +57,7 @@ fn disk(guest: &Guest, proxy: &Proxy<'_>) {
     let start = tool.stdout.so_far().len();
 
     guest.check(WORK);
-    // What dd reads past the cache: other programs' reads go through it.
+    // dd reads this past the cache: other programs' reads go through it.
     let requests = |lines: &[String]| -> Vec<String> {
         let lines = lines.iter().filter(|line| line.ends_with(" RS"));
         lines.cloned().collect()
@@ -86,7 +87,7 @@ fn disk(guest: &Guest, proxy: &Proxy<'_>) {
     assert!(total >= inside.len(), "{ended:?}");
 }
 
-/// What programs print by bpf_trace_printk, which a reader inside gets as well.
+/// Text that programs print by bpf_trace_printk, which a reader inside the guest also gets.
 fn printing(guest: &Guest, proxy: &Proxy<'_>) {
     const CALLS: usize = 5;
     const LONGER: &str = "a name of 6 letters";
@@ -96,7 +97,7 @@ fn printing(guest: &Guest, proxy: &Proxy<'_>) {
     };
     let inside = guest.start("cat /sys/kernel/tracing/trace_pipe");
     let tool = start(proxy, "printing.py");
-    // It opens the pipe behind that, and gets what is printed from then on.
+    // The script opens the pipe after that, and gets everything printed from then on.
     let opened = until(GUEST_PATIENCE, || {
         guest.check("hostname guest");
         !printed(&tool.stdout.so_far()).is_empty()
@@ -128,7 +129,8 @@ fn printing(guest: &Guest, proxy: &Proxy<'_>) {
     );
 }
 
-/// "hostname-77  [000] d..31  12.345678: bpf_trace_printk: TEXT" as the script prints it, "77 0 TEXT".
+/// Turns "hostname-77  [000] d..31  12.345678: bpf_trace_printk: TEXT", as the script prints it,
+/// into "77 0 TEXT".
 fn as_script(line: &str) -> Option<String> {
     let (place, text) = line.split_once(": bpf_trace_printk: ")?;
     let (thread, rest) = place.split_once(" [")?;

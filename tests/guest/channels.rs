@@ -1,4 +1,4 @@
-//! The ways into a guest carry what they are given.
+//! The channels into a guest carry their data unchanged.
 
 use super::*;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ fn vsock_carries_all_bytes() {
     assert!(refused.is_err(), "nobody listens there");
 }
 
-/// Starts an echo in the guest, and sends to it and reads.
+/// Starts an echo in the guest, writes to it and reads back.
 pub(super) fn echoes_by_vsock(guest: &Guest) {
     let echo = guest.start(&format!("/test/echo vsock {PORT}"));
     echo.wait_for_line(|line| line == "ready");

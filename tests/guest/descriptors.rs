@@ -1,12 +1,13 @@
-//! What a tool asks of its descriptors is answered by the guest's kernel, as inside; what names something of this machine is refused.
+//! The guest's kernel answers a tool's requests on its descriptors, as inside; requests that name
+//! something of this machine are refused.
 
 use super::place::{Place, Setting};
 use super::*;
 
-/// Where the tool is in the guest.
+/// The tool's path in the guest.
 const TOOL: &str = "/test/descriptors";
 
-/// What the small tool prints everywhere.
+/// The output of the small tool, the same everywhere.
 fn printed(what: &str) -> Vec<(Place, Vec<String>, Vec<String>)> {
     let guest = match shared() {
         Ok(guest) => guest,
@@ -31,7 +32,7 @@ fn printed(what: &str) -> Vec<(Place, Vec<String>, Vec<String>)> {
     places.collect()
 }
 
-/// The same everywhere, and each of these lines.
+/// Asserts that the output is the same everywhere, and contains each of these lines.
 fn as_inside(what: &str, known: &[&str]) {
     let printed = printed(what);
     for (place, lines, _) in &printed {

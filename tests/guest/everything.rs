@@ -1,5 +1,6 @@
-//! The largest tool that there is to be had: all programs of Debian's libbpf tools in one, loaded and attached one after the other. What
-//! the guest's kernel says of each is the same inside and from here, and so is what it was given, byte for byte.
+//! The largest tool available: all programs of Debian's libbpf tools in one, loaded and attached
+//! one after the other. The guest's kernel gives the same answer to each inside and from here, and
+//! gets the same bytes.
 
 use super::place::{Place, Setting};
 use super::*;
@@ -9,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// In the guest.
+/// The path in the guest.
 const FOLDER: &str = "/test/everything";
-/// Debian's package has more; what fewer would be is another package.
+/// The fewest that count as Debian's package; it has more.
 const PROGRAMS: usize = 230;
-/// One that every kernel loads and attaches, with its digest between.
+/// A program that every kernel loads and attaches, with its digest in between.
 const KNOWN: (&str, &str) = (
     "execsnoop.o tracepoint__syscalls__sys_enter_execve: load 0 ",
     " attach 0",
@@ -92,7 +93,7 @@ fn everything(guest: &Guest) {
     }
 }
 
-/// Takes the object files out of the tools.
+/// Extracts the object files from the tools.
 fn objects(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let listed = Command::new("dpkg-query")
         .args(["--listfiles", "libbpf-tools"])
@@ -130,7 +131,7 @@ fn build(scratch: &Scratch) -> Result<PathBuf, String> {
     Ok(scratch.build_with("everything.c", &["-l:libbpf.a", "-lelf", "-lz"]))
 }
 
-/// Puts the tool and the object files of a folder into the guest.
+/// Copies the tool and a folder's object files into the guest.
 fn put(guest: &Guest, tool: &Path, objects: &Path) {
     let packed = Command::new("sh")
         .args(["-c", "cd \"$0\" && tar -c *.o"])

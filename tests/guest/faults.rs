@@ -1,4 +1,5 @@
-//! Whatever becomes of a guest, its proxy or the line to it: the tool on this machine ends soon, and nobody keeps anything.
+//! Whatever happens to a guest, its proxy or the line to it, the tool on this machine ends soon,
+//! and nothing is left behind.
 
 use super::*;
 use crate::place::attached;
@@ -11,12 +12,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How soon a tool has to end that has lost its guest. On a machine that is doing much else as well, twice.
+/// The time within which a tool that has lost its guest has to end. Twice that on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
-/// As is said to users. Only said here: times fail no test.
+/// The time promised to users. It is only reported here: times fail no test.
 const PROMISED: Duration = Duration::from_millis(5_500);
 
-/// What the small tool says when it is attached.
+/// The small tool's output when it is attached.
 pub const ATTACHED: &str = "attached";
 
 /// Starts the small tool at an address.
@@ -26,7 +27,7 @@ fn start(address: &str, tool: &Path) -> Tool {
     Tool::start(command)
 }
 
-/// Waits for a tool that has lost its guest, and for all that it started.
+/// Waits for a tool that has lost its guest, and for everything that it started.
 pub fn ends_soon(tool: Tool, what: &str) -> Ended {
     let (group, begin) = (tool.pid(), Instant::now());
     let has_ended = until(SOON, || !is_alive(group));
@@ -43,7 +44,7 @@ pub fn ends_soon(tool: Tool, what: &str) -> Ended {
     ended
 }
 
-/// What one tool leaves in the guest once the proxy knows that it is gone: nothing.
+/// Asserts that a tool leaves nothing in the guest once the proxy knows that it is gone.
 pub fn nothing_left(guest: &Guest, proxy: &Proxy, before: u32, what: &str) {
     let clean = || attached(guest) == 0 && probes(guest) == 0 && proxy.descriptors() == before;
     let given_back = until(PATIENCE, clean);
@@ -61,7 +62,7 @@ fn probes(guest: &Guest) -> u32 {
     count.trim().parse().expect("a number")
 }
 
-/// The small tool works: it says of each of three calls in the guest that it was made.
+/// Asserts that the small tool works: it reports each of three calls in the guest.
 fn works(guest: &Guest, address: &str, tool: &Path) {
     let running = start(address, tool);
     running.wait_for_line(|line| line == ATTACHED);
@@ -101,7 +102,7 @@ fn a_line_that_breaks_anywhere_ends_the_tool_and_leaves_nothing() {
     let before = proxy.descriptors();
     let wire = |fault| Wire::new(fault, proxy.connect());
 
-    // How much goes over a line that does not break.
+    // The bytes that go over a line that does not break.
     let whole = wire(Fault::None);
     works(&guest, &whole.address(), &tool);
     let all = whole.carried();
@@ -116,7 +117,7 @@ fn a_line_that_breaks_anywhere_ends_the_tool_and_leaves_nothing() {
         let what = format!("{fault:?} of {all} bytes");
         let broken = wire(fault);
         let running = start(&broken.address(), &tool);
-        // Past the fault, if it comes after all is attached.
+        // Past the fault, if it comes after everything is attached.
         until(Duration::from_secs(1), || broken.carried() > at);
         guest.check("for i in 1 2 3 4 5; do hostname guest; done");
         ends_soon(running, &what);
@@ -125,7 +126,7 @@ fn a_line_that_breaks_anywhere_ends_the_tool_and_leaves_nothing() {
     works(&guest, proxy.address(), &tool);
 }
 
-/// A changed byte may do no harm, such as one of a value; but the tool can be ended then.
+/// A changed byte may do no harm, for example in a value; but the tool can be ended then.
 #[test]
 fn a_byte_that_changes_on_the_way_hangs_nobody() {
     need!(beeline_wanted());
@@ -176,10 +177,10 @@ fn the_proxy_outlives_bytes_that_are_no_messages() {
         let length = next(&mut random) % 3000;
         let mut bytes: Vec<u8> = (0..length).map(|_| next(&mut random) as u8).collect();
         if turn % 2 == 0 {
-            // A frame that is right, so that its content is looked at.
+            // A valid frame, so that its content is examined.
             bytes = framed(&bytes);
         }
-        // It may have closed the connection before it has read all.
+        // It may have closed the connection before it has read everything.
         let _ = stream.write_all(&bytes);
     }
     nothing_left(&guest, &proxy, before, "fifty bad connections");
@@ -208,7 +209,7 @@ fn whoever_answers_with_no_messages_ends_the_tool() {
     ends_soon(nobody, "nobody there");
 }
 
-/// Closes at once, is silent, or answers something.
+/// Serves connections that close at once, stay silent, or answer something.
 fn impostor(mut stream: UnixStream, turn: usize, answer: &[u8]) {
     match turn {
         0 => return,
@@ -246,7 +247,7 @@ fn a_guest_or_a_proxy_that_dies_ends_the_tool() {
     ends_soon(running, "a rebooted guest");
     proxy.forget();
 
-    // The device that carries vsock here does not live through a reboot with an open connection.
+    // The vsock device here does not survive a reboot with an open connection.
     drop(guest);
     let guest = need!(boot("6.12"));
     let proxy = Proxy::start(&guest);

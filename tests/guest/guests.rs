@@ -1,4 +1,4 @@
-//! Guests themselves: they come up, run tools, answer, are rebooted and killed.
+//! The guests themselves: they boot, run tools, answer, reboot and can be killed.
 
 use super::*;
 use beeline_e2e::{GUEST_PATIENCE, is_alive, until};
@@ -19,7 +19,7 @@ fn a_guest_with_the_new_kernel_runs_bpftrace() {
     counts_reads(&guest);
 }
 
-/// A kprobe sees the reads of a program: 100 of one byte.
+/// A kprobe sees a program's reads: 100 of one byte.
 fn counts_reads(guest: &Guest) {
     let script = "kprobe:ksys_read /comm == \"dd\" && arg2 == 1/ { @reads = count(); } \
                   interval:ms:50 { printf(\"up\\n\"); }";
@@ -35,7 +35,7 @@ fn opensnoop_in_a_guest_names_the_file_that_was_opened() {
     let guest = need!(shared());
     let tool = guest.start("opensnoop");
     tool.wait_for_line(|line| line.starts_with("PID"));
-    // What it prints to a file it holds back, so for long enough to fill its buffer.
+    // It buffers its output to a file, so it runs long enough to fill the buffer.
     let found = until(GUEST_PATIENCE, || {
         guest.check("for i in $(seq 100); do cat /etc/inittab; done");
         let lines = tool.stdout();
@@ -52,7 +52,8 @@ fn a_commands_output_code_and_input_are_its_own() {
         (answer.code, &*answer.stdout, &*answer.stderr),
         (3, "out\n", "complaint\n")
     );
-    // Lengths about a page's and the port's buffer, and all that could be taken for the protocol's own.
+    // Lengths around a page and the port's buffer, and all bytes that could pass for the protocol's
+    // own.
     for length in [0, 1, 4095, 4096, 4097, 300_000] {
         let text = "12 34\n-\n\\ $x `y` é".repeat(length / 19 + 1)[..].to_owned();
         assert_eq!(
@@ -77,7 +78,7 @@ fn commands_run_beside_each_other() {
 #[test]
 fn the_memory_file_holds_what_the_guest_writes() {
     let guest = need!(shared());
-    // Not as it stands here, or the shell's own text would be found.
+    // Not spelled out here, or the shell's own text would be found.
     guest.check("printf 'needle-%s-%s' $((7 * 11)) in-the-guest >/tmp/needle");
     let memory = std::fs::read(guest.memory_file()).unwrap();
     assert_eq!(memory.len(), 256 << 20);

@@ -1,4 +1,4 @@
-//! Programs that a host injects into a guest: they see there what a tool inside sees.
+//! Programs that a host injects into a guest: they see the same there as a tool inside.
 
 use crate::proxy::{PORT, Proxy};
 use crate::*;
@@ -7,13 +7,13 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// What a command comes to that has nothing to inject.
+/// The result of a command that has nothing to inject.
 const UNUSABLE: i32 = 2;
-/// Calls that are made in the guest, and the length of the name that they set.
+/// The number of calls in the guest, and the length of the name that they set.
 const CALLS: usize = 5;
 const LENGTH: usize = 5;
 
-/// Programs that count where they run: one for each way to attach.
+/// Programs that count their runs: one for each way to attach.
 const WAYS: [&str; 9] = [
     "at_raw_tracepoint",
     "at_typed_tracepoint",
@@ -33,7 +33,7 @@ fn start(address: &str, file: &Path, words: &[&str]) -> Tool {
     Tool::start(command)
 }
 
-/// Waits until it says that its programs are attached.
+/// Waits until the command says that its programs are attached.
 fn wait_attached(tool: &Tool) {
     let attached = |line: &str| line.contains("attached in the guest");
     let found = tool.stderr.wait_for(0, PATIENCE, attached);
@@ -51,7 +51,7 @@ fn objects(ended: &Ended) -> Vec<Value> {
     objects.collect()
 }
 
-/// Events of a map.
+/// The events of a map.
 fn of<'a>(events: &'a [Value], map: &str, event: &str) -> Vec<&'a Value> {
     let is = |it: &&Value| it["map"] == map && it["event"] == event;
     events.iter().filter(is).collect()
@@ -111,7 +111,7 @@ fn an_injected_program_reports_the_same_as_bpftrace_in_the_guest() {
             .collect();
         assert_eq!(records, inside, "{map}");
     }
-    // The last value of each map is what all calls came to.
+    // The last value of each map is the total of all calls.
     let last = |map: &str| {
         let set = of(&events, map, "set");
         set.last().map_or(Value::Null, |it| it["decoded"].clone())
@@ -119,7 +119,7 @@ fn an_injected_program_reports_the_same_as_bpftrace_in_the_guest() {
     assert_eq!(last("lengths")["key"], LENGTH);
     assert_eq!(last("lengths")["value"], CALLS);
     assert_eq!(last("calls")["value"][0], CALLS);
-    // A variable of the file's, by which another one is shifted.
+    // A variable of the file that shifts another one.
     assert_eq!(last(".bss")["value"]["returns"], 2 * CALLS);
 }
 
@@ -154,7 +154,7 @@ fn programs_and_maps_are_chosen_and_nothing_is_left() {
         after()
     );
 
-    // By itself, after a time; a killed one leaves nothing either.
+    // The command ends by itself, after a time; a killed one leaves nothing either.
     let ended = start(proxy.address(), &file, &["--duration", "0.2"]).wait();
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     let tool = start(proxy.address(), &file, &[]);
@@ -182,7 +182,7 @@ fn every_way_to_attach_is_one() {
     let tool = start(proxy.address(), &file, &words);
     wait_attached(&tool);
     set_names(&guest);
-    // A program that is linked with the C library.
+    // A program linked with the C library.
     guest.check("bpftrace --version");
     let all_ran = until(PATIENCE, || {
         let lines = tool.stdout.so_far();

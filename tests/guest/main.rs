@@ -1,7 +1,8 @@
-//! Tools on this machine find in a guest what the same tools find inside it; and the guests that this is tested with are
-//! what they are said to be.
+//! Tools on this machine give the same results for a guest as inside it; and the test guests are as
+//! described.
 //!
-//! A boot takes seconds, so most tests share one guest, one test at a time; those that break theirs have one of their own.
+//! A boot takes seconds, so most tests share one guest, one test at a time; tests that break their
+//! guest have one of their own.
 
 mod bcc;
 mod channels;
@@ -40,7 +41,7 @@ fn shared() -> Result<Shared, String> {
     static GUEST: OnceLock<Result<Mutex<Guest>, String>> = OnceLock::new();
     let guest = GUEST.get_or_init(|| Ok(Mutex::new(boot("6.12")?)));
     let guest = guest.as_ref().map_err(String::clone)?;
-    // A test that failed while it had the guest is no reason for the next to.
+    // A test that failed while it had the guest does not make the next one fail.
     Ok(Shared(guest.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
@@ -52,7 +53,7 @@ fn boot(kernel: &str) -> Result<Guest, String> {
     })
 }
 
-/// The same, with whatever else it shall be.
+/// Does the same, with further options.
 fn boot_with(options: Options) -> Result<Guest, String> {
     let scratch = Scratch::new();
     let program = |name: &str, place: &str| (scratch.build(name), place.to_owned());
@@ -60,7 +61,7 @@ fn boot_with(options: Options) -> Result<Guest, String> {
         program("echo.c", "/test/echo"),
         program("terminal.c", place::TERMINAL),
     ];
-    // Who needs it asks for it by [`proxy::Proxy`].
+    // Tests that need it ask for it by [`proxy::Proxy`].
     files.extend(proxy::built().map(|file| (file, proxy::PLACE.to_owned())));
     Guest::boot(&Options { files, ..options })
 }

@@ -1,5 +1,5 @@
-//! With the guest's memory in a file that is shared, tools read it in place: what they print is the same, and nothing of the guest's is
-//! left in them when it is lost.
+//! With the guest's memory in a shared file, tools read it in place: they print the same, and keep
+//! nothing of the guest's when it is lost.
 
 use super::*;
 use crate::faults::{ATTACHED, ends_soon, nothing_left};
@@ -13,10 +13,10 @@ use beeline_e2e::{
 };
 use std::path::Path;
 
-/// What Beeline says when the tool is to have the guest's own pages.
+/// Beeline's message when it is to map the guest's own pages into the tool.
 const SHARED: &str = "rings and arrays are read in the guest's memory";
 
-/// How many mappings of the guest's memory a process has.
+/// Returns the number of mappings of the guest's memory in a process.
 fn mappings(pid: u32, guest: &Guest) -> usize {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let file = guest.memory_file();
@@ -24,7 +24,7 @@ fn mappings(pid: u32, guest: &Guest) -> usize {
     maps.lines().filter(|line| line.contains(&*file)).count()
 }
 
-/// The process of a tool that Beeline has started.
+/// Returns the process of a tool that Beeline has started.
 fn child(running: &Tool) -> u32 {
     let processes = running.processes();
     let found = processes.into_iter().find(|pid| *pid != running.pid());
@@ -57,7 +57,8 @@ fn opensnoop_in_shared_memory_names_what_was_opened() {
     );
 }
 
-/// Its histogram is a variable of its program, which it maps, and reads when it is interrupted.
+/// The histogram is a variable of the tool's program, which the tool maps, and reads when it is
+/// interrupted.
 #[test]
 fn funclatency_in_shared_memory_counts_every_call() {
     let guest = need!(shared());
@@ -71,7 +72,8 @@ fn funclatency_in_shared_memory_counts_every_call() {
     }
 }
 
-/// Starts the small tool with a ring buffer, and waits until it has that mapped in the guest's memory.
+/// Starts the small tool with a ring buffer, and waits until it has mapped the buffer in the
+/// guest's memory.
 fn attached(guest: &Guest, address: &str, tool: &Path) -> Tool {
     let mut command = proxy::sharing_command(address, &guest.qmp(), tool);
     command.arg("stay");
@@ -91,7 +93,7 @@ fn a_ring_buffer_in_shared_memory_has_every_record_in_order() {
     let tool = scratch.build("guest_tool.c");
     let before = proxy.descriptors();
     let running = attached(&guest, proxy.address(), &tool);
-    // More than the ring has room for: 64 KiB, of 16 bytes each.
+    // More than the ring has room for: 64 KiB, with 16 bytes for each.
     const RECORDS: usize = 5000;
     guest.check(&format!(
         "i=0; while [ $i -lt {RECORDS} ]; do hostname guest; i=$((i + 1)); done"
@@ -108,7 +110,8 @@ fn a_ring_buffer_in_shared_memory_has_every_record_in_order() {
     nothing_left(&guest, &proxy, before, "an interrupted tool");
 }
 
-/// Nothing of the guest's is mapped any more soon after the line is cut; the tool is told to end, and not killed by what it reads.
+/// Nothing of the guest's is mapped soon after the line is cut; the tool is told to end, and its
+/// reads do not kill it.
 #[test]
 fn a_tool_that_loses_its_guest_loses_the_guests_memory() {
     need!(beeline_wanted());
@@ -128,7 +131,7 @@ fn a_tool_that_loses_its_guest_loses_the_guests_memory() {
         let wire = Wire::new(fault, proxy.connect());
         let running = attached(&guest, &wire.address(), &tool);
         let process = child(&running);
-        // Stopped, so that it does not end by itself before it is looked at.
+        // Stopped, so that it does not end by itself before the check.
         signal(process, libc::SIGSTOP);
         let has_left = until(PATIENCE, || mappings(process, &guest) == 0);
         signal(process, libc::SIGCONT);
@@ -138,14 +141,14 @@ fn a_tool_that_loses_its_guest_loses_the_guests_memory() {
     }
 }
 
-/// Neither does a tool read memory that is not there.
+/// A tool does not read memory that is not there either.
 fn ends_without_a_fault(running: Tool, what: &str) {
     let ended = ends_soon(running, what);
     let is_fault = |line: &String| line == "SIGSEGV" || line == "SIGBUS";
     assert!(!ended.stderr.iter().any(is_fault), "{what}: {ended:?}");
 }
 
-/// A reset is told by QEMU, before the guest's next kernel has anything where the ring was.
+/// QEMU reports a reset before the guest's next kernel has put anything where the ring was.
 #[test]
 fn a_guest_or_a_proxy_that_dies_ends_a_tool_in_its_memory() {
     need!(beeline_wanted());
@@ -171,7 +174,7 @@ fn a_guest_or_a_proxy_that_dies_ends_a_tool_in_its_memory() {
     assert!(ended.stderr.iter().any(is_told), "{ended:?}");
     proxy.forget();
 
-    // The device that carries vsock here does not live through a reboot with an open connection.
+    // The vsock device here does not survive a reboot with an open connection.
     drop(guest);
     let guest = need!(boot("6.12"));
     let proxy = Proxy::start(&guest);
@@ -181,7 +184,7 @@ fn a_guest_or_a_proxy_that_dies_ends_a_tool_in_its_memory() {
     proxy.forget();
 }
 
-/// Starts the small tool with these words, and waits until it says so.
+/// Starts the small tool with these words, and waits until it prints `said`.
 fn tool_that_says(mut command: std::process::Command, words: &[&str], said: &str) -> Tool {
     command.args(words);
     let running = Tool::start(command);
@@ -189,7 +192,7 @@ fn tool_that_says(mut command: std::process::Command, words: &[&str], said: &str
     running
 }
 
-/// The proxy's descriptors come to be so many, while the tool runs on.
+/// Waits until the proxy has this many descriptors, while the tool runs on.
 fn comes_to(proxy: &Proxy, descriptors: u32, running: &Tool, what: &str) {
     let comes = until(PATIENCE, || proxy.descriptors() == descriptors);
     let now = proxy.descriptors();
@@ -197,7 +200,7 @@ fn comes_to(proxy: &Proxy, descriptors: u32, running: &Tool, what: &str) {
     assert!(is_alive(running.pid()), "{what}");
 }
 
-/// How many descriptors the proxy has while there is a tool that has nothing.
+/// Returns the number of descriptors that the proxy has for a tool that holds nothing.
 fn for_an_idle_tool(guest: &Guest, proxy: &Proxy, command: std::process::Command) -> u32 {
     let before = proxy.descriptors();
     let idle = tool_that_says(command, &["turns", "0"], "turned");
@@ -207,7 +210,7 @@ fn for_an_idle_tool(guest: &Guest, proxy: &Proxy, command: std::process::Command
     descriptors
 }
 
-/// However long the tool runs on.
+/// Holds however long the tool runs.
 #[test]
 fn memory_that_a_tool_unmaps_and_closes_is_returned() {
     const TURNS: &str = "60";
@@ -230,7 +233,7 @@ fn memory_that_a_tool_unmaps_and_closes_is_returned() {
     }
 }
 
-/// The process of a tool's that has the guest's memory mapped.
+/// Returns the tool's process that has the guest's memory mapped.
 fn holder_of_memory(running: &Tool, guest: &Guest) -> u32 {
     let processes = running.processes().into_iter();
     // Beeline itself looks at positions.
@@ -303,7 +306,7 @@ fn a_child_whose_parent_has_ended_loses_the_guests_memory_too() {
     nothing_left(&guest, &proxy, before, "a cut line");
 }
 
-/// Where in files a process has mapped what lies below a path, in bytes.
+/// Returns the file offsets, in bytes, of a process's mappings of files below a path.
 fn offsets(pid: u32, file: &Path) -> Vec<u64> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let file = file.to_string_lossy();
@@ -312,7 +315,8 @@ fn offsets(pid: u32, file: &Path) -> Vec<u64> {
     mapped.filter_map(offset).collect()
 }
 
-/// Runs the small tool while a guest makes records, and looks at its process when it has all of them.
+/// Runs the small tool while a guest makes records, and looks at its process when it has all of
+/// them.
 fn records_of(guest: &Guest, mut command: std::process::Command, look: impl FnOnce(u32)) -> Ended {
     const RECORDS: usize = 50;
     command.arg("stay");
@@ -327,7 +331,8 @@ fn records_of(guest: &Guest, mut command: std::process::Command, look: impl FnOn
     running.interrupt()
 }
 
-/// What a tool reads in place is what is sent to one that cannot; `look` gets the process of the first.
+/// A tool that reads in place gets the same as one that is sent its data; `look` gets the process
+/// of the first.
 fn same_in_place(guest: &Guest, look: impl FnOnce(u32)) {
     let proxy = Proxy::start(guest);
     let scratch = Scratch::new();
@@ -340,10 +345,11 @@ fn same_in_place(guest: &Guest, look: impl FnOnce(u32)) {
     assert!(!sent.stderr.iter().any(is_said), "{sent:?}");
 }
 
-/// A kernel takes what lies above the gap for devices first.
+/// A kernel uses the memory above the gap for devices first.
 #[test]
 fn a_ring_above_the_gap_for_devices_is_read_in_place() {
-    /// Of q35, with this much memory: at 2 GiB, so what follows in the file is at 4 GiB for the guest.
+    /// The gap of q35 with this much memory: at 2 GiB, so the rest of the file is at 4 GiB for the
+    /// guest.
     const GAP: u64 = 2 << 30;
     need!(beeline_wanted());
     let guest = need!(boot_with(Options {
@@ -371,7 +377,7 @@ fn a_ring_in_a_second_nodes_memory_is_read_in_place() {
     });
 }
 
-/// Lets programs have so many huge pages, as long as this lives. Nothing is reserved.
+/// Allows programs this many huge pages for as long as the value lives. Nothing is reserved.
 struct HugePages {
     before: String,
 }
@@ -394,12 +400,12 @@ impl Drop for HugePages {
     }
 }
 
-/// A part of a huge page cannot be mapped.
+/// Part of a huge page cannot be mapped.
 #[test]
 fn a_ring_in_huge_pages_is_sent() {
     const MEMORY: u32 = 256;
     need!(beeline_wanted());
-    // Of 2 MiB each.
+    // Each is 2 MiB.
     let _allowed = need!(HugePages::allow(MEMORY / 2));
     let guest = need!(boot_with(Options {
         memory: MEMORY,

@@ -1,4 +1,5 @@
-//! Objects with names in the BPF file system, and iterators: bpftool on this machine shows of a guest what it shows inside.
+//! Named objects in the BPF file system, and iterators: bpftool on this machine shows the same for
+//! a guest as inside it.
 
 use super::place::{Place, Setting};
 use super::*;
@@ -6,12 +7,12 @@ use beeline_e2e::{GUEST_PATIENCE, beeline_wanted, find_program, until, without_s
 use std::path::Path;
 use std::process::Command;
 
-/// Where bpftool, the libraries that it needs and the object file are in the guest.
+/// The paths in the guest of bpftool, its libraries and the object file.
 const BPFTOOL: &str = "/test/bpftool";
 const LIBRARIES: &str = "/test/lib";
 const OBJECT: &str = "/test/iterates.o";
 
-/// Puts bpftool into the guest. The command that runs it there.
+/// Copies bpftool into the guest. Returns the command that runs it there.
 fn put_bpftool(guest: &Guest, bpftool: &Path) -> String {
     guest.put(&read(bpftool), BPFTOOL);
     guest.check(&format!("mkdir -p {LIBRARIES}"));
@@ -31,7 +32,7 @@ fn put_bpftool(guest: &Guest, bpftool: &Path) -> String {
     format!("env LD_LIBRARY_PATH={LIBRARIES} {BPFTOOL}")
 }
 
-/// A line of bpftool's without what differs from one run to the next.
+/// Returns a line of bpftool's without the parts that differ between runs.
 fn without_ids(line: &str) -> String {
     const NUMBERED: [&str; 4] = ["btf_id", "map_ids", "prog", "map_id"];
     let line = without_sizes(line);
@@ -48,8 +49,8 @@ fn read(file: &Path) -> Vec<u8> {
     std::fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// Programs are loaded and named; a map is changed and looked at by its name, also by an iterator, whose text is long. Whatever a
-/// command leaves out another has: each holds what its output depends on.
+/// Loads and names programs; changes and reads a map by its name, also through an iterator with a
+/// long text. Every command holds whatever its output depends on.
 const SCRIPT: &str = "exec 2>&1
 D=/sys/fs/bpf/d; mkdir $D
 $B prog loadall $O $D/programs pinmaps $D/maps
@@ -105,7 +106,8 @@ fn bpftool_pins_and_iterates_as_inside() {
     }
 }
 
-/// An iterator that fails: how long its text is, the last line of it, and that reading it was an error.
+/// Checks a failing iterator: the length of its text, its last line, and that reading it was an
+/// error.
 const OVERFLOW: &str = "D=/sys/fs/bpf/o; mkdir $D
 $B map create $D/map type array key 4 value 8 entries 1000 name numbers
 $B iter pin $O $D/iterator map pinned $D/map
@@ -134,7 +136,7 @@ fn an_iterators_error_is_no_end() {
             ["cat 1", "500", "499"],
             "{place}: {output:?}"
         );
-        // The kernel's own word for it cannot be had from a socket.
+        // The kernel's own error cannot be had from a socket.
         let error = match place {
             Place::Inside => ["Argument list too long"].as_slice(),
             _ => &[
@@ -172,7 +174,7 @@ fn pins_end_with_the_session() {
     let host = setting.places.iter().find(|place| **place == Place::Host);
     let output = setting.run(*host.expect("Beeline is wanted"), &["sh", "-c", &script]);
     assert_eq!(output.stdout, ["1"], "{output:?}");
-    // The guest's kernel frees programs a moment later than it is told to.
+    // The guest's kernel frees programs a moment after it is told to.
     let gone = until(GUEST_PATIENCE, || count() == before);
     assert!(gone, "{before} before, {} now", count());
 }

@@ -1,4 +1,4 @@
-//! A tool that looks at a guest's kernel: inside the guest, or on this machine, by Beeline.
+//! A tool that looks at a guest's kernel: inside the guest, or on this machine through Beeline.
 
 use crate::proxy::Proxy;
 use beeline_e2e::{
@@ -7,14 +7,14 @@ use beeline_e2e::{
 use std::fmt;
 use std::time::Duration;
 
-/// Where a tool runs.
+/// The place where a tool runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In the guest: the yardstick.
     Inside,
     /// On this machine, behind `beeline run --guest`.
     Host,
-    /// As there, with the guest's memory to look into.
+    /// The same, with access to the guest's memory.
     Memory,
 }
 
@@ -28,24 +28,24 @@ impl fmt::Display for Place {
     }
 }
 
-/// A program in the guest that gives another a terminal to print to.
+/// A program in the guest that gives another program a terminal for its output.
 pub const TERMINAL: &str = "/test/terminal";
 
-/// A guest, and both ways to its kernel, or the one that `BEELINE_E2E_ENGINE` asks for.
+/// A guest, and both ways to its kernel, or the one that `BEELINE_E2E_ENGINE` selects.
 pub struct Setting<'a> {
     /// The guest.
     pub guest: &'a Guest,
-    /// Where tools are to run.
+    /// The places where tools run.
     pub places: Vec<Place>,
     proxy: Option<Proxy<'a>>,
 }
 
-/// A tool that was started.
+/// A started tool.
 pub struct Running<'a> {
     place: Place,
     tool: Process<'a>,
     guest: &'a Guest,
-    /// What was attached in the guest without it.
+    /// The programs attached in the guest without it.
     before: Option<u32>,
 }
 
@@ -54,7 +54,7 @@ enum Process<'a> {
     Tool(Tool),
 }
 
-/// What a tool came to.
+/// A finished tool's result.
 #[derive(Debug)]
 pub struct Output {
     pub code: Option<i32>,
@@ -63,12 +63,13 @@ pub struct Output {
 }
 
 impl<'a> Setting<'a> {
-    /// Starts a proxy in the guest, if tools are to run on this machine. An error says why nothing can run.
+    /// Starts a proxy in the guest, if tools are to run on this machine. An error says why nothing
+    /// can run.
     pub fn new(guest: &'a Guest) -> Result<Setting<'a>, String> {
         Setting::with(guest, Place::Host)
     }
 
-    /// The same, with the guest's memory shared.
+    /// Does the same, with the guest's memory shared.
     pub fn sharing(guest: &'a Guest) -> Result<Setting<'a>, String> {
         Setting::with(guest, Place::Memory)
     }
@@ -86,9 +87,9 @@ impl<'a> Setting<'a> {
         })
     }
 
-    /// Starts a tool of the libbpf tools, and waits until what it attaches is attached.
+    /// Starts one of the libbpf tools, and waits until its programs are attached.
     pub fn start(&self, place: Place, command: &[&str]) -> Running<'a> {
-        // Attached is what no more is added to for a while.
+        // They are attached when no more are added for a while.
         const QUIET: Duration = Duration::from_millis(700);
         let before = attached(self.guest);
         let mut running = self.begin(place, command, Screen::Terminal);
@@ -154,7 +155,7 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// What a tool prints to. Most hold back what they print to anything but a terminal.
+/// The destination of a tool's output. Most tools buffer their output unless it goes to a terminal.
 #[derive(Clone, Copy)]
 enum Screen {
     None,
@@ -162,7 +163,7 @@ enum Screen {
 }
 
 impl Running<'_> {
-    /// Waits until bpftrace has ticked so often, or more.
+    /// Waits until bpftrace has ticked at least this often.
     fn wait_for(&self, ticks: usize) {
         let ticked = until(GUEST_PATIENCE, || self.ticks() >= ticks);
         assert!(
@@ -177,7 +178,7 @@ impl Running<'_> {
         self.stdout().iter().filter(|line| *line == TICK).count()
     }
 
-    /// The lines of its standard output so far.
+    /// Returns the lines of its standard output so far.
     pub fn stdout(&self) -> Vec<String> {
         match &self.tool {
             Process::Job(job) => job.stdout(),
@@ -185,12 +186,13 @@ impl Running<'_> {
         }
     }
 
-    /// Waits for two more ticks of bpftrace's: what happened in the guest before now has been printed then.
+    /// Waits for two more ticks of bpftrace; it has then printed everything that has happened in
+    /// the guest so far.
     pub fn settle(&self) {
         self.wait_for(self.ticks() + 2);
     }
 
-    /// Ends it as Ctrl-C does. What it had attached is gone then, wherever it ran.
+    /// Ends the tool as Ctrl-C does. Its programs are detached then, wherever it ran.
     pub fn interrupt(self) -> Output {
         let output = match self.tool {
             Process::Job(job) => Output::inside(job.interrupt()),
@@ -226,7 +228,7 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// A command as a shell reads it.
+/// Returns a command as a shell reads it.
 fn quoted(command: &[&str]) -> String {
     let words = command
         .iter()
@@ -234,7 +236,7 @@ fn quoted(command: &[&str]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// How many programs are attached in the guest, counted by descriptors that hold them.
+/// Returns the number of programs attached in the guest, counted by the descriptors that hold them.
 pub fn attached(guest: &Guest) -> u32 {
     let count =
         "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c -E 'bpf_link|bpf-link|\\[perf_event\\]'";

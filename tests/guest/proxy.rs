@@ -6,40 +6,41 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The port that the proxy listens at if it is told none.
+/// The port where the proxy listens by default.
 pub const PORT: u32 = 8790;
-/// How long it is tried to reach a proxy that listens.
+/// The time to try to reach a proxy that listens.
 const SOON: Duration = Duration::from_secs(5);
-/// Where it is in the guest.
+/// The proxy's path in the guest.
 pub const PLACE: &str = "/test/beeline-guest";
-/// Its connection if nothing else is said.
+/// The proxy's connection by default.
 const VSOCK: &str = "vsock:any:8790";
 
-/// The static proxy that was built beside Beeline, if Beeline is asked for.
+/// Returns the static proxy built beside Beeline, if Beeline is asked for.
 pub fn built() -> Option<PathBuf> {
     beeline_wanted().ok()?;
     let proxy = beeline().with_file_name("beeline-guest");
     proxy.is_file().then_some(proxy)
 }
 
-/// A proxy that runs in a guest. Dropped, it is ended.
+/// A proxy that runs in a guest. Ends when dropped.
 pub struct Proxy<'a> {
     guest: &'a Guest,
     job: Option<Job<'a>>,
-    /// In the guest. Processes of that name that hold what hosts may have mapped outlive theirs.
+    /// The process in the guest. Processes of that name that hold memory that hosts may have mapped
+    /// outlive their proxy.
     pid: u32,
     address: String,
 }
 
 impl<'a> Proxy<'a> {
-    /// Starts one that listens at a vsock port, and waits until it does.
+    /// Starts a proxy that listens at a vsock port, and waits until it does.
     pub fn start(guest: &'a Guest) -> Proxy<'a> {
         let address = format!("uds:{}:{PORT}", guest.vsock().display());
         Proxy::listen(guest, VSOCK, address, &[])
     }
 
-    /// Starts one, with these options more, that listens at an address in the guest, which is reached from here by another; waits until
-    /// it says so.
+    /// Starts a proxy with further options, which listens at an address in the guest that is
+    /// reached from here by another; waits until it says so.
     pub fn listen(
         guest: &'a Guest,
         inside: &str,
@@ -65,22 +66,23 @@ impl<'a> Proxy<'a> {
         }
     }
 
-    /// The command that runs a tool on the guest's kernel; add the tool's arguments to it.
+    /// Returns the command that runs a tool on the guest's kernel; add the tool's arguments to it.
     pub fn command(&self, tool: &Path) -> Command {
         command(&self.address, tool)
     }
 
-    /// The same, which asks QEMU for the guest's memory.
+    /// Returns the same command, which asks QEMU for the guest's memory.
     pub fn sharing_command(&self, tool: &Path) -> Command {
         sharing_command(&self.address, &self.guest.qmp(), tool)
     }
 
-    /// For `beeline run --guest`.
+    /// Returns the address for `beeline run --guest`.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Makes connections to it without Beeline. The guest refuses one if too many wait to be accepted; then it is tried again.
+    /// Connects to the proxy without Beeline. The guest refuses a connection if too many wait to be
+    /// accepted; tries again then.
     pub fn connect(&self) -> impl Fn() -> std::io::Result<UnixStream> + Send + 'static {
         let connect = self.guest.vsock_connector(PORT);
         move || {
@@ -100,14 +102,14 @@ impl<'a> Proxy<'a> {
         self.job = None;
     }
 
-    /// Kills it, as the guest's kernel would that has no memory left.
+    /// Kills the proxy, as a guest's kernel does that is out of memory.
     pub fn kill(mut self) {
         let job = self.job.take().expect("it runs until it is dropped");
         job.signal("KILL");
         job.wait();
     }
 
-    /// Sends it a signal.
+    /// Sends the proxy a signal.
     pub fn signal(&self, name: &str) {
         self.job
             .as_ref()
@@ -115,7 +117,8 @@ impl<'a> Proxy<'a> {
             .signal(name);
     }
 
-    /// How many descriptors it has, but for files and directories: some of those it opens when they are first asked for, and keeps.
+    /// Returns the number of the proxy's descriptors except files and directories: it opens some of
+    /// those when they are first asked for, and keeps them.
     pub fn descriptors(&self) -> u32 {
         let pid = self.pid;
         let count = format!("ls -l /proc/{pid}/fd | grep -c -- '-> [^/]'");
@@ -125,7 +128,7 @@ impl<'a> Proxy<'a> {
 
 impl Drop for Proxy<'_> {
     fn drop(&mut self) {
-        // A guest that is gone has ended it, and a test that failed has more to say than this.
+        // A guest that is gone has ended it, and a failed test has other things to report.
         if let Some(job) = self.job.take()
             && !std::thread::panicking()
         {
@@ -135,14 +138,14 @@ impl Drop for Proxy<'_> {
     }
 }
 
-/// The command that runs a tool on the kernel of the guest at an address.
+/// Returns the command that runs a tool on the kernel of the guest at an address.
 pub fn command(address: &str, tool: &Path) -> Command {
     let mut command = Command::new(beeline());
     command.args(["run", "--guest", address, "--"]).arg(tool);
     command
 }
 
-/// The same, with QEMU's monitor.
+/// Returns the same command, with QEMU's monitor.
 pub fn sharing_command(address: &str, monitor: &Path, tool: &Path) -> Command {
     let mut command = Command::new(beeline());
     command.args(["run", "--guest", address, "--qmp"]);

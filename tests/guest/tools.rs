@@ -1,4 +1,4 @@
-//! Tools on this machine say of a guest what the same tools say inside it, with the same work done there.
+//! Tools on this machine print the same for a guest as inside it, with the same work done there.
 
 use super::place::{Output, Place, Setting};
 use super::*;
@@ -10,7 +10,7 @@ use beeline_e2e::{
 };
 use std::path::{Path, PathBuf};
 
-/// A program for uprobes, at the same path in both.
+/// A program for uprobes, at the same path on both sides.
 struct Program {
     path: String,
     _scratch: Scratch,
@@ -70,7 +70,7 @@ pub fn script(setting: &Setting<'_>, compare: Compare, script: &str, work: &str,
     }
 }
 
-/// `name: compare, "script", "work", ["line that must be there", ...];` for each test.
+/// Each test reads `name: compare, "script", "work", ["line that must be there", ...];`.
 macro_rules! scripts {
     ($($name:ident: $compare:expr, $script:expr, $work:expr, [$($known:expr),*];)*) => {$(
         #[test]
@@ -125,8 +125,9 @@ scripts! {
         "dd if=/dev/zero of=/dev/null bs=1M count=1000 2>/dev/null", [];
 }
 
-/// Runs a tool of the libbpf tools in both places of a setting while a shell script works in the guest, waits for the `known` among what
-/// `compared` makes of its lines (None leaves one out), and compares all of them.
+/// Runs one of the libbpf tools in both places of a setting while a shell script works in the
+/// guest, waits for the `known` lines among those that `compared` makes of its lines (None leaves
+/// one out), and compares all of them.
 pub fn tool(
     setting: &Setting<'_>,
     command: &[&str],
@@ -160,8 +161,8 @@ pub fn tool(
     }
 }
 
-/// Runs a tool in both places of a setting while a shell script works in the guest, and until `settled` says of its lines so far that they
-/// are all, if that comes.
+/// Runs a tool in both places of a setting while a shell script works in the guest, and until
+/// `settled` accepts its lines so far as complete, if that happens.
 pub fn outputs(
     setting: &Setting<'_>,
     command: &[&str],
@@ -179,7 +180,7 @@ pub fn outputs(
     setting.places.iter().map(run).collect()
 }
 
-/// The words of a line, some left out: those that differ between two runs.
+/// Returns the words of a line without those that differ between two runs.
 pub fn words(line: &str, leave_out: &[usize]) -> String {
     let words = line.split_whitespace().enumerate();
     let kept = words.filter(|(at, _)| !leave_out.contains(at));
@@ -243,7 +244,7 @@ fn biolatency_counts_every_read_of_the_disk() {
     biolatency(&need!(Setting::new(&guest)));
 }
 
-/// Histograms of times: the figures differ, how many there are does not.
+/// Histograms of times: the figures differ, but not their number.
 fn biolatency(setting: &Setting<'_>) {
     for (place, output) in outputs(setting, &["biolatency"], DISK, |_| true) {
         assert_eq!(histogram_total(&output.stdout), 20, "{place}: {output:?}");
@@ -258,7 +259,7 @@ fn runqlat_has_a_histogram() {
 
 fn runqlat(setting: &Setting<'_>) {
     let work = "for i in $(seq 100); do /bin/true; done";
-    // It prints at its end.
+    // It prints when it ends.
     for (place, output) in outputs(setting, &["runqlat"], work, |_| true) {
         let total = histogram_total(&output.stdout);
         assert!(total >= 100, "{place}: {total} in {output:?}");
@@ -300,7 +301,8 @@ fn tools_find_in_the_old_kernel_what_they_find_inside_it() {
     }
 }
 
-/// bpftrace on this machine, a tool that reads the guest's types and functions, with contents kept in a folder; the bytes that it took.
+/// Runs bpftrace on this machine, a tool that reads the guest's types and functions, with a folder
+/// that caches contents; returns the bytes transferred.
 fn kprobe_through(wire: &Wire, bpftrace: &Path, cache: &Path) -> u64 {
     let before = wire.carried();
     let mut command = proxy::command(&wire.address(), bpftrace);
@@ -328,7 +330,8 @@ fn the_types_of_the_guests_kernel_cross_the_wire_once() {
     );
 }
 
-/// What a tool has read the next need not be sent, unless it is not what the guest has.
+/// Contents that one tool has read need not be sent to the next, unless they differ from the
+/// guest's.
 #[test]
 fn large_contents_are_kept_for_the_next_tool() {
     need!(beeline_wanted());
@@ -352,7 +355,7 @@ fn large_contents_are_kept_for_the_next_tool() {
     let first = start();
     assert!(first > size, "{first} bytes");
     assert!(kept().len() == 2 && kept().iter().all(is_intact));
-    // The proxy takes sums when it has nothing else to do.
+    // The proxy computes sums when it has nothing else to do.
     let mut next = 0;
     let is_little = until(PATIENCE, || {
         next = start();
@@ -371,7 +374,8 @@ fn large_contents_are_kept_for_the_next_tool() {
     assert!(kept().iter().all(is_intact));
 }
 
-/// Debian's biosnoop is neither for Linux 6.12, whose verifier says why, nor for a 6.1 without its function.
+/// Debian's biosnoop works neither with Linux 6.12, whose verifier says why, nor with a 6.1 without
+/// its function.
 #[test]
 fn a_refusal_comes_with_the_log_of_the_guests_verifier() {
     let guest = need!(shared());

@@ -1,4 +1,4 @@
-//! `trace_pipe`: whatever is printed in a guest is read, or told as lost, as inside.
+//! `trace_pipe`: everything printed in a guest is read, or reported as lost, as inside.
 
 use super::place::{Place, Setting};
 use super::*;
@@ -6,7 +6,8 @@ use beeline_e2e::remark;
 
 #[test]
 fn of_a_burst_each_line_is_read_or_told_as_lost() {
-    /// Many more than wait for a reader, in the kernel's buffer or in Beeline's, and fewer than are lost whole.
+    /// Many more than wait for a reader in the kernel's buffer or in Beeline's, and fewer than
+    /// would be lost whole.
     const BURSTS: [u32; 3] = [1, 10, 40];
     const TOOL: &str = "/test/burst";
     let guest = need!(shared());

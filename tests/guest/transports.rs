@@ -1,4 +1,4 @@
-//! A tool finds the same in a guest by whichever way it gets there.
+//! A tool gets the same from a guest through every transport.
 
 use super::proxy::Proxy;
 use super::*;
@@ -16,7 +16,7 @@ fn by_a_serial_port() {
     let address = format!("serial:{}", guest.virtio_serial().display());
     let bpftrace = need!(find_program("bpftrace"));
     let proxy = Proxy::listen(&guest, "serial:/dev/virtio-ports/beeline", address, &[]);
-    // The line is one tool's, and then the next one's.
+    // The line belongs to one tool, and then to the next.
     for _ in 0..2 {
         counts_reads(&guest, proxy.command(&bpftrace));
     }
@@ -41,7 +41,7 @@ fn by_tcp_where_both_sides_show_certificates() {
         let mut command = Command::new(beeline_e2e::beeline());
         command.args(["run", "--guest", proxy.address(), "--tls-name", "guest"]);
         for (option, path) in authority.certificate(scratch.path(), "host") {
-            // Both believe the guest.
+            // Both trust the guest.
             let path = match option {
                 "--tls-ca" => good.file(scratch.path()),
                 _ => path,
@@ -64,7 +64,7 @@ fn by_tcp_where_both_sides_show_certificates() {
     );
 }
 
-/// Runs bpftrace, by a command that wants its arguments, while the guest reads 100 times.
+/// Runs bpftrace through a command that takes its arguments, while the guest reads 100 times.
 fn counts_reads(guest: &Guest, mut bpftrace: Command) {
     let script = "kprobe:ksys_read /comm == \"dd\" && arg2 == 1/ { @reads = count(); } \
                   interval:ms:50 { printf(\"up\\n\"); }";
@@ -83,7 +83,7 @@ fn counts_reads(guest: &Guest, mut bpftrace: Command) {
     );
 }
 
-/// With which certificates are signed.
+/// The key that signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -94,12 +94,13 @@ impl Authority {
         Authority(issuer.unwrap())
     }
 
-    /// Its own certificate, in a file.
+    /// The authority's own certificate, in a file.
     fn file(&self, folder: &Path) -> PathBuf {
         write(folder, self.0.as_ref().pem())
     }
 
-    /// Options of Beeline that show a certificate for a name, and believe this authority, with their files.
+    /// Returns Beeline's options that present a certificate for a name and trust this authority,
+    /// with their files.
     fn certificate(&self, folder: &Path, name: &str) -> [(&'static str, PathBuf); 3] {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -112,7 +113,7 @@ impl Authority {
     }
 }
 
-/// A new file.
+/// Returns a new file.
 fn write(folder: &Path, text: String) -> PathBuf {
     let number = std::fs::read_dir(folder).unwrap().count();
     let path = folder.join(format!("{number}.pem"));

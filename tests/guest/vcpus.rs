@@ -1,4 +1,5 @@
-//! Virtual CPUs that follow a guest's threads: pinned where these are bound, and free again whatever ends it.
+//! Virtual CPUs that follow a guest's threads: pinned while the threads are bound, and free again
+//! however that ends.
 
 use crate::proxy::Proxy;
 use crate::*;
@@ -8,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const AFFINITY: &str = "/test/affinity";
-/// Looks of a second at the most; see the crate.
+/// The most looks in a second; see the crate.
 const LOOKS: u32 = 50;
 
 /// A guest with two CPUs, and the program that binds itself to them.
@@ -23,7 +24,7 @@ fn boot_two() -> Result<Guest, String> {
     })
 }
 
-/// Can this machine show it? It needs two CPUs to tell "pinned" from "free".
+/// Returns whether this machine can show it. It needs two CPUs to tell "pinned" from "free".
 fn two_cpus() -> Result<(), String> {
     match allowed_of("self").as_deref() {
         Some("0-1") => Ok(()),
@@ -33,7 +34,7 @@ fn two_cpus() -> Result<(), String> {
     }
 }
 
-/// `Cpus_allowed_list` of a thread or process.
+/// Returns `Cpus_allowed_list` of a thread or process.
 fn allowed_of(thread: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     let mut lines = status.lines();
@@ -41,7 +42,7 @@ fn allowed_of(thread: &str) -> Option<String> {
     Some(list.trim().to_owned())
 }
 
-/// The CPUs of those of QEMU's threads that may not run on both.
+/// Returns the CPUs of QEMU's threads that may not run on both.
 fn pinned(guest: &Guest) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{}/task", guest.pid())).expect("QEMU runs");
     let threads = threads.flatten();
@@ -89,7 +90,7 @@ fn virtual_cpus_are_pinned_where_threads_are_bound_and_free_again() {
     let proxy = Proxy::start(&guest);
     assert_eq!(pinned(&guest), [""; 0]);
 
-    // Of itself; by the thread's end; and two at a time.
+    // Unbound by the thread itself; by the thread's end; and two at a time.
     let tool = start(&guest, &proxy, &["--cpus", "1,0"]);
     becomes(&guest, &[], "nobody is bound", &tool);
     let job = bind(&guest, "0");
@@ -119,7 +120,8 @@ fn virtual_cpus_are_pinned_where_threads_are_bound_and_free_again() {
     job.wait();
     becomes(&guest, &[], "what it became has ended", &tool);
 
-    // By the end of the tool, with the thread still bound; the next one finds nothing, as it came later.
+    // Unbound by the end of the tool, with the thread still bound; the next tool finds nothing, as
+    // it came later.
     let job = bind(&guest, "1");
     becomes(
         &guest,
@@ -158,7 +160,7 @@ fn virtual_cpus_are_pinned_where_threads_are_bound_and_free_again() {
     is_rebooted(&guest, proxy);
 }
 
-/// A guest that changes its mind as often as it can makes the host do so much, and no more.
+/// A guest that changes its mind as often as it can costs the host only a limited amount of work.
 fn floods(guest: &Guest, proxy: &Proxy) {
     let tool = start(guest, proxy, &[]);
     let began = Instant::now();

@@ -9,33 +9,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What is wrong with the line.
+/// The fault of a line.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// Nothing; bytes are counted.
+    /// No fault; bytes are counted.
     None,
-    /// It ends when so many bytes went either way.
+    /// The line ends after this many bytes in both directions together.
     Cut(u64),
-    /// It goes dead when so many bytes went either way: open, and silent.
+    /// The line goes dead after this many bytes in both directions together: open, and silent.
     Silence(u64),
-    /// When so many bytes went either way, one is changed.
+    /// One byte changes after this many bytes in both directions together.
     Garbage(u64),
-    /// Each piece comes so much later, and no more than so many bytes a second come through.
+    /// Each piece arrives this much later, and at most this many bytes per second get through.
     Slow(Duration, u64),
 }
 
-/// A line to somebody, with a fault. New connections are taken as long as the tests' process lives.
+/// A line with a fault. It takes new connections as long as the tests' process lives.
 pub struct Wire {
     path: PathBuf,
     carried: Arc<AtomicU64>,
     _scratch: Scratch,
 }
 
-/// Bytes that are carried at once; small, so that a fault is at its byte.
+/// Bytes carried at once; few, so that a fault is at its byte.
 const PIECE: usize = 4096;
 
 impl Wire {
-    /// A Unix socket each of whose connections is carried on to a new one that `connect` makes.
+    /// A Unix socket that forwards each of its connections to a new one from `connect`.
     pub fn new(
         fault: Fault,
         connect: impl Fn() -> std::io::Result<UnixStream> + Send + 'static,
@@ -48,7 +48,7 @@ impl Wire {
         std::thread::spawn(move || {
             for near in listener.incoming() {
                 let Ok(near) = near else { break };
-                // Nobody there: the caller sees the connection end.
+                // Nothing listens there: the caller sees the connection end.
                 let Ok(far) = connect() else { continue };
                 let copy = |stream: &UnixStream| stream.try_clone().expect("a descriptor");
                 let (near_too, far_too) = (copy(&near), copy(&far));
@@ -64,24 +64,24 @@ impl Wire {
         }
     }
 
-    /// For `beeline run --guest`.
+    /// Returns the address for `beeline run --guest`.
     pub fn address(&self) -> String {
         format!("unix:{}", self.path.display())
     }
 
-    /// How many bytes went either way.
+    /// Returns the number of bytes that went either way.
     pub fn carried(&self) -> u64 {
         self.carried.load(Ordering::SeqCst)
     }
 }
 
-/// Carries one way, until either side ends or the fault comes.
+/// Carries one direction, until either side ends or the fault comes.
 fn carry(mut from: UnixStream, mut to: UnixStream, fault: Fault, carried: &AtomicU64) {
     let mut buffer = [0; PIECE];
     while let Ok(got @ 1..) = from.read(&mut buffer) {
         let before = carried.fetch_add(got as u64, Ordering::SeqCst);
         let after = before + got as u64;
-        // The fault's place in this piece, if it is in it or was before.
+        // The fault's place in this piece, if it is in the piece or came before.
         let place = |at: u64| (after > at).then(|| at.saturating_sub(before) as usize);
         let mut piece = &mut buffer[..got];
         match fault {

@@ -7,7 +7,8 @@ use crate::world::fill;
 
 /// The longest packet. It ends where the memory does.
 const PACKET: u64 = 96;
-/// Bytes of all of it: a context may have up to 64 KB, of the type that takes any memory for one (`syscall_prog_is_valid_access`).
+/// Bytes of the whole: a context may have up to 64 KB, for the program type that takes any memory
+/// as its context (`syscall_prog_is_valid_access`).
 const BYTES: usize = 68 << 10;
 
 /// A context, and behind it a packet.
@@ -31,14 +32,16 @@ impl Context {
         Self(memory)
     }
 
-    /// As a program of some type finds it: random numbers, and a packet of some length.
+    /// Fills the context as a program of some type finds it: random numbers, and a packet of some
+    /// length.
     pub fn renew(&mut self, prog_type: ProgramType, random: &mut Random) -> &mut [u8] {
         fill(self.0, random);
         let packet = BYTES - PACKET as usize;
         fill(&mut self.0[packet..], random);
         let end = self.0.as_ptr().expose_provenance() as u64 + BYTES as u64;
         let data = end - random.below(PACKET + 1);
-        // Where the packet's begin, end and metadata stand, and pointers to the kernel's structures.
+        // Offsets of the packet's begin, end and metadata, and of pointers to the kernel's
+        // structures.
         let (begins, size, nulls): (&[usize], _, &[usize]) = match prog_type {
             ProgramType::XDP => (&[0, 8], 4, &[]),
             ProgramType::SK_MSG => (&[0], 8, &[72]),

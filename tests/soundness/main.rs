@@ -1,13 +1,14 @@
-//! What the verifier accepts does nothing wrong. Random programs, most of which try to, and those of real tools with something changed,
-//! run on random contexts and maps in the interpreter, which checks every access and every register that is read. What is accepted has
-//! to stand three trials:
+//! An accepted program does nothing wrong. Random programs, most of which try to, and changed
+//! programs of real tools run on random contexts and maps in the interpreter, which checks every
+//! access and every register that is read. An accepted program has to pass three trials:
 //!
 //! - no run does anything wrong;
-//! - on the way of a run, every register and stack slot has one of the values that the verifier claims of it there;
+//! - along a run, every register and stack slot has one of the values that the verifier claims for
+//!   it there;
 //! - nothing is refused on any path when no path is left out because another seemed to cover it.
 //!
-//! It goes on for half a minute, or for so many programs. `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` names the first
-//! program. A program that fails is reduced, and printed.
+//! The test runs for half a minute, or for so many programs. `BEELINE_SOAK` runs it for that many
+//! seconds, `BEELINE_SEED` names the first program. A failing program is reduced, and printed.
 
 #[path = "../../crates/agent/tests/common/mod.rs"]
 mod agent;
@@ -37,7 +38,7 @@ use beeline_e2e::{seed, soak};
 use sources::Sources;
 use trial::{Outcome, Trials};
 
-/// What a verifier said, as the corpus has it.
+/// A verifier's answer, as the corpus has it.
 #[derive(Debug, Default)]
 #[allow(dead_code, reason = "recorded verdicts are not looked at")]
 struct Answer {
@@ -48,9 +49,9 @@ struct Answer {
 }
 
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);
-/// As many at the most, unless it is to go on for longer.
+/// The most programs, unless it is to run longer.
 const PROGRAMS: u64 = 100_000;
-/// Seconds between words on how far it has come, while soaking.
+/// Seconds between progress messages while soaking.
 const NEWS: Duration = Duration::from_secs(60);
 
 #[test]
@@ -102,7 +103,7 @@ fn accepted_programs_do_nothing_wrong() {
 struct Counts {
     programs: u64,
     accepted: u64,
-    /// Of those that were refused some are run all the same: would it be noticed that they do something wrong?
+    /// Some refused programs run all the same, to check that a wrong one would be noticed.
     tried_refused: u64,
     caught: u64,
 }

@@ -1,4 +1,4 @@
-//! Where programs come from.
+//! The sources of programs.
 
 use std::fs;
 
@@ -15,14 +15,14 @@ use crate::trial::MOST_VERIFIED;
 use crate::world::is_helper;
 use crate::{corpus, extras, invent, worldly};
 
-/// Longer programs are left to others.
+/// Longer programs are left to other tests.
 const MOST_INSNS: usize = 300;
-/// Elements, at the most, of a map of a program that was not made here.
+/// The most elements of a map of a program that was not generated here.
 const MOST_ELEMENTS: u32 = 16;
 
-/// The programs that there are to begin with.
+/// The programs to start from.
 pub struct Sources {
-    /// Of the kernel's own tests, and of the libbpf tools.
+    /// From the kernel's own tests, and from the libbpf tools.
     corpora: [Vec<Case>; 2],
 }
 
@@ -30,7 +30,7 @@ impl Sources {
     pub fn new() -> Self {
         let accepted = |mut cases: Vec<Case>| {
             let judge = Judge::new();
-            // What is refused as it is teaches little: some of it stays.
+            // Refused programs teach little as they are: some of them remain.
             let mut random = Random::new(1);
             cases.retain(|case| {
                 let verdict = judge.accepts(case, &is_helper, MOST_VERIFIED);
@@ -48,7 +48,8 @@ impl Sources {
         Self { corpora }
     }
 
-    /// The program with a seed. It is the same on each machine unless it begins with one of a corpus.
+    /// Returns the program of a seed. It is the same on each machine unless it derives from a
+    /// corpus.
     pub fn case(&self, seed: u64) -> Case {
         let mut random = Random::new(seed);
         random.bits();
@@ -80,7 +81,7 @@ impl Sources {
     }
 }
 
-/// A program with something changed, of a type whose context can be made up.
+/// Returns a changed program, of a type whose context can be made up.
 fn changed(random: &mut Random, case: &Case) -> Case {
     let mut other = case.clone();
     change(random, &mut other);
@@ -98,7 +99,7 @@ fn has_context_here(case: &Case) -> bool {
 fn with_extras(random: &mut Random) -> Case {
     let mut case = loop {
         let case = invent::invent_with(random, Some(extras::unit));
-        // One in many is refused for nothing but its type.
+        // One in many is refused only for its type.
         let is_useless = extras::locks(&case.insns) && !extras::may_lock(case.kind.prog_type);
         if !is_useless || random.once_in(20) {
             break case;
@@ -109,7 +110,7 @@ fn with_extras(random: &mut Random) -> Case {
     case
 }
 
-/// Is it one whose context can be made up, that calls what there is?
+/// Returns whether its context can be made up, and it calls only available helpers.
 fn is_for_here(case: &Case) -> bool {
     let is_callable = |op: Op| match op {
         Op::CallHelper { id } => is_helper(id.0),
@@ -126,7 +127,7 @@ fn is_for_here(case: &Case) -> bool {
             .all(is_callable)
 }
 
-/// With small maps.
+/// Makes its maps small.
 fn shrunk(mut case: Case) -> Case {
     for (_, map) in &mut case.maps {
         map.max_entries = match map.map_type {
@@ -150,7 +151,7 @@ fn selftests() -> Vec<Case> {
     cases.filter(is_for_here).map(shrunk).collect()
 }
 
-/// The programs in the object files inside of Debian's libbpf tools.
+/// Returns the programs in the object files embedded in Debian's libbpf tools.
 fn tools() -> Vec<Case> {
     let listed = fs::read_to_string("/var/lib/dpkg/info/libbpf-tools.list").unwrap_or_default();
     let kernel = RunningKernel::default();

@@ -15,17 +15,18 @@ use crate::world::{World, is_helper};
 const BUDGET: u64 = 1 << 14;
 /// Runs of each program, on different numbers.
 const RUNS: u64 = 6;
-/// So many of them are followed, for so many instructions: that takes much longer than to run them.
+/// The number of runs that are followed, and of instructions: that takes much longer than to run
+/// them.
 const FOLLOWED: u64 = 2;
 const MOST_STEPS: u32 = 200;
-/// Instructions that all paths of a program may have together to be all looked at.
+/// The most instructions on all paths of a program together for all paths to be examined.
 const MOST_ON_ALL_PATHS: u32 = 1_500;
-/// What takes the verifier longer is left to others.
+/// Programs that take the verifier longer are left to other tests.
 pub const MOST_VERIFIED: u32 = 20_000;
-/// Of those that are refused one in so many is run all the same.
+/// One in this many refused programs runs all the same.
 const REFUSED_RUN: u64 = 32;
 
-/// What came of a program.
+/// The result of a program.
 #[derive(Debug)]
 pub enum Outcome {
     Accepted,
@@ -34,7 +35,7 @@ pub enum Outcome {
     Wrong(String),
 }
 
-/// What was done, for the last line.
+/// Counts for the last line.
 #[derive(Debug, Default)]
 pub struct Figures {
     runs: u64,
@@ -45,7 +46,7 @@ pub struct Figures {
     instructions: u64,
 }
 
-/// What programs are judged by and run in.
+/// The verifier that judges programs, and the world in which they run.
 pub struct Trials {
     judge: Judge,
     world: World,
@@ -65,7 +66,7 @@ impl Trials {
 
     pub fn judge(&mut self, case: &Case, seed: u64) -> Outcome {
         match self.judge.accepts(case, &is_helper, MOST_VERIFIED) {
-            // There is no such structure here, nor is such a program run anywhere.
+            // There is no such structure here, and no such program runs anywhere.
             Ok(Some(facts)) if facts.map_structure.is_some() => Outcome::Accepted,
             Ok(Some(_)) => match self.fault(case, seed) {
                 None => Outcome::Accepted,
@@ -79,7 +80,7 @@ impl Trials {
         }
     }
 
-    /// What an accepted program does wrong.
+    /// Runs the trials of an accepted program; returns the first fault.
     fn fault(&mut self, case: &Case, seed: u64) -> Option<String> {
         self.figures.instructions += case.insns.len() as u64;
         self.path_fault(case)
@@ -87,7 +88,7 @@ impl Trials {
             .or_else(|| self.claim_fault(case, seed))
     }
 
-    /// Does a path that was left out do what is refused?
+    /// Returns the fault if a path that was left out does something that is refused.
     fn path_fault(&mut self, case: &Case) -> Option<String> {
         let outcome = self.judge.with_program(case, &is_helper, |program| {
             oracle::every_path(program, MOST_ON_ALL_PATHS)
@@ -102,14 +103,14 @@ impl Trials {
         }
     }
 
-    /// Does a run do anything wrong?
+    /// Returns the fault if a run does anything wrong.
     fn run_fault(&mut self, case: &Case, seed: u64) -> Option<String> {
         let (insns, maps) = resolved(case);
         let Some(numbers) = self.world.lay_out(&maps) else {
             self.figures.no_such_map += 1;
             return None;
         };
-        // What no path reaches may be no instruction.
+        // Code that no path reaches may be no instruction.
         let interpreter = Interpreter::with_budget(BUDGET);
         let program = interpreter.load(&Loaded::new(&insns)).ok()?;
         let mut random = Random::new(seed);
@@ -124,7 +125,7 @@ impl Trials {
         })
     }
 
-    /// Has a run a value somewhere that the verifier rules out?
+    /// Returns the fault if a run has a value somewhere that the verifier rules out.
     fn claim_fault(&mut self, case: &Case, seed: u64) -> Option<String> {
         let (insns, maps) = resolved(case);
         let numbers = self.world.lay_out(&maps)?;
@@ -166,7 +167,7 @@ impl Trials {
         outcome.flatten()
     }
 
-    /// A program that fails, with less in it, and the verifier's log of it.
+    /// Reduces a failing program; returns it with the verifier's log.
     pub fn explain(&mut self, case: &Case, seed: u64, fault: &str) -> String {
         let what = |fault: &str| {
             let letters = fault.chars().filter(|letter| letter.is_alphabetic());
@@ -191,11 +192,12 @@ impl Trials {
     }
 }
 
-/// Where less is known, more is let through: a pointer may be moved by any number that is not known, but not far by one that is
-/// (`check_reg_sane_offset`), and a part of a spilled pointer may be read at a place that is not known (`check_stack_read_var_off`). A
-/// slot of any bytes covers one with a pointer (`stacksafe`), which no arithmetic may be done on but that of pointers, and which, if it
-/// is one to the stack, may not be stored in a caller's frame. So a path may be
-/// refused where another, that covers it, is not; what comes of such a pointer or number is looked at on either.
+/// Where less is known, more is let through: a pointer may be moved by any unknown number, but not
+/// far by a known one (`check_reg_sane_offset`), and a part of a spilled pointer may be read at an
+/// unknown place (`check_stack_read_var_off`). A slot of any bytes covers one with a pointer
+/// (`stacksafe`), on which only pointer arithmetic is allowed, and which, if it points to the
+/// stack, may not be stored in a caller's frame. So a path may be refused where another, that
+/// covers it, is not; the results of such a pointer or number are checked on either.
 fn is_of_a_covered_path(why: &str) -> bool {
     const RULES: [&str; 6] = [
         "cannot spill pointers to stack",
@@ -227,7 +229,7 @@ fn resolved(case: &Case) -> (Vec<Insn>, Vec<&Map>) {
             maps.push(map);
             Some(fds.len() - 1)
         });
-        // What names no map is refused, or never reached.
+        // An index of no map is refused, or never reached.
         insn.imm = index.map_or(-1, |index| index as i32);
     }
     (insns, maps)

@@ -1,4 +1,5 @@
-//! What programs run in: maps of the shapes that each has, filled with numbers, and every helper that harms nobody here.
+//! The world of the programs: maps of the shapes that each program has, filled with numbers, and
+//! every helper that harms nothing here.
 
 use std::collections::HashMap;
 
@@ -11,17 +12,18 @@ use beeline_verifier::program::{FieldKind, Map};
 use crate::agent::Environment;
 use crate::agent::maps::{Ours, caller};
 
-/// CPUs of the world: values of per-CPU maps are few so.
+/// CPUs of the world: few, so that values of per-CPU maps are few.
 const CPUS: u32 = 2;
 /// A map with more bytes than this is not made.
 const MOST_BYTES: u64 = 1 << 20;
-/// Elements of a hash that are there at first.
+/// Elements that a hash has at first.
 const ELEMENTS: u32 = 4;
 
-/// Helpers that programs of the world may call. Not those that write other memory than theirs, send signals, or ask
-/// the system for what takes long.
+/// Helpers that programs of the world may call. Excludes those that write memory other than theirs,
+/// send signals, or make slow requests to the system.
 pub fn is_helper(id: u32) -> bool {
-    // The clock, random numbers, who runs; reads of any memory; tail calls, locks, output to nobody.
+    // The clock, random numbers, the current task; reads of any memory; tail calls, locks,
+    // discarded output.
     const WORDS: [u32; 20] = [
         4, 5, 7, 8, 12, 14, 15, 16, 25, 35, 45, 93, 94, 112, 113, 114, 115, 125, 160, 174,
     ];
@@ -33,13 +35,13 @@ struct Made {
     ours: Ours,
     handle: u64,
     fresh: Vec<u8>,
-    /// Where a lock stands in each value.
+    /// The offset of a lock in each value.
     lock: Option<u32>,
     /// Its value is always the same.
     is_constant: bool,
 }
 
-/// What tells maps apart that are laid out differently: all that a map is made from.
+/// Everything that a map is made from, to tell maps with different layouts apart.
 type Shape = (MapType, [u32; 4], Option<u32>, Option<Vec<u8>>);
 
 /// The world.
@@ -60,7 +62,7 @@ impl World {
         }
     }
 
-    /// Gives a program its maps, as they are at first. `None`: one of them there is not here.
+    /// Gives a program its maps in their first state. `None`: one of them is not available here.
     pub fn lay_out(&mut self, maps: &[&Map]) -> Option<Vec<usize>> {
         let numbers: Option<Vec<usize>> = maps.iter().map(|map| self.number_of(map)).collect();
         let numbers = numbers?;
@@ -124,7 +126,7 @@ impl World {
         }
     }
 
-    /// Runs a program once; with `watch`, shows each of its steps. A fault in words.
+    /// Runs a program once; with `watch`, shows each of its steps. Describes a fault.
     pub fn run(
         &mut self,
         interpreter: Interpreter,
@@ -139,7 +141,7 @@ impl World {
         result.map_err(|fault| fault.to_string())
     }
 
-    /// Runs a program that was made ready once. A fault in words.
+    /// Runs a prepared program once. Describes a fault.
     pub fn run_ready(
         &mut self,
         program: &dyn beeline_codegen::Runnable,
@@ -151,7 +153,7 @@ impl World {
 }
 
 impl Made {
-    /// Makes the map what it was at first.
+    /// Resets the map.
     fn renew(&self) {
         // SAFETY: the memory is as long as what was once copied from it, and no program runs now.
         unsafe {
@@ -175,7 +177,7 @@ impl Made {
                     if let Some(first) = key.first_mut() {
                         *first = element;
                     }
-                    // The map may be full of what the program has put into it.
+                    // The program may have filled the map.
                     let _ = map.update_copy(&key, &value, 0, &me());
                 }
             }
@@ -183,7 +185,7 @@ impl Made {
         }
     }
 
-    /// Writes over an array's values, locks left alone.
+    /// Overwrites an array's values, except for locks.
     fn fill_values(&self, random: &mut Random) {
         let layout = self.ours.map.layout();
         let bytes = (layout.len - layout.values) as usize;
@@ -203,7 +205,7 @@ impl Made {
     }
 }
 
-/// Numbers of all kinds. Of long memory only the first bytes differ each time.
+/// Numbers of all kinds. In long memory only the first bytes differ each time.
 pub fn fill(bytes: &mut [u8], random: &mut Random) {
     const MOST: usize = 512;
     let first = bytes.len().min(MOST);
@@ -213,7 +215,7 @@ pub fn fill(bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-/// Where the lock stands in a map's values.
+/// Returns the offset of the lock in a map's values.
 fn lock_of(map: &Map) -> Option<u32> {
     let lock = map
         .fields
@@ -222,7 +224,7 @@ fn lock_of(map: &Map) -> Option<u32> {
     lock.map(|field| field.offset)
 }
 
-/// Who fills maps, as the tool.
+/// Returns the caller that fills maps, as the tool.
 fn me() -> Caller {
     caller(9, Caller::NO_SLOT)
 }

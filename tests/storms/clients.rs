@@ -1,4 +1,4 @@
-//! Clients that know every answer before they ask.
+//! Clients that know every answer in advance.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use beeline_e2e::Dice;
 
-/// An answer that takes longer is none.
+/// An answer that takes longer counts as none.
 const SLOW: Duration = Duration::from_secs(20);
-/// As many ask at a time.
+/// The number of concurrent clients.
 const CLIENTS: u64 = 2;
-/// A connection serves so many requests at most.
+/// The most requests on one connection.
 const KEPT: u64 = 60;
 
-/// One connection's requests: each asks, and checks the answer.
+/// The requests of one connection: each asks, and checks the answer.
 pub trait Ask {
     fn ask(&mut self, number: u64, dice: &mut Dice) -> Result<(), String>;
 }
@@ -24,7 +24,7 @@ pub trait Ask {
 /// Makes connections.
 pub type Connect = Arc<dyn Fn() -> Result<Box<dyn Ask>, String> + Send + Sync>;
 
-/// Clients that ask without pause until they are stopped, or one is answered wrongly.
+/// Clients that send requests without pause until they are stopped, or until an answer is wrong.
 pub struct Clients {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Clients {
-    /// `kept`: whether a connection serves more than one request.
+    /// Starts clients; `kept` says whether a connection serves more than one request.
     pub fn start(connect: &Connect, is_kept: bool, seed: u64) -> Clients {
         let shared = Arc::<Shared>::default();
         let start = |who: u64| {
@@ -59,7 +59,7 @@ impl Clients {
         Clients { shared, threads }
     }
 
-    /// Nobody.
+    /// No clients.
     pub fn none() -> Clients {
         Clients {
             shared: Arc::default(),
@@ -67,7 +67,7 @@ impl Clients {
         }
     }
 
-    /// An error says what was answered wrongly.
+    /// Returns an error that names a wrong answer.
     pub fn check(&self) -> Result<(), String> {
         let wrong = self.shared.wrong.lock().expect("no client panics here");
         wrong.clone().map_or(Ok(()), Err)
@@ -77,7 +77,7 @@ impl Clients {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Stops them; how many requests were answered rightly.
+    /// Stops the clients; returns the number of right answers.
     pub fn stop(mut self) -> Result<u64, String> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -110,7 +110,7 @@ fn ask_some(
     Ok(())
 }
 
-/// A stream that waits for an answer so long and no longer.
+/// A stream that waits for an answer only so long.
 fn connected(port: u16) -> Result<BufReader<TcpStream>, String> {
     let stream = TcpStream::connect(("127.0.0.1", port)).map_err(|error| error.to_string())?;
     let set = stream
@@ -165,14 +165,14 @@ fn same(answer: &[u8], wanted: &[u8], what: &str) -> Result<(), String> {
     ))
 }
 
-/// Letters, each time others.
+/// Returns letters, different ones each time.
 fn letters(dice: &mut Dice) -> Vec<u8> {
     let most = [40, 40, 1500, 30_000][dice.below(4) as usize];
     let length = dice.below(most);
     (0..length).map(|_| b'a' + dice.below(26) as u8).collect()
 }
 
-/// The body of a right HTTP answer.
+/// Returns the body of a valid HTTP answer.
 fn http_body(stream: &mut BufReader<TcpStream>) -> Result<Vec<u8>, String> {
     let status = line(stream)?;
     if status.split(' ').nth(1) != Some("200") {
@@ -191,7 +191,7 @@ fn http_body(stream: &mut BufReader<TcpStream>) -> Result<Vec<u8>, String> {
     take(stream, length.ok_or("an answer without a length")?)
 }
 
-/// A server that answers with the path and the body turned round.
+/// A server that answers with the path and the body reversed.
 pub struct Turning(BufReader<TcpStream>);
 
 impl Turning {
@@ -214,7 +214,8 @@ impl Ask for Turning {
     }
 }
 
-/// Nginx, which has a file and a fixed answer; a connection for each request, as it closes kept ones at its leisure.
+/// nginx with a file and a fixed answer; a connection for each request, as it closes kept ones when
+/// it likes.
 pub struct Nginx(BufReader<TcpStream>, Arc<Vec<u8>>);
 
 impl Nginx {
@@ -243,7 +244,7 @@ impl Ask for Nginx {
     }
 }
 
-/// Redis: what is set is got, and nothing is counted twice.
+/// Redis: a value that was set is read back, and nothing is counted twice.
 pub struct Redis(BufReader<TcpStream>, String, u64);
 
 impl Redis {
@@ -303,7 +304,7 @@ impl Postgres {
         })
     }
 
-    /// The first column of all rows up to when it is ready for more.
+    /// Returns the first column of all rows until the server is ready for more.
     fn rows(&mut self) -> Result<Vec<Vec<u8>>, String> {
         let mut rows = Vec::new();
         loop {

@@ -1,6 +1,7 @@
-//! Beeline, the kernel's probes, debuggers and killers come and go at real servers, and not one answer changes.
+//! Beeline, the kernel's probes, debuggers and killers come and go at real servers, and not one
+//! answer changes.
 //!
-//! `BEELINE_SOAK` has it go on for so many seconds at each server.
+//! `BEELINE_SOAK` makes it run for so many seconds at each server.
 
 mod clients;
 mod servers;
@@ -8,7 +9,7 @@ mod storm;
 
 use beeline_e2e::{Turn, need};
 
-/// A test for each server, so that one can be named.
+/// A test for each server, so that each can be run alone.
 macro_rules! storms {
     ($($test:ident: $server:ident,)*) => {
         $(#[test]

@@ -1,4 +1,4 @@
-//! Real servers, each in a directory of its own, on the loopback, with a C library of its own.
+//! Real servers on the loopback interface, each with a directory and a C library of its own.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -13,37 +13,39 @@ use beeline_e2e::{
 
 use crate::clients::{self, Connect};
 
-/// Where Debian keeps the C library on x86-64.
+/// Debian's path of the C library on x86-64.
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
-/// Somebody who is not root.
+/// A user that is not root.
 const NOBODY: u32 = 65534;
-/// As many lines of a server's log are shown: the first ones, where Go says why it ends, and the last ones.
+/// The number of lines of a server's log to show: the first ones, where Go says why it ends, and
+/// the last ones.
 const FIRST_WORDS: usize = 40;
 /// See [`FIRST_WORDS`].
 const LAST_WORDS: usize = 60;
-/// The names that Beeline gives to what it maps.
+/// The names of Beeline's mappings.
 const OURS: &str = "/memfd:beeline-";
 
-/// A server that runs. Dropped, it is killed.
+/// A running server. Killed when dropped.
 pub struct Server {
     root: Child,
     stdout: Lines,
-    /// Where its processes say how others of them ended.
+    /// The log in which its processes report how others of them ended.
     log: PathBuf,
-    /// The signal that it ends by, and its status then.
+    /// The signal that ends it, and its status then.
     end: (i32, i32),
-    /// Its own copy of the C library, or, for a static program, the program: kernel probes there reach nobody else.
+    /// Its own copy of the C library, or, for a static program, the program: kernel probes there
+    /// reach no other process.
     pub alone: PathBuf,
     /// More files with functions, and their names; only Beeline probes these.
     pub functions: Vec<(PathBuf, &'static str)>,
     /// Functions of `alone`.
     pub common: &'static [&'static str],
-    /// Whether the kernel's return probes are survived: not where stacks move.
+    /// It survives the kernel's return probes: not where stacks move.
     pub has_kernel_returns: bool,
-    /// Whether its first process takes SIGHUP for "replace your children".
+    /// Its first process takes SIGHUP for "replace your children".
     pub is_reloaded: bool,
     pub connect: Connect,
-    /// Whether a connection serves many requests.
+    /// A connection serves many requests.
     pub is_kept: bool,
     _scratch: Scratch,
 }
@@ -70,7 +72,7 @@ const COMMON: &[&str] = &[
     "qsort",
 ];
 
-/// A directory, with the server's own C library in it.
+/// Makes a directory, with the server's own C library in it.
 struct Home {
     scratch: Scratch,
     libc: PathBuf,
@@ -92,7 +94,7 @@ impl Home {
         self.scratch.path().join(name)
     }
 
-    /// Copies a program, for others not to run the same file.
+    /// Copies a program, so that no other process runs the same file.
     fn copy(&self, program: &Path, name: &str) -> Result<PathBuf, String> {
         let copy = self.path(name);
         let copied = fs::copy(program, &copy);
@@ -107,7 +109,7 @@ impl Home {
         command
     }
 
-    /// Starts it; what it prints to standard error goes to the log.
+    /// Starts the server; its standard error goes to the log.
     fn start(self, mut command: Command, connect: Connect, end: (i32, i32)) -> Server {
         let log = self.path("log");
         let errors = fs::File::options().create(true).append(true).open(&log);
@@ -140,7 +142,7 @@ fn free_port() -> u16 {
     listener.local_addr().expect("it is bound").port()
 }
 
-/// The names of those of `file`'s functions that exist.
+/// Returns the names of those of `file`'s functions that exist.
 fn existing(file: &Path, names: &[&'static str]) -> Vec<(PathBuf, &'static str)> {
     let exists = |name: &&&str| beeline_e2e::file_offset(file, name).is_ok();
     let names = names.iter().filter(exists);
@@ -178,7 +180,7 @@ pub fn nginx() -> Result<Server, String> {
     Ok(server)
 }
 
-/// Debian's redis-check-rdb and redis-server are one program, which goes by its name.
+/// Debian's redis-check-rdb and redis-server are one program, which acts by its name.
 pub fn redis() -> Result<Server, String> {
     let program = find_program("redis-server").or_else(|_| find_program("redis-check-rdb"))?;
     let home = Home::new()?;
@@ -187,7 +189,8 @@ pub fn redis() -> Result<Server, String> {
     let mut command = home.command(&program);
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
     command.args(["--save", "", "--appendonly", "yes", "--appendfsync", "no"]);
-    // Those threads block all signals, also SIGTRAP: they die where a kernel uprobe and Beeline's meet.
+    // Those threads block all signals, including SIGTRAP: they die where a kernel uprobe and
+    // Beeline's meet.
     command.args(["--jemalloc-bg-thread", "no"]);
     command.args(["--logfile", "log", "--auto-aof-rewrite-min-size", "200kb"]);
     let connect = clients::Redis::connect(port);
@@ -281,7 +284,7 @@ pub fn java() -> Result<Server, String> {
         ".",
         "StormServer",
     ]);
-    // 143: its own way to say that it was ended by SIGTERM.
+    // 143: its own status for an end by SIGTERM.
     Ok(turning(home, command, 143))
 }
 
@@ -308,7 +311,7 @@ pub fn go() -> Result<Server, String> {
     Ok(server)
 }
 
-/// A server that says at which port it answers.
+/// Starts a server that prints the port at which it answers.
 fn turning(home: Home, command: Command, code: i32) -> Server {
     let connect: Connect = Arc::new(|| Err("not started yet".to_owned()));
     let mut server = home.start(command, connect, (libc::SIGTERM, code));
@@ -333,7 +336,7 @@ impl Server {
         self.root.id()
     }
 
-    /// Its first process and all descendants, the first one first.
+    /// Returns its first process and all descendants, the first one first.
     pub fn processes(&self) -> Vec<u32> {
         let mut all = vec![self.pid()];
         let mut at = 0;
@@ -347,7 +350,7 @@ impl Server {
         all
     }
 
-    /// An error says which of its processes has ended as it should not.
+    /// Returns an error that names a process that has ended wrongly.
     pub fn check(&mut self) -> Result<(), String> {
         if let Ok(Some(status)) = self.root.try_wait() {
             return Err(format!("it ended with {status}: {}", self.words()));
@@ -373,7 +376,7 @@ impl Server {
         line.map_or(Ok(()), |line| Err(format!("its log: {line}")))
     }
 
-    /// Its output and its log, without the middle of a long one.
+    /// Returns its output and its log, without the middle of a long one.
     pub fn words(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -385,7 +388,7 @@ impl Server {
         format!("{}\n{}", self.stdout.so_far().join("\n"), lines.join("\n"))
     }
 
-    /// Takes Beeline out of all its processes, and says what is left of it.
+    /// Detaches Beeline from all its processes, and returns what is left.
     pub fn cleaned(&self) -> Result<(), String> {
         for pid in self.processes() {
             let detached = Command::new(beeline())
@@ -412,7 +415,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends it as its people do.
+    /// Ends the server as its administrators do.
     pub fn end(&mut self) -> Result<(), String> {
         let (signal, expected) = self.end;
         // SAFETY: kill touches no memory; the process is our child, not yet waited for.
@@ -434,7 +437,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         if let Ok(None) = self.root.try_wait() {
             for pid in self.processes().into_iter().rev() {
-                // SAFETY: kill touches no memory; the process descends from our child, which has not been waited for.
+                // SAFETY: kill touches no memory; the process descends from our child, which has
+                // not been waited for.
                 unsafe { libc::kill(pid as i32, libc::SIGKILL) };
             }
             let _ = self.root.wait();

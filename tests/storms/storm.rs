@@ -1,4 +1,4 @@
-//! Those who come and go, at random.
+//! Beeline's sessions, kernel probes, debuggers and killers, at random.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,20 +12,21 @@ use beeline_e2e::{
 use crate::clients::Clients;
 use crate::servers::Server;
 
-/// The time that it goes on if nobody asks for more.
+/// The duration by default.
 const USUAL: Duration = Duration::from_secs(8);
-/// The most sessions at a time where there is time: as in `beside/stress.rs`.
+/// The most concurrent sessions in a long run: as in `beside/stress.rs`.
 const SESSIONS: usize = 2;
-/// Kernel probes lie up to so many bytes behind a function's start, where the kernel lets them.
+/// Kernel probes lie up to so many bytes behind a function's start, where the kernel allows them.
 const INNER: u64 = 5;
 /// The most bytes of an instruction.
 const LONGEST: u64 = 15;
 /// The most kernel probes at a time.
 const KERNELS: usize = 12;
-/// Who may come, by a letter each; `BEELINE_STORM` names fewer, to see who is to blame: two (s)essions at once, (k)ills of whole sessions,
-/// kernel (u)probes, uprobes (i)nside functions, (d)ebuggers, (f)orks.
+/// The disturbances, by a letter each; `BEELINE_STORM` selects fewer, to find the cause of a
+/// failure: two (s)essions at once, (k)ills of whole sessions, kernel (u)probes, uprobes (i)nside
+/// functions, (d)ebuggers, (f)orks.
 const ALL: &str = "skuidf";
-/// As many of the last doings are told when something fails.
+/// The number of latest actions to print when something fails.
 const TOLD: usize = 40;
 
 /// A place that the kernel may probe.
@@ -35,7 +36,7 @@ struct Place {
     instructions: Vec<u64>,
 }
 
-/// A server, and all that come to it.
+/// A server, and all disturbances at it.
 pub struct Storm {
     what: &'static str,
     server: Server,
@@ -60,7 +61,7 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// Lets it go over a server, and panics if that does anything else than without it.
+    /// Runs the storm over a server, and panics if the server behaves other than without it.
     pub fn over(what: &'static str, server: Server) {
         let bpftrace = match find_program("bpftrace") {
             Ok(bpftrace) => bpftrace,
@@ -129,7 +130,7 @@ impl Storm {
     }
 
     fn fail(&mut self, why: &str) -> ! {
-        // What became of a process may be known a moment later than what it has not answered.
+        // A process's fate may be known a moment later than its missing answer.
         std::thread::sleep(Duration::from_millis(500));
         let server = self.server.check();
         let alive = self.server.processes();
@@ -229,7 +230,7 @@ impl Storm {
         }
     }
 
-    /// Waits for a session's end, and looks at what it has said.
+    /// Waits for a session's end, and checks its messages.
     fn ended(&mut self, session: Tool) {
         let (pid, ended) = (session.pid(), session.wait());
         if ended.stdout.iter().any(|line| line == beeline_e2e::TICK) {
@@ -245,7 +246,8 @@ impl Storm {
         }
     }
 
-    /// A session with probes at random functions, at system calls, or at both, on one of the server's processes.
+    /// A session with probes at random functions, at system calls, or at both, on one of the
+    /// server's processes.
     fn session(&mut self) -> Tool {
         let processes = self.server.processes();
         let pid = processes[self.dice.below(processes.len() as u64) as usize];
@@ -286,8 +288,8 @@ impl Storm {
         tool
     }
 
-    /// A debugger attaches and detaches. Not where Beeline is: gdb takes the SIGTRAP of sites hooked by a breakpoint for its own, and strace
-    /// loses any that comes while it goes.
+    /// Attaches and detaches a debugger. Not where Beeline is: gdb takes the SIGTRAP of sites
+    /// hooked by a breakpoint for its own, and strace loses any that comes while it detaches.
     fn debug(&mut self) {
         if self.dice.below(2) == 0 {
             for session in std::mem::take(&mut self.sessions) {
@@ -337,7 +339,8 @@ impl Storm {
         unsafe { libc::kill(self.server.pid() as i32, libc::SIGHUP) };
     }
 
-    /// All go; the server is what it was, still answers, and ends as it should.
+    /// Ends all disturbances; checks that the server is as before, still answers, and ends as it
+    /// should.
     fn calm(mut self) {
         for session in std::mem::take(&mut self.sessions) {
             self.interrupt(session);
@@ -382,12 +385,13 @@ fn kill_tool(session: &Tool) {
             unsafe { libc::kill(pid as i32, libc::SIGKILL) };
         }
     }
-    // Where there is no tool yet, or no more, it is Beeline that has to end.
+    // Before the tool starts, and after it ends, the signal has to end Beeline itself.
     session.signal_group(libc::SIGINT);
 }
 
-/// Where the kernel's probes may come: at the starts of functions and at their further instructions near that, but not around a system
-/// call's, where they harm a process that Beeline traces.
+/// Returns the places where the kernel's probes may go: the starts of functions and their further
+/// instructions near that, but not around a system call's, where they harm a process that Beeline
+/// traces.
 fn places(server: &Server) -> Vec<Place> {
     let bytes = std::fs::read(&server.alone).expect("the server's own file");
     let place = |name: &&'static str| {

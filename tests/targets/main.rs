@@ -1,4 +1,4 @@
-//! Programs of every kind go through probes unharmed, and every call is seen.
+//! Programs of every kind survive probes unharmed, and every call is seen.
 
 mod nginx;
 
@@ -83,7 +83,7 @@ fn signal_handlers_inside_probed_functions_are_probed_too() {
     );
 }
 
-/// A handler that interrupts a program takes a slot of another CPU's, and misses where that is taken.
+/// A handler that interrupts a program takes a slot of another CPU, and misses if that is taken.
 #[test]
 fn signal_handlers_on_one_alternate_stack_keep_their_frames() {
     let _turn = Turn::take();
@@ -227,7 +227,7 @@ fn an_old_process_that_runs_its_program_anew_is_traced() {
         assert_eq!(workload.go(), "done", "{engine}");
         tool.settle();
         assert_eq!(hits(), 1, "{engine}");
-        // No longer is it looked at all the time.
+        // It is no longer watched all the time.
         std::thread::sleep(Duration::from_secs(3));
         assert_eq!(workload.tell("exec"), "ready", "{engine}");
         let is_traced = until(PATIENCE, || {
@@ -347,7 +347,7 @@ fn a_plain_tool_of_bare_system_calls_counts_inside_functions_too() {
     let program = scratch.build("counts.c");
     let attach = scratch.build("attach.c");
     let offset = |name| file_offset(&program, name).expect("a symbol of the workload");
-    // 8 calls of the function, at three places in it; 100 returns; 1,000 calls that no one counts.
+    // 8 calls of the function, at three places in it; 100 returns; 1,000 calls that nothing counts.
     let inside = [0, 4, 11].map(|step| format!("P:{:#x}", offset("wl_offset") + step));
     let others = [
         format!("R:{:#x}", offset("wl_square")),
@@ -388,7 +388,7 @@ fn a_program_sends_its_target_signals() {
             &format!("uprobe:{place} /arg0 % 3 == 1/ {{ signal(\"USR1\"); }}"),
         );
         tool.wait_attached();
-        // 0x80: from the kernel. Each was taken by the time that its call was done.
+        // 0x80: from the kernel. Each was taken before its call returned.
         let answer = workload.go();
         assert_eq!(answer, "done 285 0x80 0 1 1 1 2 2 2 3 3 3", "{engine}");
         let ended = tool.interrupt();
@@ -397,7 +397,7 @@ fn a_program_sends_its_target_signals() {
     }
 }
 
-/// Attaching and detaching takes the kernel a quarter of a second, so it is not asked as often.
+/// Attaching and detaching takes the kernel a quarter of a second, so it runs less often.
 fn cycles(engine: Engine) -> &'static str {
     match engine {
         Engine::Kernel => "10",
@@ -405,7 +405,8 @@ fn cycles(engine: Engine) -> &'static str {
     }
 }
 
-/// The functions to attach to. The kernel refuses a uprobe at an instruction with a lock prefix.
+/// Returns the functions to attach to. The kernel refuses a uprobe at an instruction with a lock
+/// prefix.
 fn hammered(engine: Engine) -> &'static [&'static str] {
     match engine {
         Engine::Kernel => &["hm_leaf", "hm_outer", "hm_tight"],
@@ -447,7 +448,8 @@ fn threads_run_through_a_thousand_attaches_and_detaches() {
     }
 }
 
-/// What is hooked while it is held in its beginning goes on as it would have: with its signals, and all its probes.
+/// A process that is hooked while it is held at its beginning goes on as it would have: with its
+/// signals, and all its probes.
 #[test]
 fn a_tools_child_starts_as_it_would_without_beeline() {
     const PROBES: &str = "uprobe:{prog}:begun_short { @short = count(); } uprobe:{prog}:begun_long { @long = count(); }";

@@ -1,4 +1,4 @@
-//! nginx serves on while tools come and go.
+//! nginx keeps serving while tools attach and detach.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use beeline_e2e::{
     map_counts, need, until,
 };
 
-/// An nginx of our own on a free port. Dropped, it is stopped.
+/// An nginx of our own on a free port. Stopped when dropped.
 struct Nginx {
     master: Child,
     port: u16,
@@ -55,7 +55,7 @@ impl Nginx {
         Ok(started)
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a connection of its own.
     fn get(&self) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
@@ -64,7 +64,7 @@ impl Nginx {
         Ok(answer)
     }
 
-    /// The process that serves.
+    /// Returns the process that serves.
     fn worker(&self) -> u32 {
         let children = format!("/proc/{0}/task/{0}/children", self.master.id());
         let children = std::fs::read_to_string(children).expect("nginx runs");

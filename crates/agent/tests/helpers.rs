@@ -16,9 +16,9 @@ const DYNPTR_DATA: u32 = 203;
 const JIFFIES: u32 = 118;
 const NUMA_NODE: u32 = 42;
 const NS_PID_TGID: u32 = 120;
-/// The memory that a dynptr is of.
+/// The memory behind a dynptr.
 const MEMORY: usize = 64;
-/// What is written.
+/// The bytes to write.
 const SOURCE: [u8; 8] = *b"datadata";
 
 /// One way to use a dynptr.
@@ -31,7 +31,8 @@ struct Use {
     data: (u32, u32),
 }
 
-/// The results of the three calls that give one, whether there was an address, what was read, and the memory then.
+/// Returns the results of the three calls, whether there was an address, the bytes read, and the
+/// memory afterwards.
 type Outcome = ([i64; 3], bool, [u8; 8], Vec<u8>);
 
 fn array(value: &[u8]) -> KernelMap {
@@ -217,7 +218,7 @@ fn records_are_reserved_as_by_the_kernel() {
     }
 }
 
-/// A helper without arguments, as the kernel answers it.
+/// Compares a helper without arguments with the kernel's.
 fn kernel_word(helper: u32) -> u64 {
     let body = [call(helper), insn(0x7b, 6, 0, 0, 0)];
     u64::from_ne_bytes(kernel_bytes(&body, 8).try_into().unwrap())
@@ -229,7 +230,7 @@ fn jiffies_and_nodes_are_the_kernels() {
         return;
     }
     let mut environment = Environment::new();
-    // The kernel counts ticks by the same clock that we read, from some time in its boot on.
+    // The kernel counts ticks by the same clock that Beeline reads, from some time in its boot on.
     const SLACK: u64 = 10_000;
     let before = kernel_word(JIFFIES);
     let now = environment.call(JIFFIES, [0; 5]);

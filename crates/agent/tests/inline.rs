@@ -1,4 +1,4 @@
-//! What compilers put in place of a helper's call gives what the helper gives.
+//! Inlined code in place of a helper's call gives the helper's result.
 
 mod common;
 
@@ -46,7 +46,7 @@ fn look_up(key: u32, is_known: bool) -> Vec<u64> {
     [&stored[..], &map, &key_address, &[call(LOOKUP), EXIT]].concat()
 }
 
-/// The program's result with the helper called, and with what is put in its place.
+/// Returns the program's result with the helper called, and with the inlined code.
 fn both(environment: &mut Environment, program: &[u64], shape: MapShape) -> [u64; 2] {
     let bytes: Vec<u8> = program.iter().flat_map(|word| word.to_le_bytes()).collect();
     let insns: Vec<Insn> = Insn::decode_all(&bytes).expect("whole insns").collect();
@@ -126,7 +126,7 @@ fn elements_of_any_cpu_are_those_that_the_helper_finds() {
             for cpu in [0, 1, CPUS - 1, CPUS, 1 << 31, u32::MAX] {
                 let mut program = look_up(key, false);
                 let call_at = program.len() - 2;
-                // Of r3 the low half counts.
+                // Only the low half of r3 counts.
                 let cpu_number = [
                     insn(0x18, 3, 0, 0, cpu.cast_signed()),
                     insn(0, 0, 0, 0, 1),
@@ -165,7 +165,7 @@ fn special_look_ups_find_what_the_general_one_finds() {
     }
 }
 
-/// Half of the keys are there, in a map that has as many as it can; so chains have several nodes.
+/// Half of the keys are there, in a map with as many as it can hold; so chains have several nodes.
 fn check_hash(kind: MapType, key_size: u32, per_cpu: bool, lru: bool) {
     const KEYS: u8 = 200;
     let ours = Ours::new(&spec(kind, key_size, 20, u32::from(KEYS) / 2), CPUS).expect("a map");
@@ -217,7 +217,7 @@ fn cpu_cookie_and_place_are_those_that_the_helpers_give() {
     expect(&mut environment, CPU, 2);
 }
 
-/// The helper gives this, and so does what is put in its place.
+/// Asserts that the helper and the inlined code both give this.
 fn expect(environment: &mut Environment, helper: i32, expected: u64) {
     let results = both(environment, &[call(helper), EXIT], MapShape::Opaque);
     assert_eq!(results, [expected; 2], "helper {helper}");
@@ -227,7 +227,8 @@ thread_local! {
     static TID: Cell<u32> = const { Cell::new(0) };
 }
 
-/// From the thread pointer to this thread's [`TID`]: the same in all threads, as the test is no shared library.
+/// Returns the offset from the thread pointer to this thread's [`TID`]: the same in all threads, as
+/// the test is no shared library.
 fn tid_offset() -> i32 {
     let pointer: usize;
     // SAFETY: the first word at the thread pointer is the thread pointer.

@@ -1,4 +1,4 @@
-//! What the interpreter refuses to do, and what it gives back for a program that ended before it did.
+//! The interpreter's faults, and its clean-up after a program that ended early.
 
 mod common;
 
@@ -69,7 +69,7 @@ fn slot(dst: u8, off: i16) -> [Insn; 3] {
 /// Exits with 0 if r0 is 0.
 const UNLESS_NULL: [Insn; 2] = [insn(JMP | JNE | K, 0, 0, 1, 0), END];
 
-/// Runs a program with 16 bytes of context; r0, or the fault.
+/// Runs a program with 16 bytes of context; returns r0, or the fault.
 fn outcome(environment: &mut Environment, parts: &[&[Insn]]) -> Result<u64, String> {
     let insns = parts.concat();
     let program = Interpreter::with_budget(1 << 20)
@@ -81,7 +81,7 @@ fn outcome(environment: &mut Environment, parts: &[&[Insn]]) -> Result<u64, Stri
         .map_err(|fault| fault.to_string())
 }
 
-/// The program ends with a fault that says this.
+/// Asserts that the program ends with a fault that says this.
 #[track_caller]
 fn refused(environment: &mut Environment, parts: &[&[Insn]], why: &str) {
     match outcome(environment, parts) {
@@ -147,9 +147,9 @@ fn registers_that_were_never_written() {
     let mut refused = |insns: &[Insn], why| refused(&mut nothing, &[insns], why);
     refused(&[copy(0, 3), END], "insn 0: R3 !read_ok");
     refused(&[END], "insn 0: R0 !read_ok");
-    // After a helper, and after one that gives nothing.
+    // After a helper, and after one that returns nothing.
     refused(&[call(5), copy(0, 1), END], "R1 !read_ok");
-    // Written on one way only.
+    // Written on one path only.
     refused(
         &[
             load(1, 1, 0),
@@ -159,7 +159,7 @@ fn registers_that_were_never_written() {
         ],
         "insn 3: R0 !read_ok",
     );
-    // By a function that does not give anything, and in one that was not given it.
+    // By a function that returns nothing, and in one that did not get it.
     refused(&[call_local(1), END, mov(1, 0), END], "insn 1: R0 !read_ok");
     refused(&[call_local(1), END, copy(0, 5), END], "R5 !read_ok");
     refused(
@@ -174,7 +174,7 @@ fn endless_programs() {
     let mut refused = |insns: &[Insn]| refused(&mut nothing, &[insns], "for too long");
     refused(&[insn(JMP | JA, 0, 0, -1, 0), END]);
     refused(&[mov(0, 0), add(0, 1), insn(JMP | JNE | K, 0, 0, -2, 0), END]);
-    // A callback that does nothing, more often than there are instructions to spend.
+    // A callback that does nothing, more often than the instruction budget allows.
     let [function, rest] = imm64(2, PSEUDO_FUNC, 5);
     let many = |count| {
         [
@@ -228,7 +228,8 @@ fn places_of_the_table_that_are_no_helpers() {
     }
 }
 
-/// An array whose values have 16 bytes, a ring, a hash with locks, and an array that programs only read.
+/// An array whose values have 16 bytes, a ring, a hash with locks, and an array that programs only
+/// read.
 struct Maps {
     environment: Environment,
     ring: Ours,
@@ -292,7 +293,7 @@ fn values_end_where_they_end() {
         &[&by_address, &[load(0, 1, 1), END]],
         "not the program's memory",
     );
-    // Before anybody has looked it up, it is out of reach.
+    // Before any look-up, it is out of reach.
     let [other, rest] = map(1, ARRAY);
     refused(
         here,
@@ -440,7 +441,8 @@ fn records_are_handed_back() {
         END,
     ];
     refused(here, &[&reserve, &after], "not the program's memory");
-    // None of those that faulted keeps the ring busy: each was submitted or discarded.
+    // None of the programs that faulted keeps the ring busy: each record was submitted or
+    // discarded.
     let ring = beeline_maps::ringbuf::Ring::of(&maps.ring.map).expect("a ring");
     let record = ring
         .reserve(8, 0, &common::maps::caller(2, 0))
@@ -512,7 +514,7 @@ fn locks_are_released() {
         &[&found, &lock, &[mov(0, 0), END]],
         "Unreleased reference",
     );
-    // Were it still held, this would wait in vain, and say so.
+    // If it were still held, this would wait in vain, and say so.
     assert_eq!(outcome(here, &[&found, &lock, &unlock]), Ok(8));
     refused(
         here,

@@ -1,5 +1,5 @@
-//! Reads of known sizes, which compilers call by special entries, are those of the general helper: of memory that is
-//! there, that was there a moment ago, and that never was.
+//! Reads of known sizes, which compilers call by special entries, match those of the general
+//! helper: of memory that is there, that was there a moment ago, and that never was.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn read(helper: i32, size: i32) -> Vec<Insn> {
     Insn::decode_all(&bytes).expect("whole insns").collect()
 }
 
-/// The result and what was written, by the general helper or by what a compiler chooses.
+/// Returns the result and the bytes written, by the general helper or by the compiler's choice.
 fn run(
     environment: &mut Environment,
     size: i32,
@@ -69,10 +69,10 @@ fn protect(page: *mut u8, protection: i32) {
     assert_eq!(unsafe { libc::mprotect(page.cast(), PAGE, protection) }, 0);
 }
 
-/// Faults that were caught.
+/// The number of caught faults.
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 
-/// As the agent's own handler: goes on where the helpers say.
+/// Acts as the agent's own handler: goes on where the helpers say.
 extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     FAULTS.fetch_add(1, Relaxed);
     // SAFETY: the kernel passes a context that is ours to change.
@@ -120,7 +120,7 @@ fn sized_reads_are_the_general_one() {
             assert_eq!(called, special, "{size} bytes at {from:?}");
             called
         };
-        // Twice: at first the page is asked for.
+        // Twice: the first time it checks the page.
         for _ in 0..2 {
             let (result, bytes) = both(page.wrapping_add(24));
             assert_eq!(result, 0);

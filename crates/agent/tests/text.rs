@@ -11,20 +11,20 @@ const READ_ONLY_FOR_PROGRAMS: u32 = 1 << 7;
 const SNPRINTF: u32 = 165;
 const STRTOL: u32 = 105;
 const STRTOUL: u32 = 106;
-/// Bytes of the map that arguments and what they point to lie in.
+/// Bytes of the map that holds arguments and the data that they point to.
 const DATA: usize = 4096;
-/// Where in it the strings begin.
+/// The offset of the strings in it.
 const STRINGS: usize = 128;
 const OUT: usize = 4096;
 
-/// A pattern that formatting has to leave alone behind the text.
+/// A pattern behind the text that formatting has to leave alone.
 const UNTOUCHED: u8 = 0xaa;
 
 /// One argument.
 #[derive(Clone, Copy, Debug)]
 enum Arg {
     Value(u64),
-    /// The address of the data map's byte.
+    /// Returns the address of the data map's byte.
     Data(usize),
 }
 
@@ -44,7 +44,7 @@ fn array(value: &[u8], flags: u32) -> KernelMap {
     map
 }
 
-/// The kernel's result and buffer; `Err` if it refuses the program.
+/// Returns the kernel's result and buffer; `Err` if it refuses the program.
 fn kernel(case: &Case) -> Result<(i32, Vec<u8>), Errno> {
     let format = array(&case.format, READ_ONLY_FOR_PROGRAMS);
     format.freeze().unwrap();
@@ -95,7 +95,7 @@ fn ours(case: &Case, environment: &mut Environment) -> Result<(i32, Vec<u8>), Er
         8 * values.len() as u64,
     ];
     let result = environment.call(SNPRINTF, args) as i64;
-    // What the kernel's verifier finds in the format, we find when it is used.
+    // Beeline checks the format when it is used, the kernel's verifier beforehand.
     if result == -i64::from(libc::EINVAL) {
         return Err(Errno(libc::EINVAL));
     }
@@ -187,7 +187,7 @@ fn random_case(random: &mut Random) -> Case {
         _ => {}
     }
     args.truncate(12);
-    // With one of these behind a string that fills its room the kernel runs over that.
+    // With one of these behind a string that fills its room the kernel overruns it.
     let overruns = ["pB", "pI", "pi"].iter().any(|it| format.contains(it));
     if overruns && data.len() > STRINGS + 400 {
         return random_case(random);
@@ -225,7 +225,8 @@ fn formatted_text_is_the_kernels() {
         let case = random_case(&mut random);
         let format = String::from_utf8_lossy(&case.format).into_owned();
         let (theirs, ours) = (kernel(&case), ours(&case, &mut environment));
-        // The kernel sees at load what is wrong with a format; here a long string before that may not fit first.
+        // The kernel detects a bad format at load; here a long string before that may not fit
+        // first.
         if theirs.is_err() && matches!(ours, Ok((error, _)) if error == -libc::ENOSPC) {
             continue;
         }
@@ -253,7 +254,7 @@ fn formatted_text_is_the_kernels() {
     assert!(taken > 1500, "most formats are good ones: {taken}");
 }
 
-/// r0 and the number.
+/// Returns r0 and the number.
 fn kernel_number(helper: u32, text: &[u8], flags: u64) -> (i32, u64) {
     let data = array(text, 0);
     let out = array(&[UNTOUCHED; 8], 0);
@@ -315,7 +316,7 @@ fn numbers_are_read_as_by_the_kernel() {
             random.one_of(&bases),
             random.one_of(&ends),
         );
-        // Latin-1, which is what the kernel takes bytes for.
+        // Latin-1, as the kernel reads bytes.
         let text = format!("{prefix}{base}{digits}{end}");
         let mut text: Vec<u8> = text.chars().map(|letter| letter as u8).collect();
         if random.below(20) == 0 {

@@ -1,5 +1,5 @@
-//! Programs that no verifier has seen, in the interpreter with all helpers: they end with a result or a fault, and touch
-//! nothing that is not theirs.
+//! Unverified programs, in the interpreter with all helpers: they end with a result or a fault, and
+//! touch nothing that is not theirs.
 
 mod common;
 
@@ -21,7 +21,7 @@ use common::{Environment, Random};
 const BATCH: u64 = 2000;
 /// Instructions of one run.
 const BUDGET: u64 = 20_000;
-/// Of the context, and on either side of it where nothing may change.
+/// Bytes of the context, and of the guard on either side of it.
 const MEMORY: usize = 64;
 const EXIT: Insn = insn(JMP | EXIT_OP, 0, 0, 0, 0);
 const EXIT_OP: u8 = beeline_isa::opcode::EXIT;
@@ -36,7 +36,7 @@ const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     }
 }
 
-/// What the programs' maps are; the last one's values have a lock in their first word.
+/// The programs' maps; the last one's values have a lock in their first word.
 fn specs() -> Vec<Spec> {
     let types = [
         (MapType::ARRAY, 4, 64, 8),
@@ -57,10 +57,10 @@ fn specs() -> Vec<Spec> {
         .to_vec()
 }
 
-/// What a batch counts, in memory that outlives its process.
+/// A batch's counts, in memory that outlives its process.
 #[derive(Default)]
 struct Counts {
-    /// The program that runs.
+    /// The running program.
     seed: AtomicU64,
     loaded: AtomicU64,
     finished: AtomicU64,
@@ -166,7 +166,8 @@ impl World {
     }
 }
 
-/// One program in four is bytes without sense, one is sound as far as this goes, and the others are such with damages.
+/// One program in four is random bytes, one is sound as far as this goes, and the others are sound
+/// ones with damage.
 fn program(seed: u64) -> Vec<Insn> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     for _ in 0..4 {
@@ -219,7 +220,7 @@ fn odd_number(random: &mut Random) -> u64 {
     ])
 }
 
-/// A program with functions that calls helpers mostly as they want to be called.
+/// Returns a program with functions that calls helpers mostly with valid arguments.
 fn sensible(random: &mut Random) -> Vec<Insn> {
     let mut insns = vec![insn(ALU64 | MOV | X, 6, 1, 0, 0)];
     for register in [0, 1, 2, 3, 4, 5, 7, 8, 9] {
@@ -278,7 +279,7 @@ fn anything(random: &mut Random) -> Insn {
     }
 }
 
-/// Loads arguments that are good more often than not, calls, and keeps the result in r7 unless it is null.
+/// Loads arguments that are mostly valid, calls, and keeps the result in r7 unless it is null.
 fn call_helper(random: &mut Random, insns: &mut Vec<Insn>, places: &mut Vec<usize>) {
     let helper = HelperId(helpers::ALL[random.below(helpers::ALL.len())].number);
     let Some(known) = signature(helper) else {

@@ -59,7 +59,7 @@ fn events_attach_and_detach() {
 
 fn events() {
     let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
-    // Enabled from the start: a program is enough, and enabling it again is nothing.
+    // Enabled from the start: it only needs a program, and enabling it again has no effect.
     let event = uprobe(16, false);
     assert_eq!(ioctl(event, IOC_SET_BPF, program), 0);
     assert_eq!(ioctl(event, IOC_SET_BPF, program), -i64::from(libc::EEXIST));
@@ -211,7 +211,7 @@ fn epoll_ctl(epoll: i64, operation: i32, fd: i64, data: u64) -> i64 {
     result(unsafe { libc::epoll_ctl(epoll as i32, operation, fd as i32, &raw mut event) }.into())
 }
 
-/// The data of what is ready within a time.
+/// Returns the data of the ready descriptors within a time.
 fn epoll_wait(epoll: i64, milliseconds: i32) -> Vec<u64> {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
     // SAFETY: as many events as said.
@@ -263,7 +263,7 @@ fn rings() {
     }
     assert_eq!(epoll_ctl(epoll, libc::EPOLL_CTL_MOD, ring, 9), 0);
     assert_eq!(epoll_wait(epoll, 2000), [9]);
-    // One that has something to read already.
+    // A ring that already has something to read.
     assert_eq!(epoll_ctl(epoll, libc::EPOLL_CTL_ADD, other, 6), 0);
     assert_eq!(epoll_wait(epoll, 2000), [6]);
 }
@@ -336,7 +336,7 @@ fn polling() {
     assert_eq!(poll(0), (2, [true, true, false]));
     assert_eq!(ioctl(ring, IOC_DISABLE, 0), 0);
     assert_eq!(poll(0), (1, [false, true, false]));
-    // They are what they were to all other calls, and can be mapped after all.
+    // They are unchanged for all other calls, and can be mapped after all.
     assert!(mmap(ring, 2, libc::PROT_READ | libc::PROT_WRITE).is_ok());
     assert_eq!(ioctl(ring, IOC_ENABLE, 0), 0);
     assert_eq!(poll(0), (1, [false, true, false]));

@@ -198,7 +198,7 @@ fn forks() {
     wait_until_gone(Command::PROG_GET_FD_BY_ID, id);
 }
 
-/// One batched command: its result, the count, and the cursor.
+/// Runs one batched command; returns its result, the count, and the cursor.
 fn batch(
     command: Command,
     map: i64,
@@ -471,7 +471,7 @@ fn names() {
         (directory, c"m", c"n"),
         (directory, c"../names/m", c"./n"),
     ] {
-        // Objects are not for reading, files are not made, and what is not there is not.
+        // Objects are not for reading, files are not made, and missing names stay missing.
         assert_eq!(open(at, object, read), -i64::from(libc::EIO), "{object:?}");
         assert_eq!(open(at, other, read), ENOENT, "{other:?}");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Tools as processes: how they start, end, and are told to.
+//! Tools as processes: starts, ends and signals.
 
 mod common;
 
@@ -13,7 +13,7 @@ use beeline_supervisor::{Error, Options, Tool};
 use common::fake::Fake;
 use common::{command, run};
 
-/// In the environment of this program when it is to be a Beeline that gets killed.
+/// Set in this program's environment when it is to be a Beeline that gets killed.
 const DOOMED: &str = "BEELINE_DOOR_DOOMED";
 
 fn shell(script: &str, options: &Options) -> Result<ExitStatus, Error> {
@@ -127,7 +127,7 @@ fn a_tool_does_not_outlive_a_killed_beeline() {
     beeline.wait().unwrap();
     let gone = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
-        // Somebody else's child now, it may stay a zombie for a while.
+        // Now the child of another process, it may stay a zombie for a while.
         let status = std::fs::read_to_string(format!("/proc/{tool}/status")).unwrap_or_default();
         status.is_empty() || status.contains("State:\tZ")
     });

@@ -1,5 +1,5 @@
-//! Programs on system calls: every way to attach one, what the backend is asked for, and the errors. Scenes that the
-//! kernel can play as well are played on it, too.
+//! Programs on system calls: every way to attach one, the backend's requests, and the errors.
+//! Scenes that the kernel can play as well are played on it, too.
 
 #[macro_use]
 mod common;
@@ -35,7 +35,7 @@ fn tool() {
     ]);
 }
 
-/// The number of a tracepoint, as tools find it.
+/// Returns the number of a tracepoint, as tools find it.
 fn id_of_tracepoint(group: &str, name: &str) -> u64 {
     let path = format!("/sys/kernel/tracing/events/{group}/{name}/id");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
@@ -55,13 +55,13 @@ fn raw(name: &str) -> i64 {
     open_id(id_of_tracepoint("raw_syscalls", name), -1, 0, true)
 }
 
-/// A program that looks at the four bytes of its context which end there.
+/// Returns a program that reads the four bytes of its context which end there.
 fn looks_to(prog_type: ProgramType, end: u64) -> i64 {
     let load = 0x1061 | (end - 4) << 16;
     prog_load(prog_type, "looks", &[load, RETURN_0[0], RETURN_0[1]])
 }
 
-/// How often the backend was asked to attach where all of `parts` are said.
+/// Returns how many attach requests to the backend contain all of `parts`.
 fn attached(log: &[String], parts: &[&str]) -> usize {
     let is_it = |line: &&String| {
         line.starts_with("attach ") && parts.iter().all(|part| line.contains(part))
@@ -107,7 +107,7 @@ fn tracepoints() {
     assert_eq!(ioctl(event, IOC_DISABLE, 0), 0);
     assert_eq!(ioctl(event, IOC_ENABLE, 0), 0);
     close(event);
-    // As soon as it is closed the tracepoint takes the program again.
+    // As soon as it is closed the tracepoint accepts the program again.
     let event = tracepoint("sys_enter_openat");
     assert_eq!(ioctl(event, IOC_SET_BPF, program), 0);
     let exit = tracepoint("sys_exit_openat");
@@ -436,7 +436,7 @@ fn probes_on_functions_of_system_calls_are_attached() {
         attached(&log, &["Some(257)", "Exit", "Probe", "cookie: 6"]),
         1
     );
-    // What several calls lead to is attached to each of them.
+    // A function that several calls lead to is attached for each of them.
     for number in ["Some(2)", "Some(85)", "Some(257)", "Some(437)"] {
         let of_function = ["FunctionProbe", "do_sys_openat2", "Exit", number];
         assert_eq!(attached(&log, &of_function), 1, "{number}: {log:#?}");
@@ -503,7 +503,8 @@ fn links_say_what_they_lead_to() {
 }
 
 fn infos() {
-    // What an info says, given the address of a buffer for a name and where it and its room stand.
+    // Returns an info's contents, given the address of a buffer for a name and the offsets of it
+    // and its size.
     let info = |link: i64, address_at: usize, room_at: usize| {
         let mut name = [0u8; 64];
         let info = Attr::zero(64).u64(address_at, name.as_mut_ptr() as u64);

@@ -1,5 +1,5 @@
-//! Debian's own tools under the supervisor, up to where their programs are attached: they must find every
-//! call answered as they expect, and take no detour to the kernel.
+//! Debian's own tools under the supervisor, up to the attachment of their programs: every call gets
+//! the answer that they expect, and they take no detour to the kernel.
 
 mod common;
 
@@ -11,8 +11,8 @@ use beeline_supervisor::Options;
 use common::fake::Fake;
 use common::{command, run};
 
-/// Runs a tool, sends it SIGINT after `seconds`, and gives what the backend saw; `None` if it is
-/// not installed.
+/// Runs a tool, sends it SIGINT after `seconds`, and returns the backend's requests; `None` if it
+/// is not installed.
 fn attach(tool: &str, seconds: &str, arguments: &[&str]) -> Option<(ExitStatus, Arc<Fake>)> {
     if !Path::new(tool).exists() {
         eprintln!("skipped: {tool} is not installed");
@@ -26,7 +26,7 @@ fn attach(tool: &str, seconds: &str, arguments: &[&str]) -> Option<(ExitStatus, 
     Some((status, fake))
 }
 
-/// Attachments of entry and of return probes.
+/// Returns the attachments of entry and of return probes.
 fn probes(fake: &Fake) -> (usize, usize) {
     let of = |retprobe: &str| {
         fake.log()

@@ -1,4 +1,5 @@
-//! Code for aarch64, run under qemu-user: it does what the baseline compiler's code for x86-64 does.
+//! Code for aarch64, run under qemu-user: it gives the results of the baseline compiler's code for
+//! x86-64.
 
 #[path = "../../codegen/tests/common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! The compiler on LLVM gives what the others give.
+//! The compiler on LLVM gives the same results as the others.
 
 #[path = "../../codegen/tests/common/mod.rs"]
 mod common;
@@ -34,13 +34,13 @@ fn run(vector: &Vector) -> Option<u64> {
         vector.memory.as_ptr()
     };
     in_child(|| {
-        // The suite wants the length of the memory in r2, which is where the run arrives.
+        // The suite passes the length of the memory in r2, where the run arrives.
         let run = if program.code().uses_run {
             &raw const run
         } else {
             ptr::without_provenance(vector.memory.len())
         };
-        // SAFETY: what the vector does wrong it does in this child only.
+        // SAFETY: a vector's errors stay in this child.
         unsafe { program.call(context, run) }
     })
 }
@@ -80,8 +80,8 @@ fn random_programs_give_what_the_light_compiler_gives() {
     }
 }
 
-/// `if r1 > middle` and so on down to single numbers, each of which gives another constant, as compilers make it of a
-/// `switch`.
+/// Tests `if r1 > middle` and so on down to single numbers, each of which gives another constant,
+/// as compilers build it for a `switch`.
 fn search(first: i32, last: i32, compare: u8, equal: u8) -> Vec<Insn> {
     let count = last - first + 1;
     if count == 1 {

@@ -1,5 +1,5 @@
-//! A load through a pointer that leads nowhere gives 0, as with the baseline compiler: what LLVM makes of the program has the
-//! agent's signal handler recognise it.
+//! A load through a wild pointer gives 0, as with the baseline compiler: the agent's signal handler
+//! recognises it in LLVM's code.
 
 #[path = "../../codegen/tests/common/mod.rs"]
 mod common;
@@ -12,7 +12,7 @@ use beeline_isa::{Insn, Listing, opcode::*};
 use beeline_fuzz::Random;
 use common::{EXIT, alu, alu_imm, branch, in_child, load, mov, mov_reg};
 
-/// Registers in the processor's order, as the signal frame has them.
+/// Registers in the processor's order, as in the signal frame.
 const PLACES: [i32; 16] = [
     libc::REG_RAX,
     libc::REG_RCX,
@@ -32,9 +32,10 @@ const PLACES: [i32; 16] = [
     libc::REG_R15,
 ];
 
-/// What the agent's handler does; a load that it does not know ends the process.
+/// Acts as the agent's handler; an unknown load ends the process.
 extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel hands over the context of the instruction that faulted, which can be read, with others behind it.
+    // SAFETY: the kernel hands over the context of the instruction that faulted, which can be read,
+    // with others behind it.
     unsafe {
         let registers = &mut (*context).uc_mcontext.gregs;
         let code = &*(registers[libc::REG_RIP as usize] as *const [u8; LONGEST]);
@@ -46,7 +47,8 @@ extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::ucon
     }
 }
 
-/// The result of a program in a child, whose loads from nowhere give 0; `None` if it was a fault of another kind.
+/// Returns the result of a program in a child, where wild loads give 0; `None` for a fault of
+/// another kind.
 fn result(compiler: &dyn Compiler, insns: &[Insn], context: &[u64]) -> Option<u64> {
     let code = compiler
         .compile(&Program::new(insns), Machine::X86_64)
@@ -54,7 +56,8 @@ fn result(compiler: &dyn Compiler, insns: &[Insn], context: &[u64]) -> Option<u6
     // Behind the last instruction the handler reads a few bytes more.
     let program = Executable::of(code).expect("executable memory");
     in_child(|| {
-        // SAFETY: the handler touches the frame that it is given only; the program accesses its context, or faults.
+        // SAFETY: the handler touches the frame that it is given only; the program accesses its
+        // context, or faults.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_fault as *const () as usize;
@@ -86,7 +89,8 @@ fn loads_from_nowhere_give_zero() {
             (MEMSX, B),
         ] {
             for off in [0, 8, -16, 0x1000] {
-                // r0 = *(*(context + at) + off) == 0 ? 5 : 6, and the load's value is an operand of more.
+                // r0 = *(*(context + at) + off) == 0 ? 5 : 6, and the load's value is an operand of
+                // more.
                 let insns = [
                     load(2, 1, at),
                     load_as(mode, size, 3, 2, off),
@@ -123,7 +127,7 @@ fn chains_of_loads_give_what_the_light_compiler_gives() {
     }
 }
 
-/// Loads pointers, follows them, reckons with what it finds, and folds all into r0.
+/// Loads pointers, follows them, computes with the results, and folds all into r0.
 fn chain(random: &mut Random) -> Vec<Insn> {
     let mut insns = vec![mov_reg(6, 1), mov(0, 0)];
     for register in [2, 3, 4, 5, 7, 8, 9] {
@@ -142,7 +146,7 @@ fn chain(random: &mut Random) -> Vec<Insn> {
             _ => load_as(MEM, random.pick(&[B, H, W, DW]), dst, src, off),
         });
         insns.extend([alu_imm(MUL, 0, 31), alu(XOR, 0, dst)]);
-        // What is left is a small number or no address at all, so that it leads nowhere.
+        // The rest is a small number or no address at all, so that it leads nowhere.
         insns.extend([branch(JEQ, dst, 0, 1), alu_imm(AND, dst, 0xff0)]);
     }
     insns.push(EXIT);

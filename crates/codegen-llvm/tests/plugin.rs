@@ -35,7 +35,7 @@ fn run(arguments: &[&str], program: &str) -> Output {
     child.wait_with_output().expect("its output")
 }
 
-/// As the suite writes bytes.
+/// Writes bytes as the suite does.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}  ")).collect()
 }

@@ -1,5 +1,6 @@
-//! Memory that others use at the same time is accessed as often as the program says: what the author of the program has
-//! marked `volatile` cannot be seen in bytecode, and the kernel's compiler leaves every access as it is.
+//! Memory shared with other code is accessed as often as the program says: bytecode does not show
+//! which accesses the program's author has marked `volatile`, and the kernel's compiler keeps every
+//! access.
 
 use beeline_codegen::{Code, Compiler, Machine, Program};
 use beeline_codegen_llvm::Llvm;
@@ -11,7 +12,7 @@ use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Regist
 const MAP_LOOKUP_ELEM: i32 = 1;
 const LOOP: i32 = 181;
 
-/// How often code reads and writes memory that is not its stack.
+/// Counts the code's reads and writes of memory other than its stack.
 fn accesses(code: &Code) -> [usize; 2] {
     let mut info = InstructionInfoFactory::new();
     let mut counts = [0; 2];
@@ -38,7 +39,7 @@ fn compile(insns: &[Insn]) -> Code {
         .unwrap_or_else(|error| panic!("{error}\n{}", beeline_isa::Listing(insns)))
 }
 
-/// Ways to an address in r6 of memory that others may use; the last has a callback in which `body` stands.
+/// Ways to an address in r6 of shared memory; the last has a callback that contains `body`.
 fn programs(body: &[Insn]) -> [Vec<Insn>; 4] {
     let end = [mov(0, 0), EXIT];
     let with = |before: &[Insn]| [before, body, &end].concat();
@@ -51,7 +52,7 @@ fn programs(body: &[Insn]) -> [Vec<Insn>; 4] {
         branch(JNE, 6, 0, 1),
         EXIT,
     ];
-    // So far from the slot behind it to the function.
+    // The distance to the function from the slot after it.
     let function = imm64(2, PSEUDO_FUNC, 6);
     let calls = [
         &[mov(1, 1)],
@@ -67,7 +68,7 @@ fn programs(body: &[Insn]) -> [Vec<Insn>; 4] {
     ]
 }
 
-/// The difference in accesses that `more` behind `body` makes.
+/// Returns the number of accesses that `more` adds behind `body`.
 fn added(body: &[Insn], more: &[Insn]) -> Vec<[usize; 2]> {
     let both = [body, more].concat();
     let pairs = programs(body).into_iter().zip(programs(&both));

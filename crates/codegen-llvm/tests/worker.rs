@@ -17,7 +17,8 @@ fn worker() -> Worker {
     Worker::new(env!("CARGO_BIN_EXE_beeline-llvm"))
 }
 
-/// A file cannot be run while it is written, and who is started meanwhile by another test has it open for a moment.
+/// A file cannot be run while it is written, and a process that another test starts meanwhile has
+/// it open for a moment.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -135,7 +136,7 @@ fn one_that_hangs_can_be_stopped() {
     assert!(running(&path).is_empty());
 }
 
-/// The processes that run this file.
+/// Returns the processes that run this file.
 fn running(path: &Path) -> Vec<i32> {
     let is_it = |pid: &i32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == path);
     fs::read_dir("/proc")

@@ -1,5 +1,5 @@
-//! Code for aarch64, run under qemu-user: it does what the same compiler's code for x86-64 does, and keeps to the rules of
-//! the platform.
+//! Code for aarch64, run under qemu-user: it gives the results of the same compiler's code for
+//! x86-64, and follows the platform's rules.
 
 mod common;
 
@@ -23,7 +23,7 @@ use common::{atomics, tails};
 /// `BPF_FUNC_loop`.
 const LOOP: u32 = 181;
 
-/// The one runner of all tests; `None`, and said, where there can be none.
+/// Returns the one runner of all tests; `None`, with a message, if there can be none.
 fn runner() -> Option<MutexGuard<'static, Runner>> {
     static RUNNER: OnceLock<Result<Mutex<Runner>, String>> = OnceLock::new();
     match RUNNER.get_or_init(|| Runner::start().map(Mutex::new)) {
@@ -166,10 +166,11 @@ fn all_constants_can_be_had() {
     }
 }
 
-/// Bytes on either side of what r6 points to.
+/// Bytes on either side of r6's target.
 const REACH: usize = 1 << 15;
 
-/// Accesses of all kinds in the [`REACH`] of r6, the middle of the context; r0 depends on all that was loaded.
+/// Accesses of all kinds in the [`REACH`] of r6, the middle of the context; r0 depends on every
+/// load.
 fn accesses(seed: u64) -> Vec<Insn> {
     const OFFSETS: [i64; 14] = [
         0, 1, 7, 255, 256, 257, 4095, 4096, 8190, 16_380, 16_384, 32_760, 32_759, 20_001,
@@ -232,12 +233,14 @@ fn accesses_at_all_distances_do_what_they_do_on_x86_64() {
     }
 }
 
-/// Programs longer than what a conditional branch reaches, in all directions, and with functions at both ends.
+/// Programs longer than the reach of a conditional branch, in all directions, and with functions at
+/// both ends.
 #[test]
 fn programs_of_megabytes() {
     let Some(mut runner) = runner() else { return };
     for length in [60_000, 400_000] {
-        // r0 = 1; twice forwards over all, and back again; then the callback behind the end, which gives 5.
+        // r0 = 1; twice forwards over all, and back again; then the callback behind the end, which
+        // gives 5.
         let far = |code, off: i32| Insn {
             code,
             dst: 0,
@@ -266,7 +269,7 @@ fn programs_of_megabytes() {
     }
 }
 
-/// As [`look_up`], of the CPU of this number.
+/// Does the same as [`look_up`], for the CPU of this number.
 fn look_up_of_cpu(key: i32, cpu: i32) -> Vec<Insn> {
     let mut insns = look_up(key, false);
     let at = insns.iter().position(|insn| *insn == call(1));
@@ -275,7 +278,8 @@ fn look_up_of_cpu(key: i32, cpu: i32) -> Vec<Insn> {
     insns
 }
 
-/// `r0 = *map_lookup_elem(map, &key)`, or -1 where there is no such element. The compiler knows the key, or not.
+/// `r0 = *map_lookup_elem(map, &key)`, or -1 if there is no such element. The compiler knows the
+/// key, or not.
 fn look_up(key: i32, is_known: bool) -> Vec<Insn> {
     let mut insns = vec![mov(3, key), alu(OR, 3, 3), store(10, -8, 3)];
     if is_known {
@@ -369,7 +373,7 @@ fn the_code_of_each_instruction_is_found() {
         assert!(places.is_sorted_by_key(|place| place.at));
         assert!(places.iter().all(|place| place.at % 4 == 0));
         let slots: Vec<u32> = places.iter().map(|place| place.insn).collect();
-        // What is fused there has no place of its own.
+        // A fused instruction has no place of its own.
         assert!(x86_64.insns.iter().all(|place| slots.contains(&place.insn)));
     }
 }

@@ -1,4 +1,5 @@
-//! Short loops lie in one line of 64 bytes of the baseline compiler's code, and go round as often as before.
+//! Short loops lie in one line of 64 bytes of the baseline compiler's code, and run as often as
+//! before.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -8,12 +9,12 @@ use iced_x86::{Decoder, DecoderOptions};
 
 use common::{EXIT, alu, alu_imm, branch, compile, mov, result};
 
-/// Sums up numbers in two loops, one in the other, behind so many instructions.
+/// Sums up numbers in two nested loops, behind so many instructions.
 fn program(before: i32) -> Vec<Insn> {
     let mut insns = vec![mov(0, 0), mov(1, 3)];
     insns.extend((0..before).map(|number| alu_imm(XOR, 0, number)));
     insns.extend([mov(2, 5), alu(ADD, 0, 1)]);
-    // The inner loop; the outer one has more than a line has room for.
+    // The inner loop; the outer one is longer than a line.
     insns.extend([
         alu(ADD, 0, 2),
         alu_imm(MUL, 0, 3),
@@ -57,7 +58,7 @@ fn a_short_loop_is_in_one_line_wherever_it_begins() {
             "{before}: {start:#x} to {end:#x}"
         );
         assert!(loops[1].1 - loops[1].0 > 64);
-        // The code of an instruction is where it was said to be.
+        // The code of an instruction is at its reported place.
         let inner = 2 + before as u32 + 2;
         let place = code.insns.iter().find(|place| place.insn == inner);
         assert_eq!(place.map(|place| u64::from(place.at)), Some(start));

@@ -1,4 +1,4 @@
-//! Atomic operations, by the words of the instruction set.
+//! Atomic operations, by the instruction set's definition.
 
 mod common;
 

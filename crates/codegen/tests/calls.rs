@@ -1,4 +1,4 @@
-//! Callbacks and tail calls: what is passed, what is kept, and where control goes.
+//! Callbacks and tail calls: arguments, preserved registers, and control flow.
 
 mod common;
 
@@ -21,12 +21,12 @@ unsafe fn call_back(callback: u64, arguments: [u64; 5], run: *const Run) -> u64 
 }
 
 extern "sysv64" fn once(_: u64, callback: u64, _: u64, _: u64, _: u64, run: *const Run) -> u64 {
-    // SAFETY: what the scenarios pass.
+    // SAFETY: the scenarios pass valid arguments.
     unsafe { call_back(callback, [1, 2, 3, 4, 5], run) }
 }
 
 extern "sysv64" fn twice(r1: u64, callback: u64, _: u64, _: u64, _: u64, run: *const Run) -> u64 {
-    // SAFETY: what the scenarios pass.
+    // SAFETY: the scenarios pass valid arguments.
     let [first, second] =
         [r1, r1 + 1].map(|one| unsafe { call_back(callback, [one, 0, 0, 0, 0], run) });
     first * 1000 + second
@@ -37,7 +37,7 @@ extern "sysv64" fn digits(a: u64, b: u64, c: u64, d: u64, e: u64, run: *const Ru
 }
 
 thread_local! {
-    /// The program that is tail called next, and its tables.
+    /// The program to tail call next, and its tables.
     static NEXT_PROGRAM: Cell<(usize, Option<Run>)> = const { Cell::new((0, None)) };
 }
 
@@ -47,7 +47,7 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
     let Some(tables) = tables.filter(|_| index == 1) else {
         return 0;
     };
-    // SAFETY: the run of the program that calls; nobody looks at it meanwhile.
+    // SAFETY: the run of the calling program, to which there is no other reference now.
     let run = unsafe { &mut *run.cast_mut() };
     *run = Run {
         context: run.context,
@@ -77,7 +77,8 @@ fn result(scenario: &Scenario) -> u64 {
     let context = 5_u64;
     let mut run = environments[0].run();
     run.context = (&raw const context).cast();
-    // SAFETY: the scenarios access their stacks, the 8 bytes of their context and those of their map.
+    // SAFETY: the scenarios access their stacks, the 8 bytes of their context and those of their
+    // map.
     unsafe { programs[0].call(run.context, &run) }
 }
 

@@ -1,4 +1,5 @@
-//! Compiled code by itself: its bytes, what it keeps and what it says it changes, calls, maps and atomics.
+//! Compiled code by itself: its bytes, the registers that it keeps or declares changed, calls, maps
+//! and atomics.
 
 mod common;
 
@@ -15,8 +16,9 @@ use common::{
     in_child, load, mov, mov_reg, random, result, store,
 };
 
-// `enter_with(entry, before, after)` calls `entry` with rax, rcx, ... r15 (but rsp) as in `before`, and notes in `after` what
-// they are when it returns. `stack_offset` is a helper that returns how far the stack is from 16-byte alignment.
+// `enter_with(entry, before, after)` calls `entry` with rax, rcx, ... r15 (but rsp) as in `before`,
+// and notes in `after` what they are when it returns. `stack_offset` is a helper that returns how
+// far the stack is from 16-byte alignment.
 global_asm!(
     ".globl enter_with",
     "enter_with:",
@@ -50,8 +52,8 @@ fn the_smallest_program_is_two_instructions() {
     );
 }
 
-/// Each reachable instruction has its place, the program's first that of the prologue; places are boundaries of machine
-/// instructions.
+/// Each reachable instruction has its place, and the program's first has the prologue's; places are
+/// boundaries of machine instructions.
 #[test]
 fn the_code_of_each_instruction_is_found() {
     for seed in 0..50 {
@@ -79,7 +81,7 @@ fn the_code_of_each_instruction_is_found() {
                 all.extend(flow.reachable_ops(function).map(|(insn, _)| insn));
             }
         }
-        // Some are done together with the one before.
+        // Some are compiled together with the one before.
         assert!(found.iter().all(|insn| all.contains(insn)), "seed {seed}");
         assert!(found.len() * 2 >= all.len(), "seed {seed}");
     }
@@ -103,7 +105,8 @@ fn all_that_is_not_said_to_be_clobbered_is_kept() {
         let before: [u64; 16] =
             std::array::from_fn(|register| 0x5afe_0000_0000_0000 + register as u64);
         let mut after = [0; 16];
-        // SAFETY: the program accesses its stack only; `enter_with` keeps what System V wants kept.
+        // SAFETY: the program accesses its stack only; `enter_with` preserves the registers of
+        // System V.
         unsafe { enter_with(program.entry(), &before, &mut after) };
         for number in kept {
             let register = usize::from(number);
@@ -193,7 +196,7 @@ fn helpers_are_called_on_an_aligned_stack() {
     }
 }
 
-/// Calls back as a helper of the worst manners would: with every register that System V keeps holding something else.
+/// Calls back with every register that System V preserves holding something else.
 extern "sysv64" fn call_back_and_look(
     callback: u64,
     _: u64,
@@ -205,7 +208,8 @@ extern "sysv64" fn call_back_and_look(
     let mut before: [u64; 16] = std::array::from_fn(|register| 0x5afe_0000 + register as u64);
     before[9] = run.expose_provenance() as u64;
     let mut after = [0; 16];
-    // SAFETY: the program's callback accesses its stack only; `enter_with` keeps what System V wants kept.
+    // SAFETY: the program's callback accesses its stack only; `enter_with` preserves the registers
+    // of System V.
     unsafe { enter_with(callback as usize, &before, &mut after) };
     [3, 5, 12, 13, 14, 15]
         .into_iter()
@@ -218,7 +222,7 @@ fn callbacks_keep_what_system_v_wants_kept_and_have_an_aligned_stack() {
     let environment = Environment::new(&[(1, stack_offset), (2, call_back_and_look)], &[], &[]);
     let [low, high] = imm64(1, PSEUDO_FUNC, 3);
     let mut insns = vec![low, high, call(2), END];
-    // Changes all that a function has to keep, and looks at the stack.
+    // Changes every register that a function has to preserve, and checks the stack.
     insns.extend((6..10).map(|register| mov(register, 1)));
     insns.extend([store(10, -8, 6), call(1), END]);
     // SAFETY: the run has the two helpers that the program calls.
@@ -339,7 +343,7 @@ proptest! {
     }
 }
 
-/// Some of the slots pairs: numbers, maps, and functions nearby.
+/// Instructions, some of them in pairs of slots: numbers, maps, and functions nearby.
 fn any_unit() -> impl Strategy<Value = Vec<Insn>> {
     let pair = (0..10_u8, 0..7_u8, -12..12_i32)
         .prop_map(|(dst, src, low)| imm64(dst, src, low.cast_unsigned().into()).to_vec());

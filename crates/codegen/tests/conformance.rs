@@ -72,15 +72,16 @@ fn run(engine: &dyn Engine, vector: &Vector) -> Option<u64> {
         },
         bytes: memory.len(),
     };
-    // The suite wants the length of the memory in r2, which is where compiled code expects the run, if it needs one.
+    // The suite passes the length of the memory in r2, where compiled code expects the run, if it
+    // needs one.
     let without_run = program
         .code()
         .filter(|code| !code.uses_run)
         .map(|code| Executable::of(code.clone()).expect("executable memory"));
     let length = std::ptr::without_provenance(memory.len());
-    // A crash of compiled code is a crash of this child only, and a fault gives no result either.
+    // A crash of compiled code ends this child only, and a fault gives no result either.
     in_child(|| match &without_run {
-        // SAFETY: what the vector does wrong it does in this child only.
+        // SAFETY: a vector's errors stay in this child.
         Some(code) => Some(unsafe { code.call(context.start, length) }),
         // SAFETY: as above.
         None => unsafe { program.run(context, &run) }.ok(),

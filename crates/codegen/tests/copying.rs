@@ -1,4 +1,5 @@
-//! Loops that copy elements leave what they leave turn by turn, whatever the baseline compiler makes of them.
+//! Loops that copy elements leave the same as turn by turn, whatever the baseline compiler makes of
+//! them.
 
 mod common;
 
@@ -9,18 +10,18 @@ use common::{EXIT, Environment, alu, alu_imm, branch, compile, load_sized, mov, 
 use common::{store, store_sized};
 
 const MEMORY: usize = 256;
-/// Where loops begin to load, in memory.
+/// The offset in memory where loops begin to load.
 const START: i32 = 64;
 
-/// How a loop ends.
+/// The end of a loop.
 #[derive(Debug, Clone, Copy)]
 struct End {
     /// The condition for the next turn, of r6 and the bound.
     condition: u8,
     step: i32,
-    /// Is the bound in a register?
+    /// The bound is in a register.
     register: bool,
-    /// Is it a branch out, over a jump back?
+    /// The loop ends by a branch out, over a jump back.
     out: bool,
 }
 
@@ -45,15 +46,15 @@ const ENDS: [End; 12] = {
         end(JSGE, 1, true, true),
         end(JLE, -1, true, true),
         end(JSLE, -1, false, true),
-        // By two, which nothing is made of.
+        // By two, which the compiler does not optimise.
         end(JLT, 2, false, false),
     ]
 };
 
-/// A way to say where elements are.
+/// A way to address elements.
 #[derive(Debug, Clone, Copy)]
 enum Address {
-    /// One register and one distance, in each turn the index added.
+    /// One register and one distance, with the index added in each turn.
     Index,
     /// Two registers and one index.
     TwoIndexed,
@@ -61,8 +62,8 @@ enum Address {
     Pointers,
 }
 
-/// A loop of so many turns that copies elements `distance` bytes on: r1 is the memory, r2 the index, r3 and r5 the places, r4
-/// the element, r6 what counts, r7 its bound.
+/// A loop of so many turns that copies elements `distance` bytes on: r1 is the memory, r2 the
+/// index, r3 and r5 the places, r4 the element, r6 the counter, r7 its bound.
 fn copying(size: u8, address: Address, end: End, turns: i32, distance: i32) -> Vec<Insn> {
     let bytes = match size {
         B => 1,
@@ -134,7 +135,7 @@ fn jump(off: i16) -> Insn {
     }
 }
 
-/// What a program gives and leaves.
+/// Returns the result of a program, and the memory that it leaves.
 fn outcome(engine: &dyn Engine, insns: &[Insn], memory: &mut [u8; MEMORY]) -> (u64, [u8; MEMORY]) {
     for (at, byte) in memory.iter_mut().enumerate() {
         *byte = (at * 29 + 3) as u8;
@@ -190,7 +191,7 @@ fn a_number_past_its_bound_ends_a_loop_after_its_first_turn() {
     }
 }
 
-/// Does compiled code load a word that the program does not?
+/// Returns whether compiled code loads a word that the program does not.
 fn copies_words(insns: &[Insn]) -> bool {
     let code = compile(insns).expect("a good program").bytes;
     let decoder = iced_x86::Decoder::new(64, &code, iced_x86::DecoderOptions::NONE);
@@ -216,7 +217,7 @@ fn only_loops_that_do_nothing_else_copy_words() {
     };
     assert!(copies_words(&with(mov(9, 7))));
     assert!(copies_words(&with(alu_imm(ADD, 9, 7))));
-    // What the turns do to r9 is not known.
+    // The effect of the turns on r9 is unknown.
     assert!(!copies_words(&with(alu_imm(MUL, 9, 7))));
     assert!(!copies_words(&with(alu(ADD, 9, 4))));
     assert!(!copies_words(&with(mov_reg(9, 3))));

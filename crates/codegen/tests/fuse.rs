@@ -1,4 +1,4 @@
-//! Instructions that the baseline compiler makes one of do what they do one by one.
+//! Instructions that the baseline compiler fuses have the same effect as one by one.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn jump(off: i16) -> Insn {
     }
 }
 
-/// What a program gives for r1 pointing to these words.
+/// Returns a program's result with r1 pointing to these words.
 fn result(insns: &[Insn], memory: &mut [u64]) -> u64 {
     let program = executable(insns);
     // SAFETY: the programs access their stack and the memory that they are given.
@@ -108,13 +108,13 @@ fn sums_that_are_still_wanted_are_made() {
         result(&[&get[..], &read].concat(), &mut memory),
         first + 16 + 8
     );
-    // Wanted on one of two ways.
+    // Used on one of two paths.
     let either = [branch(JEQ, 4, 8, 1), mov_reg(0, 4), EXIT];
     let either = [&get[..], &either].concat();
     assert_eq!(result(&either, &mut memory), first + 16);
     memory[3] = 9;
     assert_eq!(result(&either, &mut memory), 9);
-    // Led to from elsewhere, where it is lost.
+    // Reached from elsewhere, where it is lost.
     let around = [
         branch(JEQ, 3, 1, 3),
         mov_reg(0, 1),

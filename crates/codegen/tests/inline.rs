@@ -1,5 +1,5 @@
-//! What is put in place of helper calls stands there only where the arguments are known, on every way to the call.
-//! (That it does what the helper does is tested with the helpers, in the agent's tests.)
+//! Inlined code replaces helper calls only where the arguments are known, on every path to the
+//! call. (The agent's tests, with those of the helpers, check that it has the helper's effect.)
 
 mod common;
 
@@ -18,7 +18,7 @@ const LOOKUP: i32 = 1;
 const PROBE_READ: i32 = 4;
 const CPU: i32 = 8;
 const PID_TGID: i32 = 14;
-/// What the helper returns, to tell a call from code in its place.
+/// The helper's result, to tell a call from inlined code.
 const CALLED: u64 = 0x1234;
 
 const ARRAY: MapShape = MapShape::Array {
@@ -56,7 +56,8 @@ fn key_at(off: i32) -> [Insn; 2] {
     [mov_reg(2, 10), alu_imm(ADD, 2, off)]
 }
 
-/// `r2 = &key; call map_lookup_elem; exit` after what puts the map into r1; how the key was made is not known.
+/// `r2 = &key; call map_lookup_elem; exit` after instructions that put the map into r1; the key's
+/// origin is unknown.
 fn look_up(key: i32, before: &[Insn]) -> Vec<Insn> {
     let number = [mov(3, key), alu(OR, 3, 3)];
     let key = [store(10, -8, 3)];
@@ -81,7 +82,7 @@ fn result(insns: &[Insn], maps: &[MapShape]) -> u64 {
     }
 }
 
-/// What stands in place of the program's last call.
+/// Returns the code in place of the program's last call.
 fn in_place(insns: &[Insn], in_agent: bool) -> Option<Inline> {
     let program = Program {
         insns,
@@ -144,7 +145,7 @@ fn other_maps_and_unknown_arguments_are_called_for() {
     assert_eq!(result(&look_up(1, &map(1, 0)), &maps), CALLED);
     let copied = [&map(6, 1)[..], &[mov_reg(1, 6)]].concat();
     assert_eq!(result(&look_up(1, &copied), &maps), 0x8008);
-    // Two ways lead to the call, with a map each.
+    // Two paths lead to the call, with a map each.
     let either = [
         &[mov(7, 1)][..],
         &map(1, 0),
@@ -170,7 +171,7 @@ fn keys_are_known_by_what_was_stored() {
         (&[store_imm(-6, 1)], element(0)),
         (&[store_imm(-4, 1), store_imm(-6, 1)], element(0)),
         (&[store_imm(-4, 1), store_imm(-8, 2)], value(0, 1)),
-        // Through another register, and through one of which nothing is known.
+        // Through another register, and through an unknown one.
         (
             &[store_imm(-4, 1), mov_reg(3, 10), store(3, -8, 7)],
             element(0),
@@ -178,10 +179,10 @@ fn keys_are_known_by_what_was_stored() {
         (&[store_imm(-4, 1), store(7, 0, 7)], element(0)),
         (&[store_imm(-4, 1), store(1, 0, 7)], value(0, 1)),
         (&[store_imm(-4, 1), atomic_add(10, -8)], element(0)),
-        // Calls of what writes nothing, and of what may write.
+        // Calls of helpers that write nothing, and of one that may write.
         (&[store_imm(-4, 1), call(CPU)], value(0, 1)),
         (&[store_imm(-4, 1), call(PROBE_READ)], element(0)),
-        // Two ways, one key; and two keys.
+        // Two paths, one key; and two keys.
         (
             &[store_imm(-4, 1), branch(JEQ, 7, 0, 1), mov(3, 2)],
             value(0, 1),

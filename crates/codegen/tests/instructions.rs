@@ -1,4 +1,4 @@
-//! Every group of the instruction set gives in each engine what it gives in the kernel.
+//! Every group of the instruction set gives the kernel's results in each engine.
 
 mod common;
 
@@ -53,7 +53,7 @@ fn run(engine: &dyn Engine, insns: &[Insn]) -> Result<u64, Fault> {
     unsafe { program.run(context, &environment.run()) }
 }
 
-/// Both halves of what `insns` leave in r0.
+/// Both halves of r0 after `insns`.
 fn agree(insns: &[Insn]) {
     for high in [false, true] {
         let mut insns = insns.to_vec();
@@ -231,7 +231,7 @@ fn may_goto_lets_loops_go_on() {
     ]);
 }
 
-/// The kernel has a clock to end such loops by; here it is a count, for each run of each function.
+/// The kernel ends such loops by a clock; here a count ends them, for each run of each function.
 #[test]
 fn may_goto_ends_endless_loops() {
     let insns = [

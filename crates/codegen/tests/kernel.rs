@@ -87,7 +87,8 @@ fn load(insns: &[Insn], name: &dyn Fn() -> String) -> File {
     })
 }
 
-/// Programs that tail call each other and themselves, from their functions too, and come back to where they were called.
+/// Programs that tail call each other and themselves, from their functions too, and return to their
+/// callers.
 #[test]
 fn random_tail_calls_give_what_the_kernel_gives() {
     const PROGRAMS: u64 = 3;

@@ -1,4 +1,4 @@
-//! Searches among constants that the baseline compiler makes a table of.
+//! Searches among constants that the baseline compiler turns into a table.
 
 mod common;
 
@@ -6,11 +6,12 @@ use beeline_isa::{Insn, opcode::*};
 
 use common::{EXIT, alu, alu_imm, branch, compile, executable, load, load_sized, mov, mov_reg};
 
-/// The constant for a value, and for all that have none.
+/// The constant for a value, and for all values without one.
 const CONSTANTS: [i32; 12] = [7, -1, 300, 0, i32::MIN, i32::MAX, 5, 6, -300, 9, 10, 11];
 const OTHERWISE: i32 = -77;
 
-/// `r0 = constant` for the value that r1 points to, from `first` on; as clang does it, with classes for branches and moves.
+/// `r0 = constant` for the value that r1 points to, from `first` on; as clang does it, with classes
+/// for branches and moves.
 fn search(first: i32, branches: u8, moves: u8) -> Vec<Insn> {
     let put = |imm| Insn {
         code: moves | K | MOV,
@@ -92,16 +93,16 @@ fn few_values_are_compared() {
     }
 }
 
-/// What is done with each constant found.
+/// The use of each constant found.
 #[derive(Clone, Copy, PartialEq)]
 enum Sum {
     /// Added to the sum, in a register of its own.
     Apart,
-    /// Put where the sum was, of which there is a copy, and combined with that by this operation.
+    /// Put in place of the sum, of which there is a copy, and combined with that by this operation.
     OfCopy(u8),
 }
 
-/// A loop with a search in each turn, by words whose number is given first. The sum is what was found, combined.
+/// A loop with a search in each turn, by words after their number. The sum combines the results.
 fn sum_of_searches(first: i32, sum: Sum) -> Vec<Insn> {
     let mut insns = vec![load(3, 1, 0), mov(5, 0), mov(4, 0), mov(0, 0)];
     let again = insns.len();

@@ -1,4 +1,4 @@
-//! Moves that only one way of a branch wants, or none: the result is that of making them where they stand.
+//! Moves used on only one path of a branch, or none: the result is that of moves where they stand.
 
 mod common;
 
@@ -27,7 +27,8 @@ fn narrow_move(dst: u8, src: u8) -> Insn {
     }
 }
 
-/// A loop of moves and branches, some of which lead out of it, over few registers; a few of these count in the end.
+/// A loop of moves and branches, some of which lead out of it, over few registers; a few of these
+/// count in the end.
 fn program(random: &mut Random) -> Vec<Insn> {
     let mut insns: Vec<Insn> = (0..6)
         .map(|register| mov(register, random.number() as i32))
@@ -92,7 +93,8 @@ fn loops_of_moves_and_branches_give_what_they_give_one_by_one() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_loop_that_compares_bytes_moves_only_what_the_next_turn_wants() {
-    // What clang makes of strcmp: in each turn r0 gets what it has to be if the loop ends there, and r6 a copy to compare.
+    // clang's code for strcmp: in each turn r0 gets the result for the case that the loop ends
+    // there, and r6 a copy to compare.
     let insns = [
         mov(3, 0),
         mov(5, 0),

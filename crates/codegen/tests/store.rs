@@ -1,4 +1,4 @@
-//! Code that is kept on disk is what was put there, or nothing.
+//! Code loaded from disk is the code that was stored, or nothing.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -216,7 +216,7 @@ fn programs_that_differ_have_different_names() {
     );
 }
 
-/// A file with a program and a map, but for what comes before its contents.
+/// A file with a program and a map, without its header.
 fn aot_contents() -> Vec<u8> {
     let (digest, code) = compiled(1);
     let helpers = Digest::of_helpers([(1, "one")]);
@@ -251,7 +251,7 @@ fn aot_contents() -> Vec<u8> {
 }
 
 proptest! {
-    /// Contents that the checksum covers, as whoever makes such a file can choose them.
+    /// Contents that the checksum covers, as the maker of such a file can choose them.
     #[test]
     fn no_contents_make_a_reader_panic(
         noise: Vec<u8>,

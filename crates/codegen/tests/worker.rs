@@ -1,4 +1,4 @@
-//! What a compiler in another process reads and writes.
+//! The protocol of a compiler in another process.
 
 use beeline_codegen::Baseline;
 use beeline_codegen::worker::serve;

@@ -1,4 +1,4 @@
-//! The C library goes on working with every system call hooked, in a child of this process.
+//! The C library keeps working with every system call hooked, in a child of this process.
 
 mod support;
 
@@ -24,7 +24,7 @@ fn with_libc(test: impl FnOnce(&[CallPlan])) {
     });
 }
 
-/// Something of files, memory, sockets and time.
+/// Uses files, memory, sockets and time.
 fn calls_of_all_kinds() -> String {
     let directory = std::env::temp_dir().join(format!("beeline-calls-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();
@@ -136,7 +136,7 @@ fn threads_and_processes() {
                 .filter(|seen| **seen == (number as u64, is_exit))
                 .count()
         };
-        // Those of the children are in this process's memory too where they share it.
+        // The children's calls are in this process's memory too if they share it.
         assert_eq!(
             count(libc::SYS_wait4, true) + count(libc::SYS_waitid, true),
             4
@@ -148,10 +148,11 @@ fn threads_and_processes() {
     });
 }
 
-/// A call as the kernel had it: registers on the way in, and on the way out.
+/// A call as the kernel saw it: registers on entry, and on exit.
 type Traced = ([u64; 21], Option<[u64; 21]>);
 
-/// Follows the child, which asked for it and stops itself first, to its end; also what its hooks have seen.
+/// Follows the child, which asked for it and stops itself first, to its end; also returns the
+/// hooks' records.
 fn trace(child: libc::pid_t) -> (Vec<Traced>, Vec<syscalls::Seen>) {
     let mut calls: Vec<Traced> = Vec::new();
     let mut seen = Vec::new();
@@ -193,7 +194,8 @@ fn trace(child: libc::pid_t) -> (Vec<Traced>, Vec<syscalls::Seen>) {
     }
 }
 
-/// The kernel's own view of each call, and the hooks': the same calls, with the same registers.
+/// Compares the kernel's own view of each call with the hooks': the same calls, with the same
+/// registers.
 #[test]
 fn the_kernel_sees_the_same() {
     with_libc(|plans| {
@@ -228,7 +230,8 @@ fn the_kernel_sees_the_same() {
             let in_place = plan.form() == CallForm::InPlace;
             moved += u32::from(!in_place);
             for (place, (got, wanted)) in got.regs.iter().zip(regs).enumerate() {
-                // r11 and flags; cx and ip if the call is made elsewhere; sp if it is made below a frame.
+                // r11 and flags; cx and ip if the call is made elsewhere; sp if it is made below a
+                // frame.
                 let differs = match place {
                     6 | 18 => true,
                     11 | 16 => !in_place,

@@ -1,4 +1,5 @@
-//! What a hook costs. Prints; only what is out of all proportion fails, since machines differ and may be busy.
+//! The cost of a hook. Prints it; fails only on a cost out of all proportion, since machines differ
+//! and may be busy.
 
 mod support;
 
@@ -23,7 +24,7 @@ const NOTHING: &[u8] = b"\x31\xc0\xc3";
 /// mov eax, 1; ret
 const WANTED: &[u8] = b"\xb8\x01\x00\x00\x00\xc3";
 
-/// The best of several rounds, in ns a call.
+/// Returns the best of several rounds, in ns per call.
 fn time(function: u64) -> f64 {
     const CALLS: u32 = 200_000;
     // SAFETY: the address of a function of this signature, hooked or not.
@@ -53,7 +54,7 @@ fn hooked(pool: &mut Pool, code: &[u8], offset: u64, spec: TrampolineSpec) -> u6
     start
 }
 
-/// `leave` for one call at a time: gives back the word that `enter` kept.
+/// `leave` for one call at a time: returns the word that `enter` kept.
 fn keeping_hook(pool: &mut Pool) -> (u64, u64) {
     static KEPT: AtomicU64 = AtomicU64::new(0);
     let slot = KEPT.as_ptr() as u64;
@@ -138,12 +139,12 @@ fn cost_of_deciding() {
 
 /// `getpid` as compilers write it: mov eax, 39; syscall; cmp rax, -4096; ret
 const IN_PLACE: &[u8] = b"\xb8\x27\x00\x00\x00\x0f\x05\x48\x3d\x00\xf0\xff\xff\xc3";
-/// With a branch to what is behind it: mov eax, 39; syscall; mov rdx, rax; cmp eax, -1; je -8; ret
+/// With a branch to the code behind it: mov eax, 39; syscall; mov rdx, rax; cmp eax, -1; je -8; ret
 const MOVED: &[u8] = b"\xb8\x27\x00\x00\x00\x0f\x05\x48\x89\xc2\x83\xf8\xff\x74\xf8\xc3";
-/// With a number that is not known: mov eax, 38; inc eax; syscall; mov rdx, rax; ret
+/// With an unknown number: mov eax, 38; inc eax; syscall; mov rdx, rax; ret
 const DYNAMIC: &[u8] = b"\xb8\x26\x00\x00\x00\xff\xc0\x0f\x05\x48\x89\xc2\xc3";
 
-/// The best of several rounds of each function in turn, in ns a call.
+/// Returns the best of several rounds of each function in turn, in ns per call.
 fn time_calls(functions: &[u64]) -> Vec<f64> {
     const CALLS: u32 = 20_000;
     let own_id = u64::from(std::process::id());

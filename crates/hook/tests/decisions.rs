@@ -1,4 +1,4 @@
-//! What is decided for each kind of site, and how it is said.
+//! The decision for each kind of site, and its message.
 
 use beeline_hook::{
     EmitError, Flags, Full, Function, Incoming, Kind, Plan, PlanError, Reason, TrampolineSpec,
@@ -248,7 +248,7 @@ fn offsets_have_to_start_an_instruction() {
 fn data_behind_the_code_is_told_from_code() {
     // Behind the last return.
     jump(b"\xb8\x01\x00\x00\x00\xc3\x06\x07\x0e", 6);
-    // In the middle: what follows is not seen.
+    // In the middle: the code that follows is not seen.
     let why = "the bytes at +0x6 are no instructions, so a branch may be hidden";
     breakpoint(0, b"\xb8\x01\x00\x00\x00\x90\x06\x07\x0e", why);
 }
@@ -256,7 +256,7 @@ fn data_behind_the_code_is_told_from_code() {
 #[test]
 fn flags_are_kept_only_where_something_reads_them() {
     let flags = |offset, code: &[u8]| at(offset, code).unwrap().flags;
-    // Entered by calls only: what is not read at once means nothing.
+    // Entered by calls only: registers that are not read at once mean nothing.
     assert_eq!(flags(0, b"\x55\x48\x89\xe5\x5d\xc3"), Flags::Dead);
     assert_eq!(flags(0, b"\x11\xf8\x90\x90\x90\xc3"), Flags::Arithmetic);
     // Inside: xor writes all; inc leaves the carry, which jc reads; moves decide nothing.
@@ -328,7 +328,7 @@ fn a_breakpoints_trampoline_may_be_far_away() {
         let (low, high) = plan.reach().unwrap().into_inner();
         high - low > 1 << 32
     };
-    // push rbp; call; je; jrcxz: all but what has an operand relative to it.
+    // push rbp; call; je; jrcxz: everything but operands relative to it.
     assert!(wide(b"\x55\x48\x89\xe5\x90\xc3"));
     assert!(wide(b"\xe8\x00\x01\x00\x00\xc3"));
     assert!(wide(b"\x74\x03\x90\x90\x90\x90\xc3"));

@@ -1,5 +1,5 @@
-//! Hooked code runs as if it were not hooked: every sample function is hooked at each of its instructions in turn, and
-//! all registers, the flags and memory are compared with an unhooked run.
+//! Hooked code runs as if it were not hooked: every sample function is hooked at each of its
+//! instructions in turn, and all registers, the flags and memory are compared with an unhooked run.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::state::{ARITHMETIC, State};
 
 type Sample = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
-/// Functions with something that can go wrong in them.
+/// Functions with difficult instructions.
 const SAMPLES: &[(&str, Sample)] = &[
     ("frame", |a| {
         a.endbr64()?;
@@ -146,7 +146,8 @@ const SAMPLES: &[(&str, Sample)] = &[
         a.add(rsp, 8)?;
         a.ret()?;
         a.set_label(&mut inner)?;
-        // The return address itself must be the original one; here its distance to the function it is in.
+        // The return address itself must be the original one; this returns its distance to its
+        // function.
         a.mov(rax, qword_ptr(rsp))?;
         a.sub(rax, r11)?;
         a.lea(rcx, ptr(rcx + 1))?;
@@ -200,7 +201,7 @@ fn full(leave: bool) -> TrampolineSpec {
     })
 }
 
-/// As [`full`], for functions that look at no register.
+/// Does the same as [`full`], for functions that read no register.
 fn blind(leave: bool) -> TrampolineSpec {
     let TrampolineSpec::Full(spec) = full(leave) else {
         unreachable!()
@@ -219,7 +220,7 @@ fn direct() -> TrampolineSpec {
     })
 }
 
-/// Puts the sample into the pool and hooks it there; gives its address.
+/// Puts the sample into the pool and hooks it there; returns its address.
 fn hooked(
     pool: &mut Pool,
     sample: Sample,
@@ -375,7 +376,8 @@ fn moved_alone(far: Option<u64>) {
     assert!(moved > 60, "{moved}");
 }
 
-/// As [`hooked`], from a breakpoint to another pool if there is one; nothing if that is too far away.
+/// Does the same as [`hooked`], from a breakpoint to another pool if there is one; `None` if that
+/// is too far away.
 fn hooked_from(
     pool: &mut Pool,
     bodies: Option<&mut Pool>,
@@ -436,7 +438,7 @@ fn the_hook_sees_the_registers_of_the_site() {
     }
 }
 
-/// Recursive Fibonacci numbers: the number of calls is known.
+/// Recursive Fibonacci numbers, which have a known number of calls.
 const FIBONACCI: Sample = |a| {
     let mut start = a.create_label();
     let mut done = a.create_label();
@@ -536,7 +538,7 @@ fn keeps_arguments_and_results(spec: &TrampolineSpec) {
     assert_eq!((hook::entered(), hook::left()), (1, 1));
 }
 
-/// With a `leave` but a hook that does not want the return.
+/// With a `leave` but a hook that does not request the return.
 #[test]
 fn a_return_that_is_not_wanted_is_not_seen() {
     let _turn = hook::TURN

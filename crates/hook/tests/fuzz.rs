@@ -1,4 +1,4 @@
-//! Whatever the bytes are, nothing panics, and what is moved means the same.
+//! Nothing panics on any bytes, and moved code means the same.
 
 mod support;
 
@@ -93,7 +93,8 @@ fn try_everything(code: &[u8], start: u64, at: u64) {
     }
 }
 
-/// Decodes both, at the first address of each in the resume map that is in the window, and not of a moved call.
+/// Decodes both, at the first address of each in the resume map that is in the window, and not of a
+/// moved call.
 fn displaced_mean_the_same(code: &[u8], start: u64, patch: &CallPatch, stub: &[u8], at: u64) {
     let mut last = None;
     for (address, moved) in &patch.resume_map {
@@ -111,7 +112,8 @@ fn displaced_mean_the_same(code: &[u8], start: u64, patch: &CallPatch, stub: &[u
     }
 }
 
-/// All calls of a function, found at one address and hooked at another. No byte is overwritten for two of them.
+/// All calls of a function, found at one address and hooked at another. No byte is overwritten for
+/// two of them.
 fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
     let sites = CallSites::of(&[Function { start, code }], |_| Some(code));
     let mut overwritten = 0;

@@ -1,4 +1,5 @@
-//! A text of hundreds of MB without names is looked through in little memory, and what leads from there into functions is seen.
+//! A text of hundreds of MB without names is searched in little memory, and its branches into
+//! functions are found.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ const SWITCH: &[u8] = b"\x48\x8d\x0d\0\0\0\0\x48\x63\x04\x81\x48\x01\xc8\xff\xe0
 /// `mov eax, 39; syscall; ret`
 const CALL: &[u8] = b"\xb8\x27\0\0\0\x0f\x05\xc3";
 const STEP: usize = 64 << 10;
-/// The most memory that the look may take beyond the text itself.
+/// The most memory for the search beyond the text itself.
 const MEMORY_KB: u64 = 64 << 10;
 
 fn peak_kb() -> u64 {
@@ -43,7 +44,8 @@ fn giant_texts_take_little_memory() {
     assert!(sites.is_partial);
 }
 
-/// A jump from the giant text to a named function's `syscall` forbids a jump over it and what is before.
+/// A jump from the giant text to a named function's `syscall` forbids a jump over it and the
+/// instruction before.
 #[test]
 fn branches_out_of_giant_texts_count() {
     let start = START + (LONGEST_FUNCTION as u64) + 0x1000;
@@ -70,7 +72,7 @@ fn branches_out_of_giant_texts_count() {
     assert_ne!(plans(&text), alone);
 }
 
-/// What takes longer than it may is given up, and says so.
+/// A search that takes too long gives up, and says so.
 #[test]
 fn a_text_is_looked_through_until_then() {
     let functions = [Function {

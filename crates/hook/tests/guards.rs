@@ -1,5 +1,5 @@
-//! Wherever a thread arrives in a jump that a kernel uprobe has come upon, or has gone from, it meets a breakpoint that is known, before
-//! anything else that nobody wrote.
+//! Wherever a thread arrives in a jump that a kernel uprobe has overwritten, or has left, it meets
+//! a known breakpoint before any other code that no compiler wrote.
 
 use beeline_hook::{Function, Guard, INT3, Kind, Plan, plan, reach};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
@@ -48,8 +48,8 @@ fn decode(bytes: &[u8], offset: usize) -> Instruction {
     Decoder::with_ip(64, &bytes[offset..], at, DecoderOptions::NONE).decode()
 }
 
-/// Runs from `offset` on until there is a breakpoint, over not more than one other instruction, and says where the next one would
-/// begin.
+/// Runs from `offset` on until a breakpoint, over at most one other instruction, and returns where
+/// the next one would begin.
 fn trap(bytes: &[u8], offset: usize) -> Option<(usize, bool)> {
     let first = decode(bytes, offset);
     if first.code() == Code::Int3 {
@@ -106,14 +106,14 @@ fn when_the_first_byte_comes_back_a_breakpoint_is_next() {
             let first = decode(&patch, 0);
             let own = plan.instructions().next().unwrap();
             if guard.traps.is_empty() {
-                // It leads elsewhere by itself, or is the jump.
+                // It branches away by itself, or is the jump.
                 assert!(first.code() == own.code(), "{code:02x?} {patch:02x?}");
                 continue;
             }
             let (behind, _) = trap(&patch, 0).unwrap();
             let known = guard.traps.iter().find(|trap| trap.behind == behind);
             let known = known.unwrap_or_else(|| panic!("{code:02x?} {patch:02x?}"));
-            // Either the file's instruction has been run, or it is run from the start.
+            // The file's instruction has either been run, or is run from the start.
             assert!(known.resume == 0 || first.len() == own.len());
         }
     }
@@ -176,7 +176,8 @@ fn when_a_later_instructions_first_byte_comes_back_it_is_whole_or_a_breakpoint_i
     }
 }
 
-/// movsxd rdi, edi; lea rax, [rdi+rsi*2]; ret: where what stands behind the second one's first byte decides how far the jump leads.
+/// movsxd rdi, edi; lea rax, [rdi+rsi*2]; ret: the bytes behind the second one's first byte decide
+/// the length of the jump.
 #[test]
 fn there_are_many_ways_to_have_a_breakpoint_next() {
     let plan = jump(b"\x48\x63\xff\x48\x8d\x04\x77\xc3");
@@ -189,7 +190,8 @@ fn there_are_many_ways_to_have_a_breakpoint_next() {
     assert!(last.len() > 20, "{last:02x?}");
 }
 
-/// Is each later instruction whose first byte has come back whole, or an `int3` next that says where to go on?
+/// Returns whether each later instruction whose first byte has come back is whole, or leads to an
+/// `int3` that says where to go on.
 fn later_bytes_come_back_unharmed(plan: &Plan, guard: &Guard) -> bool {
     let original = file(plan);
     let lens = plan.instructions().map(Instruction::len);

@@ -1,4 +1,4 @@
-//! Every function of real libraries can be hooked, and what is moved means the same.
+//! Every function of real libraries can be hooked, and moved code means the same.
 
 mod support;
 
@@ -13,7 +13,7 @@ use iced_x86::{Decoder, DecoderOptions};
 use support::elf::Library;
 use support::same;
 
-/// Where the libraries are taken to be mapped, and how far from there trampolines are.
+/// The assumed addresses of the libraries, and the distance from there to trampolines.
 const BASE: u64 = 0x7f12_3450_0000;
 const DISTANCE: u64 = 0x2345_6780;
 
@@ -21,7 +21,7 @@ const DISTANCE: u64 = 0x2345_6780;
 struct Tally {
     sites: u32,
     jumps: u32,
-    /// Jumps that a kernel uprobe must not come upon, by their first instructions.
+    /// Jumps that a kernel uprobe must not overwrite, by their first instructions.
     unguarded: BTreeMap<String, u32>,
     flags_kept: u32,
     reasons: BTreeMap<String, u32>,
@@ -197,7 +197,7 @@ fn insides_of_libcrypto() {
     insides("libcrypto.so.3");
 }
 
-/// From too far away it is an error, never a wrong trampoline.
+/// A trampoline too far away is an error, never wrong code.
 #[test]
 fn out_of_reach_is_an_error() {
     let Some(library) = functions_of("libc.so.6") else {

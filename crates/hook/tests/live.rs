@@ -1,4 +1,4 @@
-//! The C library and libcrypto go on working with every function hooked, in a child of this process.
+//! The C library and libcrypto keep working with every function hooked, in a child of this process.
 
 mod support;
 
@@ -13,7 +13,8 @@ use support::hook;
 use support::memory::{Pool, write};
 use support::workload::{self, Crypto};
 
-/// Functions that return twice, or never, or whose stack is not their caller's: no return probe fits them.
+/// Functions that return twice, or never, or whose stack is not their caller's: no return probe
+/// fits them.
 const ODD: &[&str] = &[
     "setjmp",
     "_setjmp",
@@ -67,7 +68,7 @@ impl Way {
     }
 }
 
-/// Hooks the start of every function of the library that can take a jump; gives how many.
+/// Hooks the start of every function of the library that can take a jump; returns their number.
 fn hook_all(library: &Library, way: Way) -> usize {
     let base = library.base();
     let (text, len) = (base + library.text.0, library.text.1.len());

@@ -1,11 +1,11 @@
-//! Many functions that make system calls are looked through in bounded memory.
+//! Many functions that make system calls are searched in bounded memory.
 
 use beeline_hook::{CallSites, Function};
 
 const START: u64 = 0x40_0000;
 /// `mov eax, 39; syscall; ret`
 const CALL: &[u8] = b"\xb8\x27\0\0\0\x0f\x05\xc3";
-/// The most memory that the look may take beyond the text itself.
+/// The most memory for the search beyond the text itself.
 const MEMORY_KB: u64 = 512 << 10;
 
 fn peak_kb() -> u64 {
@@ -15,7 +15,7 @@ fn peak_kb() -> u64 {
     field.and_then(|field| field.parse().ok()).unwrap()
 }
 
-/// Functions that make calls are decoded as far as memory allows; others are code that nobody has named.
+/// Functions that make calls are decoded as far as memory allows; others are unnamed code.
 #[test]
 fn functions_without_end_take_little_memory() {
     const EACH: usize = 1 << 20;

@@ -1,4 +1,5 @@
-//! Hooked system calls do what they did, and the hooks see them as the kernel's tracepoints would.
+//! Hooked system calls have their usual effects, and the hooks see them as the kernel's tracepoints
+//! would.
 
 mod support;
 
@@ -20,7 +21,7 @@ fn assemble(write: Write) -> Vec<u8> {
 
 const GETPID: u64 = libc::SYS_getpid as u64;
 
-/// Functions that call `getpid`, what form the hook has, and whether the number is known.
+/// Functions that call `getpid`, with the form of the hook, and whether the number is known.
 const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "as compilers write it",
@@ -198,14 +199,15 @@ fn hooks() -> Hooks {
     Hooks::new(Pool::new(1 << 20))
 }
 
-/// Registers to call a sample with; the first argument is the number, for those that take it.
+/// Returns registers to call a sample with; the first argument is the number, for those that take
+/// it.
 fn before() -> State {
     let mut state = State::sample(0);
     state.general[7] = GETPID;
     state
 }
 
-/// Calls the function; what a system call may change is cleared.
+/// Calls the function; clears the registers that a system call may change.
 fn run(function: u64, before: &State) -> State {
     // SAFETY: a sample, which returns.
     let mut after = unsafe { before.call(function) };
@@ -240,7 +242,7 @@ fn nothing_but_the_result_changes() {
     }
 }
 
-/// A kernel uprobe puts the file's first byte back when it goes, and with it another number than the right one.
+/// A kernel uprobe restores the file's first byte when it goes, and with it a wrong number.
 #[test]
 fn a_jump_whose_first_byte_came_back_makes_the_right_call_still() {
     let _turn = TURN.lock();
@@ -267,7 +269,7 @@ fn a_jump_whose_first_byte_came_back_makes_the_right_call_still() {
         let plain = hooks.pool.push(&code);
         let (hooked, plans) = hooks.hooked(&code);
         assert_eq!(plans[0].form(), CallForm::InPlace);
-        // SAFETY: the function's first byte, which nobody runs now.
+        // SAFETY: the function's first byte, which no thread runs now.
         unsafe { (hooked as *mut u8).write(code[0]) };
         let wanted = run(plain, &before());
         for watched in [0, 1, 2] {
@@ -381,7 +383,7 @@ fn hooks_see_what_the_kernel_shows() {
     }
 }
 
-/// What the cancellation points of musl and glibc are made of: the flag's test, the arguments, the call.
+/// The cancellation points of musl and glibc: the flag's test, the arguments, the call.
 fn write_cancellation_point(
     a: &mut CodeAssembler,
     is_cancelled: CodeLabel,
@@ -406,7 +408,8 @@ fn write_cancellation_point(
     a.ret()
 }
 
-/// `mmap(0, 4096, 0, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)` by way of a cancellation point, to which rdi points.
+/// `mmap(0, 4096, 0, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)` by way of a cancellation point, to which
+/// rdi points.
 const CANCELLABLE: Write = |a| {
     let [mut point, mut cancelled] = [(); 2].map(|()| a.create_label());
     a.push(0)?;

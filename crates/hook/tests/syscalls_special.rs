@@ -1,4 +1,4 @@
-//! Calls that return twice, or never, or late: hooked in each form, they do what they did.
+//! Calls that return twice, or never, or late: hooked in each form, they behave as before.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::child::in_a_child;
 use support::memory::Pool;
 use support::syscalls::{self, Hooks, Mode};
 
-/// How the call's number gets into its register, and what is behind the call.
+/// The code that loads the call's number into its register, and the code behind the call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
     InPlace,
@@ -24,8 +24,8 @@ enum Way {
 
 const WAYS: [Way; 3] = [Way::InPlace, Way::MovedStatic, Way::Dynamic];
 
-/// A call with four arguments, `(second to fourth argument of the function)`, the third zero; the function's first is the number.
-/// `then` is what the function does with the result.
+/// A call with four arguments, `(second to fourth argument of the function)`, the third zero; the
+/// function's first is the number. `then` uses the result.
 fn code(
     way: Way,
     number: i64,
@@ -222,7 +222,7 @@ extern "C" fn handler(_: i32) {
     HANDLED.fetch_add(1, Relaxed);
 }
 
-/// As the kernel has it.
+/// The kernel's structure.
 #[repr(C)]
 struct Action {
     handler: usize,
@@ -238,7 +238,7 @@ fn a_signal_handler_returns_through_a_hook() {
     in_a_child(|| {
         syscalls::reset(Mode::Look, 0);
         let mut hooks = Hooks::new(Pool::new(1 << 16));
-        // xor eax, eax; or al, 15; syscall: nobody takes that for a restorer.
+        // xor eax, eax; or al, 15; syscall: the code is not taken for a restorer.
         let restorer = b"\x31\xc0\x0c\x0f\x0f\x05\x0f\x1f\x00\x0f\x0b";
         let (restorer, plans) = hooks.hooked(restorer);
         assert_eq!(plans[0].number, None);
@@ -286,7 +286,8 @@ fn a_signal_interrupts_or_restarts_a_call() {
             syscalls::reset(Mode::Look, 0);
             syscalls::watch_all();
             let ends = pipe();
-            // SAFETY: a handler that only counts; a thread that is alive until it is joined; one byte.
+            // SAFETY: a handler that only counts; a thread that is alive until it is joined; one
+            // byte.
             unsafe {
                 let mut action = std::mem::zeroed::<libc::sigaction>();
                 action.sa_sigaction = handler as *const () as usize;
@@ -315,7 +316,8 @@ fn a_signal_interrupts_or_restarts_a_call() {
     });
 }
 
-/// Patches a child that sleeps in a call, as a tracer does: it wakes up in the hook, or in a call that is made again there.
+/// Patches a child that sleeps in a call, as a tracer does: it wakes up in the hook, or in a call
+/// that is made again there.
 #[test]
 fn a_call_that_sleeps_is_taken_into_the_hook() {
     in_children(|way, hooks| {
@@ -332,7 +334,7 @@ fn a_call_that_sleeps_is_taken_into_the_hook() {
             let first = function(libc::SYS_read, ends[0] as u64, bytes.as_mut_ptr() as u64, 1);
             let seen = syscalls::numbers();
             let second = function(libc::SYS_read, ends[0] as u64, bytes.as_mut_ptr() as u64, 1);
-            // Of a call whose number is not known, no exit without an entry.
+            // For a call with an unknown number, no exit without an entry.
             let woken: &[_] = if way == Way::Dynamic {
                 &[]
             } else {

@@ -1,5 +1,5 @@
-//! Every `syscall` instruction of real programs and libraries is hooked, or is one of those that must not be; and what
-//! is displaced for it means the same in the stub.
+//! Every `syscall` instruction of real programs and libraries is hooked, or is one of those that
+//! must not be; and the instructions displaced for it mean the same in the stub.
 
 mod support;
 
@@ -14,7 +14,7 @@ use iced_x86::{Decoder, DecoderOptions};
 use support::elf::Library;
 use support::same;
 
-/// Where files are taken to be mapped, and how far from there stubs are.
+/// The assumed addresses of files, and the distance from there to stubs.
 const BASE: u64 = 0x7f12_3450_0000;
 const DISTANCE: u64 = 0x2345_6780;
 
@@ -26,7 +26,8 @@ const SPEC: CallSpec = CallSpec {
     watched: 0x7f00_0000_2000,
 };
 
-/// The sites of a file; `None`, with a word about it, if it is not there. Prints a line of a table.
+/// Returns the sites of a file; `None`, with a message, if it is not there. Prints a line of a
+/// table.
 fn survey(path: &str) -> Option<(Library, CallSites)> {
     let Some(library) = Library::read(Path::new(path)) else {
         eprintln!("skipped: {path} is not there");
@@ -60,7 +61,7 @@ fn survey(path: &str) -> Option<(Library, CallSites)> {
     Some((library, sites))
 }
 
-/// Writes all stubs for the file at [`BASE`]; gives their length.
+/// Writes all stubs for the file at [`BASE`]; returns their length.
 fn emit_all(plans: &[CallPlan], look: impl Fn(u64, &beeline_hook::CallStub)) -> usize {
     let start = BASE - DISTANCE;
     let common = CommonCode::emit(start, &SPEC).unwrap();
@@ -75,7 +76,8 @@ fn emit_all(plans: &[CallPlan], look: impl Fn(u64, &beeline_hook::CallStub)) -> 
     (at - start) as usize
 }
 
-/// Each overwritten byte belongs to one site, is what the file has, and its instruction means the same in the stub.
+/// Each overwritten byte belongs to one site, is what the file has, and its instruction means the
+/// same in the stub.
 fn check(library: &Library, plans: &[CallPlan]) {
     let mut overwritten = Vec::new();
     for plan in plans {
@@ -98,7 +100,7 @@ fn check(library: &Library, plans: &[CallPlan]) {
                 let original =
                     Decoder::with_ip(64, original, *address, DecoderOptions::NONE).decode();
                 let is_displaced = (patch.site..end).contains(address);
-                // What is behind a moved call is listed for the call's sake first.
+                // Instructions behind a moved call are listed for the call's sake first.
                 if is_displaced && stub.bytes[(moved - at) as usize..].starts_with(MOV_RCX_WATCHED)
                 {
                     assert!(
@@ -118,10 +120,10 @@ fn check(library: &Library, plans: &[CallPlan]) {
     });
 }
 
-/// How a stub that is far from the table begins to look whether an exit is watched.
+/// The beginning of a stub far from the table, which checks whether an exit is watched.
 const MOV_RCX_WATCHED: &[u8] = &[0x48, 0xb9];
 
-/// Is the instruction before `mov eax, number`?
+/// Returns whether the instruction before is `mov eax, number`.
 fn follows_a_number(library: &Library, call: u64) -> bool {
     let before = library.data(call - 5).unwrap();
     before[0] == 0xb8 && before[3..5] == [0, 0]
@@ -143,8 +145,8 @@ fn check_found(library: &Library, sites: &CallSites) {
     }
 }
 
-/// All of them, but for restorers and what has no stack, of which there are as many as given, and for what is among data
-/// between functions.
+/// All of them are hooked, except restorers and code without a stack, of which there are as many as
+/// given, and data between functions.
 fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
     let Some((library, sites)) = survey(path) else {
         return;
@@ -185,7 +187,8 @@ fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
     check_shifted(&sites.plans);
 }
 
-/// Stubs for a text that lies higher, as does all else, differ in the words that are said to be addresses, and in no more.
+/// Stubs for a text that lies higher, as does all else, differ only in the words declared as
+/// addresses.
 fn check_shifted(plans: &[CallPlan]) {
     const HIGHER: u64 = 0x1_2345_6000;
     let start = BASE - DISTANCE;
@@ -249,7 +252,7 @@ fn go() {
     is_hooked("/usr/local/go/bin/go", 30, 1, 1);
 }
 
-/// A big program that makes its calls by way of the C library.
+/// A big program that makes its calls through the C library.
 #[test]
 fn node() {
     is_hooked("/usr/bin/node", 0, 0, 0);
@@ -270,7 +273,7 @@ fn numbers() {
         ("getuid", libc::SYS_getuid),
         ("epoll_wait", libc::SYS_epoll_wait),
     ];
-    // Of several names for the same function only one is kept.
+    // Only one of several names for the same function is kept.
     let plain = |known: &Option<String>| {
         let known = known.as_deref().unwrap_or_default().trim_start_matches('_');
         known.trim_start_matches("libc_").to_owned()

@@ -1,4 +1,4 @@
-//! A target that is held by the thread which wants to, and what makes short stops shorter.
+//! A target held by the calling thread, and the ways to shorten a short stop.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn holder(process: &Process) -> std::thread::ThreadId {
     process.stopped(|_| std::thread::current().id()).unwrap()
 }
 
-/// The thread that traces a process, 0 for none.
+/// Returns the thread that traces a process, 0 for none.
 fn tracer(pid: i32) -> i32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let mut lines = status.lines();
@@ -65,14 +65,14 @@ fn a_tracer_thread_that_cannot_let_go_ends() {
     };
     let (must, by) = std::thread::scope(|scope| scope.spawn(attempt).join().unwrap());
     assert!(must && by != 0);
-    // The kernel lets go a moment after the thread can be joined.
+    // The kernel releases the target a moment after the thread can be joined.
     while tracer(pid) != 0 {
         std::thread::yield_now();
     }
     target.finish_fine();
 }
 
-/// It is another process's child: whoever traces it when it ends keeps it from its parent.
+/// It is another process's child: a tracer keeps its end from its parent.
 #[test]
 fn a_tracer_thread_of_a_dead_process_ends() {
     let mut shell = Command::new("sh");
@@ -113,7 +113,7 @@ fn files_are_mapped_through_memory_that_is_there() {
     };
     assert!(!before.iter().any(|region| region.contains(scratch)));
     assert!(is_mapped(&stopped, scratch));
-    // The second time what the first has left is there.
+    // The second time, the first visit's mappings are there.
     for content in [b"first", b"other"] {
         let file = memory_file(content, PAGE);
         let mapping = Mapping {
@@ -149,7 +149,7 @@ fn pieces_are_read_together_whatever_they_are() {
             .write(place + page * PAGE, &[page as u8 + 1; 16])
             .unwrap();
     }
-    // Not for the process itself, nor for who reads as it would.
+    // Not for the process itself, nor for readers with the same view.
     let unreadable = [place + PAGE, PAGE, libc::PROT_NONE as u64, 0, 0, 0];
     stopped.syscall(libc::SYS_mprotect, unreadable).unwrap();
     let piece = |page: u64| (place + page * PAGE, vec![0; 16]);

@@ -1,4 +1,4 @@
-//! Who holds a target may be killed at any moment: the target goes on as if it had never been held.
+//! A tracer may be killed at any moment: the target goes on as if it had never been held.
 
 mod common;
 
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant, SystemTime};
 use beeline_inject::{Error, MapFlags, Mapping, Process, ProtFlags, Watched};
 use common::{FINE, LATE, Portrait, Target, compile, memory_file};
 
-/// Names the target of the process that these tests kill, and what it is to do.
+/// Names the target and the task of the process that these tests kill.
 const PID: &str = "BEELINE_TEST_HOLDS";
 const TASK: &str = "BEELINE_TEST_TASK";
 
-/// Stays in a call of the target as long as this.
+/// Stays this long in a call of the target.
 const WITHIN: &str = "within";
-/// Stops it, maps and unmaps, and lets it go, all the time.
+/// Stops the target, maps and unmaps, and releases it, all the time.
 const VISITS: &str = "visits";
-/// Follows it through the start of a program until its libraries are mapped.
+/// Follows the target through the start of a program until its libraries are mapped.
 const FOLLOWS: &str = "follows";
 const STAY: Duration = Duration::from_millis(400);
 
@@ -34,7 +34,7 @@ fn holder(target: &Target, task: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// Not a test by itself: what [`holder`] runs.
+/// Not a test by itself: [`holder`] runs it.
 #[test]
 fn helper_that_holds() {
     let Ok(pid) = std::env::var(PID) else {
@@ -60,7 +60,7 @@ fn helper_that_holds() {
     }
 }
 
-/// Runs a call that takes its time. It is one that has nothing to do with how the kernel continues others.
+/// Runs a slow call, unrelated to the way that the kernel continues others.
 fn stay_within(process: &Process) {
     let mut stopped = process.stop().unwrap();
     let epoll = stopped.syscall(libc::SYS_epoll_create1, [0; 6]).unwrap();
@@ -108,7 +108,7 @@ fn await_call(target: &Target) {
     }
 }
 
-/// Kills whoever holds the target in the middle of a call that a thread of the target makes for it.
+/// Kills the tracer in the middle of a call that a thread of the target makes for it.
 fn kill_within_a_call(target: &Target, meanwhile: impl FnOnce(&Target)) {
     assert_eq!(STAY.as_millis(), 0x190);
     let mut holder = holder(target, WITHIN);
@@ -127,7 +127,7 @@ fn c_target() -> PathBuf {
     compile("target.c", &["-fPIE", "-pie"])
 }
 
-/// Asserts that nobody traces it and that none of its threads is stopped.
+/// Asserts that nothing traces the process and that none of its threads is stopped.
 fn assert_free(target: &Target) {
     let tasks = fs::read_dir(format!("/proc/{}/task", target.pid())).unwrap();
     for task in tasks.flatten() {
@@ -179,7 +179,7 @@ fn within_a_call_of_a_thread_that_waits() {
     for (call, target) in targets {
         assert_free(&target);
         let code = target.finish().code();
-        // Those that the kernel does not continue begin their time anew.
+        // The calls that the kernel does not continue restart their time.
         let is_late = code == Some(LATE) && !["nanosleep", "poll", "futex"].contains(&call);
         assert!(code == Some(FINE) || is_late, "{call}: {code:?}");
     }
@@ -218,7 +218,7 @@ fn within_a_call_of_a_thread_that_sends_calls_to_itself() {
     target.finish_fine();
 }
 
-/// Who comes next finds the thread where the first one, who is dead, has left it.
+/// The next tracer finds the thread where the first one, now dead, has left it.
 #[test]
 fn another_takes_over() {
     let target = Target::start(&c_target(), &["registers"]);
@@ -238,13 +238,13 @@ fn another_takes_over() {
             target.pid() as u64
         );
     }
-    // All but two descriptors and a page for each visit is as it was.
+    // Everything but two descriptors and a page for each visit is as it was.
     let after = Portrait::of(&process);
     assert!(before.has_same_text(&after));
     target.finish_fine();
 }
 
-/// Kills whoever visits the target again and again, after a random time each.
+/// Kills one tracer of the target after another, after a random time each.
 fn kill_often(target: &Target, times: u32) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let mut seed = now.unwrap().as_nanos() as u64 | 1;
@@ -276,8 +276,8 @@ fn at_any_moment() {
     }
 }
 
-/// Not so of `epoll_wait` and its like: killed before it has seen that such a call gave up when it was asked to stop, who holds the target
-/// cannot have it made anew.
+/// Except `epoll_wait` and its like: a tracer killed before it has seen that such a call gave up on
+/// the stop request cannot restart it.
 #[test]
 fn at_any_moment_of_a_wait() {
     let program = c_target();
@@ -289,7 +289,7 @@ fn at_any_moment_of_a_wait() {
     }
 }
 
-/// A program whose loader is watched begins all the same.
+/// A program whose loader is watched starts all the same.
 #[test]
 fn at_any_moment_of_a_start() {
     let library = compile("library.c", &["-shared", "-fPIC"]);

@@ -1,4 +1,4 @@
-//! What may not be touched is named, with what to do about it, and is not touched.
+//! A refusal names the thing that may not be touched, with advice, and leaves it untouched.
 
 mod common;
 
@@ -108,7 +108,7 @@ fn somebody_elses_tracee() {
     target.finish_fine();
 }
 
-/// The least 32-bit program: it waits for a signal.
+/// The smallest 32-bit program: it waits for a signal.
 fn program_of_32_bits() -> PathBuf {
     const BASE: u32 = 0x0804_8000;
     let code = [0xb8, 29, 0, 0, 0, 0xcd, 0x80]; // mov $29, %eax (pause); int $0x80
@@ -218,7 +218,7 @@ fn somebody_elses_process() {
     own.finish_fine();
 }
 
-/// Opens it as user nobody, in a process for the purpose, and gives what comes of it.
+/// Opens it as user nobody, in a separate process, and returns the result.
 fn as_nobody(target: &Target) -> String {
     let us = Path::new("/tmp").join(format!(
         "beeline-refusals-{}-{}",
@@ -238,7 +238,7 @@ fn as_nobody(target: &Target) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Not a test by itself: what [`as_nobody`] runs.
+/// Not a test by itself: [`as_nobody`] runs it.
 #[test]
 fn helper_that_opens() {
     let Ok(pid) = std::env::var("BEELINE_TEST_OPENS") else {

@@ -1,4 +1,5 @@
-//! A visit to a target (stop, system calls, mappings, patch, let go) leaves no trace, whatever the target is at.
+//! A visit to a target (stop, system calls, mappings, patch, release) leaves no trace, whatever the
+//! target is doing.
 
 mod common;
 
@@ -24,7 +25,7 @@ fn mapping(file: &std::fs::File) -> Mapping<'_> {
     }
 }
 
-/// One of everything.
+/// Does one of everything.
 fn visit(process: &Process, files: &[std::fs::File]) -> Duration {
     let mut stopped = process.stop().unwrap();
     let pid = process.pid() as u64;
@@ -50,7 +51,7 @@ fn visit(process: &Process, files: &[std::fs::File]) -> Duration {
     stopped.resume().unwrap()
 }
 
-/// Writes over code what is there already.
+/// Overwrites code with the same bytes.
 fn rewrite_code(stopped: &mut Stopped) {
     let ip = stopped.threads()[0].ip();
     let mut code = [0; 16];
@@ -62,7 +63,7 @@ fn three_files() -> [std::fs::File; 3] {
     [1u8, 2, 3].map(|byte| memory_file(&[byte; 4], LEN))
 }
 
-/// Visits it many times and looks whether it is as before.
+/// Visits the target many times and checks that it is unchanged.
 fn visit_often(target: &Target, rounds: u32, pause: Duration) -> Process {
     let process = target.open();
     let files = three_files();
@@ -151,7 +152,7 @@ fn blocking_calls_take_their_time_and_no_eintr() {
         .chain(later)
         .chain(["read", "epoll-input"])
     {
-        // A wait that begins anew is late every time; on a busy machine any wait may be.
+        // A restarted wait is late every time; on a busy machine any wait may be.
         let mut codes = (0..4).map(|_| visit_while_it_blocks(&program, call));
         assert_eq!(codes.find(|code| *code != LATE), Some(FINE), "{call}");
     }
@@ -365,7 +366,8 @@ fn errors_leave_nothing_behind() {
         .filter(|fd| std::fs::symlink_metadata(format!("/proc/{}/fd/{fd}", target.pid())).is_err());
     let tight = room.take(3).last().unwrap() + 1;
     let limits = || std::fs::read_to_string(format!("/proc/{}/limits", target.pid())).unwrap();
-    // What it may raise itself is raised for the moment. What it may not, takes CAP_SYS_RESOURCE.
+    // A limit that it may raise itself is raised for the moment. One that it may not takes
+    // CAP_SYS_RESOURCE.
     for (limit, is_its_own) in [
         (format!("{tight}:"), true),
         (format!("{tight}:{tight}"), false),
@@ -469,7 +471,7 @@ fn a_thread_can_be_sent_elsewhere() {
     let target = Target::start(&c_target(), &["registers"]);
     let process = target.open();
     let mut stopped = process.stop().unwrap();
-    // `ud2`, written beside the program's own code, ends it by SIGILL: so it did go there.
+    // `ud2`, written beside the program's own code, ends it by SIGILL: so it did run there.
     let page = stopped
         .mmap_anonymous(
             4096,

@@ -1,4 +1,4 @@
-//! A program is stopped when its libraries are mapped and before anything in it has run.
+//! A program is stopped when its libraries are mapped and before any of its code has run.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn has(stopped: &Stopped, name: &str) -> bool {
         .any(|region| region.permissions.execute && region.path.to_string_lossy().contains(name))
 }
 
-/// What every callback does: run system calls, and leave a page behind.
+/// Does the work of every callback: runs system calls, and leaves a page behind.
 fn work(stopped: &mut Stopped) {
     assert_eq!(stopped.threads().len(), 1);
     let pid = stopped.process().pid() as u64;
@@ -66,7 +66,7 @@ fn libraries_are_there_and_constructors_have_not_run() {
     }
 }
 
-/// Whether the loader's function begins with a breakpoint, counted.
+/// Returns 1 if the loader's function begins with a breakpoint, or else 0.
 fn breakpoints_left(stopped: &Stopped) -> usize {
     let ip = stopped.threads()[0].ip();
     let mut byte = [0];
@@ -78,7 +78,7 @@ fn breakpoints_left(stopped: &Stopped) -> usize {
 fn a_program_of_one_piece() {
     let mut target = waiting_shell("", &compile("target.c", &["-static"]), "registers");
     let watched = Watched::seize(&target.open(), target.pid()).unwrap();
-    // The shell reads a line, so give it none: end of file will do, and the program ends at once.
+    // The shell reads a line, so give it none: end of file is enough, and the program ends at once.
     target.close_input();
     let loaded = watched.run_until_loaded(|stopped| {
         work(stopped);
@@ -234,7 +234,7 @@ fn dropped_it_runs_on() {
     target.finish_fine();
 }
 
-/// Its loader does not come to where the libraries are mapped.
+/// Its loader does not reach the point where the libraries are mapped.
 #[test]
 fn given_up_in_its_loader_it_runs_on_as_it_was() {
     for options in [&[][..], &["-DLONG"]] {

@@ -20,7 +20,7 @@ const TYPES: [MapType; 6] = [
 
 type Elements = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// All elements, read with room for `room` at a time; `None` if a bucket does not fit.
+/// Returns all elements, read with room for `room` at a time; `None` if a bucket does not fit.
 fn ours_by(ours: &Ours, room: usize, delete: bool) -> Option<Elements> {
     let (key_size, value_len) = (ours.map.spec().key_size as usize, ours.map.value_len());
     let (mut keys, mut values) = (vec![0; room * key_size], vec![0; room * value_len]);
@@ -145,7 +145,7 @@ fn a_bucket_that_does_not_fit_is_enospc() {
     assert_eq!((all.result, all.count), (Err(Errno::ENOENT), 1));
 }
 
-/// Maps without batches say so.
+/// Maps without batches refuse them.
 #[test]
 fn other_types_have_no_batches() {
     let batch = |spec: &Spec, delete| {

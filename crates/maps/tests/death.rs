@@ -1,4 +1,5 @@
-//! Processes are killed in the middle of their work on a map; the others go on, and nothing is lost.
+//! Processes are killed in the middle of their work on a map; the others go on, and nothing is
+//! lost.
 
 mod common;
 
@@ -40,7 +41,7 @@ fn churn(map: &Map, owner: u32, seed: u64) {
     }
 }
 
-/// The tags of the dead are used again only after the runtime has cleared up behind them.
+/// The tags of the dead are reused only after the runtime has cleaned up after them.
 #[test]
 fn hash_survives_kills_and_loses_no_node() {
     for map_type in HASHES {
@@ -65,10 +66,10 @@ fn hash_survives_kills_and_loses_no_node() {
     }
 }
 
-/// Others go on while processes die: with a runtime that clears up, no operation fails for that.
+/// Others go on while processes die: no operation fails for that as long as a runtime cleans up.
 #[test]
 fn the_dead_keep_nobody_waiting() {
-    // Few buckets, so that most of the dead hold one that is wanted.
+    // Few buckets, so that most of the dead hold one that others want.
     let ours = Ours::new(&spec(MapType::HASH, 8, 16, 2), 4).unwrap();
     let stop = AtomicBool::new(false);
     let longest = thread::scope(|scope| {
@@ -135,14 +136,14 @@ fn check_whole(ours: &Ours) {
 fn lock_of_a_dead_process_gives_ebusy_until_it_is_released() {
     let ours = Ours::new(&spec(MapType::HASH, 8, 16, 1), 2).unwrap();
     ours.set(&[1; 8], &[1; 16], 0, &caller(5, 0)).unwrap();
-    // (A value of one word would be replaced without the lock, as nobody can see half of it.)
+    // (A value of one word would be replaced without the lock, as half of it can never be seen.)
     // The one bucket's lock, as a dead process leaves it.
     let lock = ours
         .memory
         .base
         .wrapping_add(ours.map.layout().table as usize + 4)
         .cast::<u32>();
-    // SAFETY: inside the mapping; nobody else runs.
+    // SAFETY: inside the mapping; no other process runs.
     unsafe { lock.write(5) };
     assert_eq!(
         ours.set(&[1; 8], &[2; 16], 0, &caller(6, 0)),
@@ -157,7 +158,7 @@ fn lock_of_a_dead_process_gives_ebusy_until_it_is_released() {
     assert_eq!(ours.set(&[1; 8], &[2; 16], 0, &caller(6, 0)), Ok(()));
 }
 
-/// Records begun by the dead are discarded, the consumer gets on, and what it gets is whole.
+/// Records begun by the dead are discarded, the consumer makes progress, and its records are whole.
 #[test]
 fn ring_survives_kills() {
     let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 4096), 2).unwrap();
@@ -238,11 +239,11 @@ fn stacks_survive_kills() {
 }
 
 thread_local! {
-    /// The map that is released by whoever waits for a lock.
+    /// The map that waiters for a lock release.
     static WAITED_FOR: Cell<Option<Map>> = const { Cell::new(None) };
 }
 
-/// A caller that does what the runtime does meanwhile: everybody but itself is dead.
+/// Returns a caller that does the runtime's work meanwhile: everything but itself is dead.
 fn impatient() -> Caller {
     fn relax(_: &Caller) -> bool {
         if let Some(map) = WAITED_FOR.take() {
@@ -257,7 +258,7 @@ fn impatient() -> Caller {
     }
 }
 
-/// Whatever is written over a map's memory, its operations return, and touch nothing outside.
+/// Whatever overwrites a map's memory, its operations return, and touch nothing outside.
 #[test]
 fn scribbled_memory_hurts_nobody() {
     let mut state = 12345u64;
@@ -282,8 +283,9 @@ fn scribbled_memory_hurts_nobody() {
                 use_it(&ours, i);
             }
             let len = ours.map.layout().len;
-            // A few words anywhere, or (in every third round) one value everywhere, but no lock held for ever
-            // by nobody, which would only make the test slow: those are released as the runtime would.
+            // A few words anywhere, or (in every third round) one value everywhere, but no lock
+            // held for ever without a holder, which would only make the test slow: those are
+            // released as the runtime would.
             for _ in 0..if round % 3 == 0 { len / 4 } else { 30 } {
                 let at = random(&mut state) % (len / 4) * 4;
                 let value = if round % 2 == 0 {

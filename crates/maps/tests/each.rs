@@ -1,4 +1,4 @@
-//! Going through a map's elements while they come and go.
+//! Iteration over a map's elements while they come and go.
 
 mod common;
 
@@ -10,7 +10,8 @@ use beeline_maps::Map;
 use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
 
-/// Key and value of every element, both being numbers of 8 bytes; how often a key came, too.
+/// Returns the key and value of every element, both numbers of 8 bytes, and the number of visits to
+/// each key.
 fn pairs(map: &Map, cpu: u32) -> BTreeMap<u64, (u64, u32)> {
     let mut pairs = BTreeMap::new();
     let calls = map.for_each(0, cpu, |key, value| {
@@ -61,7 +62,7 @@ fn the_other_types_and_flags_are_refused() {
     assert_eq!(rings.map.for_each(0, 0, never), Err(Errno::ENOTSUPP));
 }
 
-/// Whether the callback deletes the element that it was given, all others, or all.
+/// The elements that the callback deletes: the one that it was given, all others, or all.
 #[test]
 fn a_callback_may_delete() {
     for map_type in [MapType::HASH, MapType::PERCPU_HASH] {
@@ -97,7 +98,8 @@ fn a_callback_may_delete() {
     }
 }
 
-/// Elements that a callback adds have an end: it is called no more often than a map can explain.
+/// A callback that adds elements does not run for ever: it is called at most as often as the size
+/// of the map allows.
 #[test]
 fn a_callback_may_replace_the_element_it_was_given() {
     let ours = Ours::new(&spec(MapType::HASH, 8, 8, 8), 1).unwrap();
@@ -117,13 +119,13 @@ fn a_callback_may_replace_the_element_it_was_given() {
     assert_eq!(ours.keys().len(), 8);
 }
 
-/// A chain that is longer than what is read of it at once.
+/// A chain longer than one read of it.
 #[test]
 fn long_chains_are_shown_as_a_whole() {
     let ours = Ours::new(&spec(MapType::HASH, 8, 8, 80), 1).unwrap();
     let me = caller(1, 0);
     let table = ours.map.layout().table as usize..ours.map.layout().nodes as usize;
-    // The bucket of a key, by the first byte that changes when it is put in and taken out.
+    // Returns the bucket of a key, by the first byte that changes when it is added and removed.
     let bucket = |key: u64| {
         let at = ours.memory.bytes();
         ours.set(&key.to_ne_bytes(), &[0; 8], 0, &me).unwrap();
@@ -131,7 +133,7 @@ fn long_chains_are_shown_as_a_whole() {
         ours.map.delete_key(&key.to_ne_bytes(), &me).unwrap();
         table.clone().find(|&byte| at[byte] != put[byte])
     };
-    // Every bucket is in the state of one that was used.
+    // Every bucket is in the state of a used one.
     for key in 0..2000 {
         bucket(key);
     }

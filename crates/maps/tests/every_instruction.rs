@@ -1,6 +1,6 @@
-//! Death at every instruction: a child does one operation, single-stepped, and after each step a copy of
-//! the map's
-//! memory, which is what a kill at that point would leave behind, is repaired and looked at.
+//! Death at every instruction: a child does one operation, single-stepped, and after each step a
+//! copy of the map's memory, the state that a kill at that point would leave, is repaired and
+//! checked.
 
 mod common;
 
@@ -13,7 +13,8 @@ use common::{
     step::{DEAD, each_step},
 };
 
-/// After the repair the keys are those of before or after the operation, and every node can be used once.
+/// After the repair the keys are those of before or after the operation, and every node can be used
+/// once.
 fn check_hash(ours: &Ours, states: &[BTreeSet<Vec<u8>>]) {
     let me = caller(1, 0);
     let is_lru = LRU_HASHES.contains(&ours.map.spec().map_type);
@@ -23,7 +24,7 @@ fn check_hash(ours: &Ours, states: &[BTreeSet<Vec<u8>>]) {
     assert!(states.contains(&keys), "{keys:?}");
     for key in &keys {
         let value = ours.get(key, 0).expect("a key that is listed is found");
-        // A value that was being overwritten may be half of each, by whole words.
+        // A half-overwritten value may mix both, by whole words.
         let words: BTreeSet<_> = value.chunks(8).collect();
         assert!(
             words

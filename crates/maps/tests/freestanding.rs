@@ -1,4 +1,5 @@
-//! What is linked into traced processes must not be able to panic, format text or touch vector registers.
+//! Code linked into traced processes must not be able to panic, format text or touch vector
+//! registers.
 
 use std::{path::PathBuf, process::Command};
 

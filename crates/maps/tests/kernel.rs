@@ -1,4 +1,4 @@
-//! Our maps against the kernel's: the same calls give the same results, errors and contents.
+//! Beeline's maps against the kernel's: the same calls give the same results, errors and contents.
 
 mod common;
 
@@ -130,7 +130,7 @@ fn specs() -> impl Strategy<Value = Spec> {
         ],
         prop_oneof![Just(1u32), Just(4), Just(8), Just(12), Just(64), Just(100)],
     );
-    // Which element an LRU hash drops is its own affair: those here are not filled.
+    // An LRU hash drops elements of its own choice: those here are not filled.
     let hash = hash.prop_map(|(map_type, flags, key_size, value_size)| Spec {
         map_type,
         key_size,
@@ -167,7 +167,7 @@ fn key_bytes(spec: &Spec, key: u8) -> Vec<u8> {
     bytes
 }
 
-/// One operation on both; false if the kernel cannot be compared from here on.
+/// Does one operation on both; returns false if the kernel cannot be compared from here on.
 fn same(op: &Op, ours: &Ours, theirs: &KernelMap) -> Result<(), TestCaseError> {
     let spec = ours.map.spec();
     let len = ours.map.value_len();
@@ -274,7 +274,7 @@ fn maps_can_be_emptied_during_a_walk() {
     }
 }
 
-/// The keys that are met, sorted.
+/// Returns the visited keys, sorted.
 fn empty(
     takes_next_first: bool,
     next: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
@@ -356,7 +356,7 @@ fn same_contents(ours: &Ours, theirs: &KernelMap, key: &[u8], step: u8) {
     );
     let spec = ours.map.spec();
     if spec.map_type.is_per_cpu() {
-        // What pads a per-CPU value is not part of it.
+        // The padding of a per-CPU value is not part of it.
         let (stride, size) = (
             (spec.value_size as usize + 7) & !7,
             spec.value_size as usize,

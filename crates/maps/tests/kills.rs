@@ -1,7 +1,7 @@
-//! Thousands of deaths: processes are killed at random moments of their work on a map of each type. The others work on
-//! without waiting, keep exact counts, and nothing is lost.
+//! Thousands of deaths: processes are killed at random moments of their work on a map of each type.
+//! The others work on without waiting, keep exact counts, and nothing is lost.
 //!
-//! `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` chooses other moments.
+//! `BEELINE_SOAK` runs it for that many seconds, `BEELINE_SEED` chooses other moments.
 
 mod common;
 
@@ -19,24 +19,25 @@ use common::{
     subjects::{Family, RING, Subject, VALUE, number, subjects, value},
 };
 
-/// In all, shared by the types.
+/// The total, divided among the types.
 const KILLS: usize = 3_000;
-/// Processes that are killed, and begin anew, by turns. Their tags are 1, 2 ...
+/// Processes that are killed and restarted in turn. Their tags are 1, 2 ...
 const VICTIMS: u32 = 2;
-/// Processes that live. Their tags follow.
+/// Surviving processes. Their tags follow.
 const SURVIVORS: u32 = 2;
 /// Fewer elements than keys, so that maps run full.
 const ENTRIES: u32 = 100;
 const KEYS: u64 = 140;
 /// Nanoseconds above which a wait for a lock is counted.
 const LONG: u64 = 10_000_000;
-/// Naps in one wait, each of 50 us at least, above which an operation hung: that others had the CPU is none of its doing.
+/// Naps in one wait, each of at least 50 us, above which an operation counts as hung: it is not
+/// responsible for the CPU that others had.
 const HANG: u64 = 20_000;
 
-/// For what comes soon if it comes at all.
+/// For events that come soon if they come at all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a survivor tells of itself, in shared memory.
+/// A survivor's report, in shared memory.
 #[repr(C)]
 #[derive(Default)]
 struct Report {
@@ -46,14 +47,15 @@ struct Report {
     longest: AtomicU64,
     long: AtomicU64,
     hangs: AtomicU64,
-    /// Operations that gave up: their lock's holder is dead and not yet released, or has lost its CPU for long.
+    /// Operations that gave up: their lock's holder is dead and not yet released, or has lost its
+    /// CPU for a long time.
     busy: AtomicU64,
     strange: AtomicU64,
     /// Additions to its own element, or records with its own number.
     counted: AtomicU64,
 }
 
-/// How often a survivor's operation gave the CPU away; each process has its own.
+/// The number of times a survivor's operation gave the CPU away; each process has its own.
 static RELAXED: AtomicU64 = AtomicU64::new(0);
 
 fn relax(_: &Caller) -> bool {
@@ -65,7 +67,7 @@ fn relax(_: &Caller) -> bool {
 impl Report {
     fn note(&self, nanoseconds: u64, result: Result<(), Errno>) {
         self.operations.fetch_add(1, Relaxed);
-        // Without that it is the scheduler that took the time.
+        // Without that, the scheduler took the time.
         let naps = RELAXED.swap(0, Relaxed);
         if naps > 0 {
             self.waits.fetch_add(1, Relaxed);
@@ -82,7 +84,7 @@ impl Report {
     }
 }
 
-/// A victim's life.
+/// Lives a victim's life.
 fn churn(subject: &Subject, map: &Map, owner: u32, seed: u64) {
     let me = caller(owner, owner);
     let mut state = seed | 1;
@@ -91,7 +93,7 @@ fn churn(subject: &Subject, map: &Map, owner: u32, seed: u64) {
     }
 }
 
-/// A survivor's: the same work, by the clock, and between it what it can count.
+/// Lives a survivor's: the same work, by the clock, and countable work in between.
 fn live(subject: &Subject, map: &Map, owner: u32, report: &Report) {
     let me = Caller {
         relax,
@@ -113,7 +115,7 @@ fn live(subject: &Subject, map: &Map, owner: u32, report: &Report) {
     }
 }
 
-/// The survivor's own element, which nobody else touches.
+/// Returns the survivor's own element, which no other process touches.
 fn own_key(subject: &Subject, owner: u32) -> u64 {
     match subject.family {
         Family::Indexed => u64::from(owner),
@@ -176,7 +178,7 @@ impl Taken {
         });
     }
 
-    /// Waits for the next kill, taking what comes.
+    /// Waits for the next kill, and takes records meanwhile.
     fn until(&mut self, end: Instant) {
         while Instant::now() < end {
             self.take();
@@ -187,7 +189,7 @@ impl Taken {
     }
 }
 
-/// Kills so many victims of one map; how long the longest wait of a survivor was.
+/// Kills so many victims of one map; returns the longest wait of a survivor.
 fn kill_many(subject: &Subject, kills: usize, state: &mut u64) {
     let ours = Ours::new(&subject.spec, 8).unwrap();
     let map = &ours.map;
@@ -232,14 +234,15 @@ fn kill_many(subject: &Subject, kills: usize, state: &mut u64) {
     subject.assert_whole(&ours);
 }
 
-/// Frees what dead processes held; again and again, as one of them may hold what another's repair needs.
+/// Frees the locks and nodes of dead processes; repeatedly, as one of them may hold something that
+/// another's repair needs.
 fn release_all(map: &Map, mut owners: Vec<u32>, me: &Caller) {
     while !owners.is_empty() {
         owners.retain(|owner| map.release_owner(*owner, me) == Err(Errno::EBUSY));
     }
 }
 
-/// Waits until a survivor does many operations in a row that all come to their end: no lock stays with the dead.
+/// Waits until a survivor completes many operations in a row: no lock stays with the dead.
 fn await_peace(name: &str, report: &Report, taken: &mut Taken) {
     const MANY: u64 = 20_000;
     let end = Instant::now() + PATIENCE;
@@ -285,7 +288,7 @@ fn check_reports(
         assert!(done > 0, "{name}: a survivor did nothing");
         let counted = of(&report.counted);
         match subject.family {
-            // It was killed itself in the end, perhaps between the addition and its report.
+            // It was itself killed in the end, perhaps between the addition and its report.
             Family::Keyed => {
                 let cpu = if subject.spec.map_type == MapType::PERCPU_HASH {
                     owner

@@ -71,7 +71,8 @@ fn kill(pid: i32) {
     }
 }
 
-/// Whoever dies between the two counters leaves them one apart, and nobody else ever finds them so.
+/// A process that dies between the two counters leaves them one apart, and no other process ever
+/// finds them so.
 #[test]
 fn a_dead_holders_lock_is_freed() {
     for map_type in [MapType::HASH, MapType::ARRAY] {
@@ -81,7 +82,8 @@ fn a_dead_holders_lock_is_freed() {
         let mut children: Vec<i32> = (1..4).map(|n| spawn_counting(&ours.map, n)).collect();
         let mut torn = 0;
         for round in 0..300u64 {
-            // Each round waits until they have counted on, so a lock that stays taken would be waited for in vain.
+            // Each round waits until they have counted on, so it would wait in vain for a lock that
+            // stays taken.
             let before = first.load(Relaxed);
             while first.load(Relaxed) < before + 20 + round * 13 % 50 {
                 std::thread::yield_now();
@@ -102,7 +104,7 @@ fn a_dead_holders_lock_is_freed() {
             apart <= torn + 3,
             "{apart} of {torn} deaths were under the lock"
         );
-        // Nobody has it now.
+        // It has no holder now.
         let lock = value(&ours.map).wrapping_add(LOCK as usize);
         // SAFETY: the lock of a value of this map.
         assert!(unsafe { spin_lock(lock, &me) });

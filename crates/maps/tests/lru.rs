@@ -1,4 +1,4 @@
-//! LRU hashes: what stays and what goes.
+//! LRU hashes: the choice of evicted elements.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn has(ours: &Ours, key: u64) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..Default::default() })]
 
-    /// An update never fails, a new element is there, and what is looked up between inserts stays.
+    /// An update never fails, a new element is there, and elements looked up between inserts stay.
     #[test]
     fn used_elements_stay(
         entries in 2..300u32,
@@ -40,7 +40,7 @@ proptest! {
                 prop_assert!(has(&ours, key), "{} is gone before {}", key, new);
             }
             put(&ours, new, (random(&mut state) % u64::from(cpus)) as u32);
-            // A system call's look-up, which is no use.
+            // A system call's look-up, which does not count as a use.
             let mut value = vec![0; ours.map.value_len()];
             let read = ours
                 .map
@@ -51,7 +51,8 @@ proptest! {
     }
 }
 
-/// Nothing goes before the map is full, also when the CPUs take turns; then one goes for each that comes.
+/// Nothing is evicted before the map is full, also when the CPUs take turns; then one element goes
+/// for each new one.
 #[test]
 fn nothing_goes_before_the_map_is_full() {
     for map_type in LRU_HASHES {
@@ -112,8 +113,8 @@ impl Zipf {
     }
 }
 
-/// A cache of this kind is hit about as often as one of the kernel's. There the look-ups are a program's too, as
-/// only those count as uses.
+/// A cache of this kind is hit about as often as one of the kernel's. The kernel's look-ups are a
+/// program's too, as only those count as uses.
 #[test]
 fn is_hit_as_often_as_the_kernels() {
     if kernel::is_missing() {
@@ -148,7 +149,8 @@ fn is_hit_as_often_as_the_kernels() {
     }
 }
 
-/// Threads that insert on all CPUs, with all buckets fought for: no update fails, and no node is lost.
+/// Threads that insert on all CPUs, with all buckets fought for: no update fails, and no node is
+/// lost.
 #[test]
 fn threads_evict_each_others_elements() {
     for (map_type, entries) in [

@@ -1,5 +1,5 @@
-//! A program in a signal handler meets a lock that the program which it interrupted holds: it must not wait, as that goes
-//! on only after it.
+//! A program in a signal handler meets a lock that the interrupted program holds: it must not wait,
+//! as the other continues only after it.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn nested() -> Caller {
     }
 }
 
-/// The locks of all buckets.
+/// Returns the locks of all buckets.
 fn locks(ours: &Ours) -> Vec<&AtomicU32> {
     let layout = ours.map.layout();
     let lock = |number: u32| {
@@ -36,7 +36,7 @@ fn locks(ours: &Ours) -> Vec<&AtomicU32> {
     (0..=layout.mask).map(lock).collect()
 }
 
-/// A map with the elements 1 and 2, and all its locks in the hands of the interrupted program.
+/// Makes a map with the elements 1 and 2, with all its locks held by the interrupted program.
 fn interrupted(map_type: MapType, value_size: u32) -> Ours {
     let ours = Ours::new(&spec(map_type, 4, value_size, 4), 2).unwrap();
     for key in [1u32, 2] {
@@ -124,7 +124,8 @@ fn neither_do_types_with_one_lock() {
             _ => (layout.control, 1),
         };
         for slot in 0..slots {
-            // SAFETY: a lock is the first word of the control page, and of a stack's slot, 16 bytes each.
+            // SAFETY: a lock is the first word of the control page, and of a stack's slot, 16 bytes
+            // each.
             let lock = unsafe { ours.memory.base.add(first as usize + 16 * slot as usize) };
             // SAFETY: as above.
             unsafe { lock.cast::<u32>().write_volatile(OWNER) };

@@ -1,4 +1,4 @@
-//! Ring buffers and perf rings: what a tool reads is what the kernel would have written.
+//! Ring buffers and perf rings: a tool reads the records that the kernel would have written.
 
 mod common;
 
@@ -70,7 +70,8 @@ fn ring_gives_records_in_order_and_skips_discarded_ones() {
     assert_eq!(ring.reserve(8, 1, &me), Err(Errno::EINVAL));
 }
 
-/// The same outputs, of sizes that wrap around and fill the ring, to the kernel's ring and to ours.
+/// Outputs the same records, of sizes that wrap around and fill the ring, to the kernel's ring and
+/// to Beeline's.
 #[test]
 fn ring_is_filled_as_by_the_kernel() {
     if kernel::is_missing() {
@@ -117,7 +118,7 @@ fn ring_is_filled_as_by_the_kernel() {
     assert!(ring.dropped() > 0, "the ring was never full");
 }
 
-/// The records between two positions, with their length words.
+/// Returns the records between two positions, with their length words.
 fn records(data: &[u8], mut from: u64, to: u64) -> Vec<(u32, Vec<u8>)> {
     let mut all = Vec::new();
     while from < to {
@@ -130,7 +131,7 @@ fn records(data: &[u8], mut from: u64, to: u64) -> Vec<(u32, Vec<u8>)> {
     all
 }
 
-/// A perf ring of ours with one data page.
+/// A perf ring of Beeline's with one data page.
 fn new_perf() -> (Memory, perf::Ring) {
     let memory = Memory::new(perf::Ring::file_len(1).unwrap());
     // SAFETY: mapped for the length of a ring of one page, and kept beside the handle.
@@ -192,7 +193,8 @@ fn perf_ring_believes_no_tail() {
     }
 }
 
-/// The same samples to the kernel's ring and to ours, until it is full, and after the tool has read.
+/// Outputs the same samples to the kernel's ring and to Beeline's, until it is full, and after the
+/// tool has read.
 #[test]
 fn perf_ring_is_filled_as_by_the_kernel() {
     if kernel::is_missing() {
@@ -252,7 +254,7 @@ fn perf_ring_is_filled_as_by_the_kernel() {
     assert_eq!(ours.lost(), lost as u64);
 }
 
-/// A `PERF_COUNT_SW_BPF_OUTPUT` event, enabled.
+/// Opens a `PERF_COUNT_SW_BPF_OUTPUT` event, enabled.
 fn kernel_event(cpu: i32) -> OwnedFd {
     let mut attr = [0u64; 16];
     attr[0] = 1 | 128 << 32; // PERF_TYPE_SOFTWARE, size
@@ -271,9 +273,8 @@ fn kernel_event(cpu: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd as i32) }
 }
 
-/// Records: type, length, and what is comparable of the rest (neither the event's id nor the padding,
-/// which the
-/// kernel leaves as it finds it).
+/// Returns records: type, length, and the comparable part of the rest (neither the event's id nor
+/// the padding, which the kernel does not write).
 fn perf_records(base: *mut u8, mut from: u64, to: u64) -> Vec<(u32, u16, Vec<u8>)> {
     let mut all = Vec::new();
     // SAFETY: a data page after the control page; masked.
@@ -290,7 +291,7 @@ fn perf_records(base: *mut u8, mut from: u64, to: u64) -> Vec<(u32, u16, Vec<u8>
         all.push((kind, len, body));
         from += u64::from(len);
     }
-    // Samples were made so that padding can be told: what was output is a prefix.
+    // The samples make padding recognisable: the output is a prefix.
     all.iter_mut()
         .filter(|(kind, ..)| *kind == 9)
         .for_each(|(_, _, body)| {
@@ -305,7 +306,8 @@ fn perf_records(base: *mut u8, mut from: u64, to: u64) -> Vec<(u32, u16, Vec<u8>
     all
 }
 
-/// A position that no producer has reached leads the runtime's own reader nowhere, and to no end of time neither.
+/// A position that no producer has reached neither leads the runtime's own reader astray nor keeps
+/// it busy for ever.
 #[test]
 fn overwritten_positions_are_given_up() {
     let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 4096), 1).unwrap();

@@ -1,9 +1,10 @@
-//! Every schedule of two processes with at most two switches: one works up to some instruction, the other up to some, the
-//! first goes on to its end, then the other. Whatever the two instructions are, the results are those of doing the
-//! operations one after the other in some order, and the map is whole.
+//! Every schedule of two processes with at most two switches: one works up to some instruction, the
+//! other up to some, the first goes on to its end, then the other. Whatever the two instructions
+//! are, the results are those of the operations one after the other in some order, and the map is
+//! whole.
 //!
-//! That takes minutes. Of each place of the first switch one in [`SHARE`] of the second's is taken, by turns; all are
-//! taken if `BEELINE_SOAK` is set.
+//! That takes minutes. For each place of the first switch, one in [`SHARE`] places of the second is
+//! tried, in turn; all are tried if `BEELINE_SOAK` is set.
 
 mod common;
 
@@ -26,39 +27,39 @@ enum Op {
     /// Key, value, flags.
     Set(u64, u64, u64),
     Delete(u64),
-    /// Look up a key; its value.
+    /// Look up a key; returns its value.
     Get(u64),
-    /// Look up a key; whether it is there.
+    /// Look up a key; returns whether it is there.
     Has(u64),
-    /// Look up and delete; the value.
+    /// Look up and delete; returns the value.
     Take(u64),
-    /// A value, flags.
+    /// Push a value, with flags.
     Push(u64, u64),
     Pop,
     Peek,
-    /// Is the value in the filter?
+    /// Look a value up in the filter.
     Asks(u64),
     /// Reserve and submit a record.
     Produce(u64),
     /// Reserve and discard.
     Discard(u64),
-    /// All records, their numbers as decimal digits.
+    /// Take all records, their numbers as decimal digits.
     Consume,
-    /// The id of a stack of such frames.
+    /// Get the id of a stack of such frames.
     Stack(u64),
 }
 use Op::*;
 
-/// Operations of one process, at most.
+/// The most operations of one process.
 const OPS: usize = 4;
 
-/// Processes may be switched that often before they are said to wait for each other for ever.
+/// The number of switches after which processes count as waiting for each other for ever.
 const SWITCHES: usize = 1000;
 
-/// Of how many places of the second switch one is taken.
+/// One of this many places of the second switch is tried.
 const SHARE: usize = 4;
 
-/// What one process's operations gave.
+/// The results of one process's operations.
 type Results = [i64; OPS];
 
 struct Arena {
@@ -70,7 +71,7 @@ struct Arena {
     results: &'static [[AtomicI64; OPS]; 2],
 }
 
-/// Everything that can be seen in the end.
+/// The observable final state.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Outcome {
     results: [Results; 2],
@@ -104,16 +105,16 @@ impl Arena {
         arena
     }
 
-    /// Puts everything back to the beginning.
+    /// Resets everything.
     fn reset(&self) {
-        // SAFETY: nobody else uses the map; the copy has its length.
+        // SAFETY: no other process uses the map; the copy has its length.
         unsafe {
             let base = self.ours.memory.base;
             base.copy_from_nonoverlapping(self.before.as_ptr(), self.before.len());
         }
     }
 
-    /// The addresses by which processes get at the map.
+    /// Returns the addresses by which processes reach the map.
     fn shared(&self) -> Vec<std::ops::Range<u64>> {
         let base = self.ours.memory.base as u64;
         let whole = base..base + self.before.len() as u64;
@@ -121,7 +122,7 @@ impl Arena {
         std::iter::once(whole).chain(rings).collect()
     }
 
-    /// Does an operation; what it gave, or the error's negative number. Allocates nothing.
+    /// Does an operation; returns its result, or the error's negative number. Allocates nothing.
     fn act(&self, op: Op, me: &Caller) -> i64 {
         let (subject, map) = (&self.subject, &self.ours.map);
         let mut out = [0; VALUE];
@@ -186,16 +187,17 @@ impl Arena {
                     popped => contents.push((vec![], Some(popped as u64))),
                 }
             },
-            // What is evicted, and from where, is the map's own choice.
+            // The map itself chooses the evicted element, and its place.
             _ => {}
         }
         Outcome { results, contents }
     }
 
-    /// What comes out if the operations of the two are done one after the other, in each possible order.
+    /// Returns the final states of the two processes' operations one after the other, in each
+    /// possible order.
     fn sequential(&self, work: [&[Op]; 2]) -> BTreeSet<Outcome> {
         let count = work[0].len() + work[1].len();
-        // In the bits of each number, which process is next.
+        // The bits of each number say which process is next.
         let orders =
             (0..1u32 << count).filter(|order| order.count_ones() as usize == work[1].len());
         let run = |order: u32| {
@@ -224,8 +226,8 @@ impl Arena {
         })
     }
 
-    /// The first process up to its access number `i`, the other up to its number `j`, and both to the end. Whether they
-    /// got that far.
+    /// Runs the first process up to its access number `i`, the other up to its number `j`, and both
+    /// to the end. Returns whether they got that far.
     fn schedule(
         &self,
         code: &Code,
@@ -258,7 +260,7 @@ impl Arena {
     }
 }
 
-/// Lets a process do so many accesses. False if it ended before, or waits.
+/// Lets a process make so many accesses. Returns false if it ended before, or waits.
 fn advance(process: &mut Stepped<'_>, accesses: usize) -> bool {
     for done in 0.. {
         let stop = process.reach_access();
@@ -275,7 +277,7 @@ fn advance(process: &mut Stepped<'_>, accesses: usize) -> bool {
     false
 }
 
-/// Both to the end: a process that waits gives way to the other.
+/// Runs both to the end: a process that waits gives way to the other.
 fn finish(p: &mut Stepped<'_>, q: &mut Stepped<'_>) {
     for _ in 0..SWITCHES {
         let ended = [p.run(), q.run()];
@@ -297,7 +299,7 @@ fn produce(map: &Map, of: u64, discard: bool, me: &Caller) -> Result<(), Errno> 
     Ok(())
 }
 
-/// All schedules of `p` and `q` on a map of type `name` that `prepare` has filled.
+/// Runs all schedules of `p` and `q` on a map of type `name` that `prepare` has filled.
 fn explore(name: &str, entries: u32, prepare: &[Op], p: &[Op], q: &[Op]) {
     let mut all = subjects(entries).into_iter();
     let subject = all.find(|subject| subject.name == name).expect(name);
@@ -333,7 +335,8 @@ fn explore(name: &str, entries: u32, prepare: &[Op], p: &[Op], q: &[Op]) {
     assert!(count > 20, "the processes were not stepped");
 }
 
-/// Keeps a test and its children on one CPU, each test on another: stepping across CPUs takes much longer.
+/// Keeps a test and its children on one CPU, each test on another: stepping across CPUs takes much
+/// longer.
 fn stay_on_one_cpu() {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     thread_local!(static CPU: u32 = NEXT.fetch_add(1, Relaxed));

@@ -1,7 +1,7 @@
-//! A process writes what it likes over a map's memory while others work on the map: these get wrong values and errors,
-//! but do not crash, do not hang, and touch nothing outside the map.
+//! A process overwrites a map's memory at will while others work on the map: these get wrong values
+//! and errors, but do not crash, do not hang, and touch nothing outside the map.
 //!
-//! `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` chooses other words to write.
+//! `BEELINE_SOAK` runs it for that many seconds, `BEELINE_SEED` chooses other words to write.
 
 mod common;
 
@@ -23,14 +23,14 @@ const WORKERS: u32 = 2;
 const KEEPER: u32 = 50;
 const ENTRIES: u32 = 20;
 const KEYS: u64 = 30;
-/// How long each map is scribbled on.
+/// The time to scribble on each map.
 const EACH: Duration = Duration::from_millis(700);
 /// Longer than any bounded wait of one operation, on the busiest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What surrounds a worker's mapping and may not be touched.
+/// Guard bytes around a worker's mapping.
 const GUARD: usize = 16 << 20;
 
-/// Maps a file with nothing around it.
+/// Maps a file with guards around it.
 fn map_apart(memory: &Memory, len: usize) -> *mut u8 {
     // SAFETY: a new mapping, of which the middle is replaced by the file's.
     unsafe {
@@ -57,7 +57,8 @@ fn map_apart(memory: &Memory, len: usize) -> *mut u8 {
     }
 }
 
-/// Overwrites words for ever: with anything, with what could be an index, a mark or a tag, or with another word.
+/// Overwrites words for ever: with anything, with a plausible index, mark or tag, or with another
+/// word.
 fn scribble(memory: &Memory, len: u64, seed: u64) {
     let mut state = seed | 1;
     // SAFETY: inside the mapping, 4-aligned.
@@ -66,7 +67,7 @@ fn scribble(memory: &Memory, len: u64, seed: u64) {
     };
     loop {
         let (at, from, what) = (random(&mut state), random(&mut state), random(&mut state));
-        // Where the state is, more often than elsewhere.
+        // Often in the map's state.
         let at = if what & 64 == 0 { at } else { at % 2048 };
         let to = match what % 6 {
             0 => from as u32,
@@ -83,7 +84,7 @@ fn scribble(memory: &Memory, len: u64, seed: u64) {
     }
 }
 
-/// All operations there are.
+/// Performs every operation.
 fn everything(subject: &Subject, map: &Map, state: &mut u64, me: &Caller) {
     let _ = subject.step(map, KEYS, state, me);
     let (mut key, mut out) = ([0; 8], [0; VALUE * 4]);
@@ -103,7 +104,7 @@ fn everything(subject: &Subject, map: &Map, state: &mut u64, me: &Caller) {
         6 if subject.family == Family::Keyed || subject.family == Family::Indexed => {
             let value = subject.find(map, random(state) % KEYS, me);
             if !value.is_null() {
-                // SAFETY: a value of the map, 8-aligned: that it is inside the map is what is tested.
+                // SAFETY: a value of the map, 8-aligned: the test checks that it is inside the map.
                 unsafe { AtomicU64::from_ptr(value.cast()) }.fetch_add(1, Relaxed);
             }
         }
@@ -111,7 +112,7 @@ fn everything(subject: &Subject, map: &Map, state: &mut u64, me: &Caller) {
     }
 }
 
-/// A worker's life. Between operations it says how many it has done.
+/// Lives a worker's life. Reports its number of operations between them.
 fn work(subject: &Subject, map: &Map, owner: u32, seed: u64, done: &AtomicU64) {
     let me = caller(owner, owner);
     let mut state = seed | 1;
@@ -121,7 +122,7 @@ fn work(subject: &Subject, map: &Map, owner: u32, seed: u64, done: &AtomicU64) {
     }
 }
 
-/// Whether a child still runs. Panics if it has died of something.
+/// Returns whether a child still runs. Panics if it was killed.
 fn assert_alive(name: &str, pid: i32) {
     let mut status = 0;
     // SAFETY: our own child; the status is live and writable.
@@ -149,7 +150,7 @@ fn scribble_on(subject: &Subject, seed: u64) {
     };
     let workers: Vec<i32> = (1..=WORKERS).map(start).collect();
     let scribbler = spawn(0, || scribble(&ours.memory, len, seed));
-    // What the runtime does: locks of whom it does not know are freed.
+    // Does the runtime's work: frees locks of unknown holders.
     let keeper = caller(KEEPER, 0);
     let is_unknown = |owner| owner == 0 || owner > WORKERS && owner != KEEPER;
     let begin = Instant::now();
@@ -159,7 +160,7 @@ fn scribble_on(subject: &Subject, seed: u64) {
         std::thread::sleep(Duration::from_millis(2));
     }
     kill(scribbler);
-    // Each does its next operation, however it finds the map.
+    // Each does its next operation, in whatever state the map is.
     let before: Vec<u64> = done.iter().map(|count| count.load(Relaxed)).collect();
     let begin = Instant::now();
     while done
@@ -179,7 +180,7 @@ fn scribble_on(subject: &Subject, seed: u64) {
         neighbour.memory.bytes() == untouched,
         "{name}: another map was written"
     );
-    // SAFETY: mapped by map_apart, and nobody uses it any more.
+    // SAFETY: mapped by map_apart, and no longer used.
     unsafe { libc::munmap(apart.byte_sub(GUARD).cast(), len as usize + 2 * GUARD) };
 }
 

@@ -56,7 +56,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Inserting a key that is there fails for all but one; so sums come out exactly.
+/// Inserting an existing key fails for all but one thread; so sums come out exactly.
 #[test]
 fn each_key_is_created_once_and_deleted_once() {
     let ours = Ours::new(&spec(MapType::HASH, 4, 4, 32), 4).unwrap();
@@ -169,7 +169,8 @@ fn stacks_have_one_id() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
 
-    /// Any sequence of a program's operations leaves what a `HashMap` holds, for keys of any size.
+    /// Any sequence of a program's operations leaves the contents of an equivalent `HashMap`, for
+    /// keys of any size.
     #[test]
     fn hash_is_a_map(
         key_size in 1..40u32,

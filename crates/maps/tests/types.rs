@@ -1,4 +1,5 @@
-//! The types beside hashes, arrays and rings against the kernel's: creation and every operation give the same results.
+//! The types beside hashes, arrays and rings against the kernel's: creation and every operation
+//! give the same results.
 
 mod common;
 
@@ -37,7 +38,7 @@ fn samples() -> impl Iterator<Item = Spec> {
     )
 }
 
-/// Bytes that the kernel need not be asked for.
+/// The most bytes to ask the kernel for.
 const MUCH: u64 = 64 << 20;
 
 fn judge(spec: Spec) {
@@ -96,7 +97,7 @@ fn creation_is_judged_as_by_the_kernel() {
     }
 }
 
-/// A random sequence of operations on both maps, with keys and values from `key` and `value`.
+/// Runs a random sequence of operations on both maps, with keys and values from `key` and `value`.
 fn compare(
     random: &mut Random,
     pair: &Pair,
@@ -131,7 +132,7 @@ fn any_op(
     }
 }
 
-/// The same with commands of programs, which take longer, now and then.
+/// Does the same, with occasional commands of programs, which take longer.
 fn with_programs(random: &mut Random, commands: &[Command]) -> Vec<Command> {
     let mut all = CALLS.to_vec();
     if random.below(16) == 0 {
@@ -181,7 +182,8 @@ fn queues_and_stacks() {
     });
 }
 
-/// Whatever was added is found. Of other values each side errs in its own way, as their hashes differ.
+/// Every added value is found. For other values each side errs in its own way, as their hashes
+/// differ.
 #[test]
 fn bloom_filters() {
     if kernel::is_missing() {
@@ -263,7 +265,7 @@ fn bloom_filters_err_as_seldom_as_the_kernels() {
             wrong[0] += u32::from(said[0]);
             wrong[1] += u32::from(said[1]);
         }
-        // Twice the spread of such counts, and what a rare count may be off.
+        // Twice the spread of such counts, and the possible error of a rare count.
         let spread = 4.0 * f64::from(wrong[1]).sqrt() + 20.0;
         assert!(
             f64::from(wrong[0]) < f64::from(wrong[1]) + spread,
@@ -310,7 +312,7 @@ fn tries() {
         compare(random, &pair, &commands, key, |random| {
             bytes(random, len as usize)
         });
-        // Everything that is there, in order.
+        // All contents, in order.
         let ours = pair.ours.keys();
         let theirs = common::walk(key_size as usize, |key, out| pair.theirs.next_key(key, out));
         assert_eq!(ours, theirs, "seed {}", random.seed);
@@ -431,7 +433,7 @@ fn task_storages_forget_ended_tasks() {
     assert_eq!(array.map.forget_tasks(&is_odd, &me), Err(Errno::EINVAL));
 }
 
-/// Another CPU's value, by a program.
+/// Reads another CPU's value, by a program.
 #[test]
 fn values_of_other_cpus() {
     for map_type in [MapType::PERCPU_HASH, MapType::PERCPU_ARRAY] {

@@ -1,4 +1,5 @@
-//! Processes are killed in the middle of their work on the types beside hashes, arrays and rings; see `death.rs`.
+//! Processes are killed in the middle of their work on the types beside hashes, arrays and rings;
+//! see `death.rs`.
 
 mod common;
 
@@ -20,8 +21,8 @@ fn me() -> Caller {
     caller(100, Caller::MAX_OWNER)
 }
 
-/// Lets four children work and kills one after the other, at odd moments. `between` is called after each death, when
-/// what it held is free again.
+/// Lets four children work and kills one after the other, at odd moments. Calls `between` after
+/// each death, when everything that the child held is free again.
 fn kill_at_random(ours: &Ours, rounds: u64, work: impl Fn(u32, u64), mut between: impl FnMut()) {
     let mut pids: Vec<i32> = (1..=4u32)
         .map(|owner| spawn(|| work(owner, owner.into())))
@@ -39,7 +40,7 @@ fn kill_at_random(ours: &Ours, rounds: u64, work: impl Fn(u32, u64), mut between
     ours.map.release(&|owner| owner <= 4, &me()).unwrap();
 }
 
-/// A value is one word, twice.
+/// Returns a value of one word, twice.
 fn pushes_and_pops(map: &Map, owner: u32, seed: u64) {
     let me = caller(owner, owner - 1);
     let mut state = seed | 1;
@@ -94,7 +95,8 @@ fn trie_spec() -> Spec {
     }
 }
 
-/// A key of up to `longest` bits, and its value: the length and the bits that count, as one word, twice.
+/// Returns a key of up to `longest` bits, and its value: the length and the significant bits, as
+/// one word, twice.
 fn entry(state: &mut u64, longest: u64) -> ([u8; 6], [u64; 2]) {
     let bits = random(state) as u16 & 0xe0c1;
     let len = 1 + (random(state) % longest) as u32;
@@ -154,7 +156,8 @@ fn tries_survive_kills_and_lose_no_node() {
     );
 }
 
-/// What is not changed is found all the time, whatever happens around it. The others change shorter prefixes only.
+/// Unchanged elements are found all the time, whatever happens around them. The others change
+/// shorter prefixes only.
 #[test]
 fn look_ups_in_tries_miss_nothing_that_stays() {
     let ours = Ours::new(&trie_spec(), 2).unwrap();
@@ -178,7 +181,7 @@ fn look_ups_in_tries_miss_nothing_that_stays() {
     ours.map.release(&|owner| owner <= 2, &me()).unwrap();
 }
 
-/// No sample is lost, and none is seen twice but by the death of who saw it.
+/// No sample is lost, and none is seen twice except by the death of its reader.
 #[test]
 fn user_rings_survive_kills() {
     const SAMPLES: usize = 20_000;
@@ -232,7 +235,7 @@ fn user_rings_survive_kills() {
     assert!(again <= DEATHS + 5, "{again} samples were seen again");
 }
 
-/// Whatever is written over the memory, operations return, and touch nothing outside.
+/// Whatever overwrites the memory, operations return, and touch nothing outside.
 #[test]
 fn scribbled_memory_hurts_nobody() {
     let mut state = 4711u64;
@@ -274,7 +277,7 @@ fn scribbled_memory_hurts_nobody() {
                         .write_volatile(value as u32)
                 };
             }
-            // As the runtime does: no lock stays with nobody.
+            // As the runtime does: no lock stays without a holder.
             let _ = ours.map.release(&|owner| owner != 7, &me());
             (0..10).for_each(|i| use_it(&ours, i));
             let _ = ours.map.release(&|_| true, &me());

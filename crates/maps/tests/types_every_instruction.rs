@@ -1,4 +1,5 @@
-//! Death at every instruction of an operation on the types beside hashes, arrays and rings; see `every_instruction.rs`.
+//! Death at every instruction of an operation on the types beside hashes, arrays and rings; see
+//! `every_instruction.rs`.
 
 mod common;
 
@@ -15,12 +16,12 @@ fn ours(spec: &Spec) -> Ours {
     Ours::new(spec, 2).unwrap()
 }
 
-/// Frees what the child held.
+/// Frees everything that the child held.
 fn repair(ours: &Ours) {
     assert_eq!(ours.map.release_owner(DEAD, &caller(1, 0)), Ok(false));
 }
 
-/// A queue's values in the order in which they are taken, which empties it.
+/// Returns a queue's values in the order in which they are taken, which empties it.
 fn drain(ours: &Ours) -> Vec<u64> {
     let mut out = [0; 8];
     let mut all = Vec::new();
@@ -103,7 +104,7 @@ fn bloom_filter() {
     assert!(steps > 30 && has(&ours, 2) == Ok(()));
 }
 
-/// A prefix of a byte, and the value that it has.
+/// Returns a prefix of a byte, and its value.
 type Entry = (u32, u8, u64);
 
 fn trie_key((len, byte, _): Entry) -> [u8; 5] {
@@ -116,7 +117,8 @@ fn trie_set(ours: &Ours, entry: Entry, caller: &Caller) -> Result<(), Errno> {
         .update_copy(&trie_key(entry), &entry.2.to_ne_bytes(), 0, caller)
 }
 
-/// All elements with their values, after it was checked that every byte finds the longest prefix among them.
+/// Returns all elements with their values, after a check that every byte finds the longest prefix
+/// among them.
 fn trie_contents(ours: &Ours) -> BTreeMap<Vec<u8>, u64> {
     let me = caller(1, 0);
     let value_at = |key: &[u8]| {
@@ -274,7 +276,7 @@ fn hash_of_maps() {
     assert!(ours.keys().is_empty());
 }
 
-/// A sample that is not released when its reader dies is the next one still.
+/// A sample that is not released when its reader dies is still the next one.
 #[test]
 fn user_ring_drain() {
     let ours = ours(&spec(MapType::USER_RINGBUF, 0, 0, 4096));

@@ -1,4 +1,5 @@
-//! The user ring buffer against the kernel's: whatever a tool writes, a program that drains it sees the same.
+//! The user ring buffer against the kernel's: whatever a tool writes, a program that drains it sees
+//! the same.
 
 mod common;
 
@@ -45,7 +46,7 @@ impl Tool {
     }
 }
 
-/// A program that drains the ring, with a callback that does nothing.
+/// Returns a program that drains the ring, with a callback that does nothing.
 fn drain_program(map: &KernelMap) -> std::os::fd::OwnedFd {
     let mut insns = kernel::map_address(1, map).to_vec();
     insns.extend([kernel::insn(0x18, 2, 4, 0, 5), 0]);
@@ -56,7 +57,7 @@ fn drain_program(map: &KernelMap) -> std::os::fd::OwnedFd {
     kernel::load_with_callback(&insns, callback)
 }
 
-/// What `bpf_user_ringbuf_drain` does with the parts that are here.
+/// Drains the ring as `bpf_user_ringbuf_drain` does, from the parts that are here.
 fn drain(ring: UserRing<'_>) -> i32 {
     let drain = ring.drain(&caller(7, 0)).unwrap();
     let mut samples = 0;

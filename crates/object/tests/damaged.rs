@@ -1,4 +1,4 @@
-//! Whatever the bytes, a file is read or refused.
+//! A file of any bytes is either read or refused.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use beeline_object::{Kernel, Object};
 use proptest::prelude::*;
 
-/// A kernel that has the types of the file at hand.
+/// A kernel with the types of the given file.
 #[derive(Clone)]
 struct Same(Vec<u8>);
 
@@ -32,7 +32,7 @@ impl Kernel for Same {
 fn sample(name: &str) -> Vec<u8> {
     let file = format!("damaged-{}.o", name.replace('/', "-"));
     let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
-    // Older ones know no arenas.
+    // Older kernels know no arenas.
     let done = Command::new("clang-19")
         .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-c", "-o"])
         .arg(&object)

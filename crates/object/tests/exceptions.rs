@@ -1,5 +1,5 @@
-//! A function that nobody calls and that runs when a program throws goes with that program. libbpf does so since 1.3, and is not asked
-//! here. The test needs clang 19.
+//! A function without callers that runs when a program throws belongs to that program. libbpf does
+//! so since 1.3, and is not asked here. The test needs clang 19.
 
 mod compiled;
 

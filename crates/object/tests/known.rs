@@ -1,4 +1,4 @@
-//! Files that Debian's libbpf does not take, as it is too old or too new for them: what is known of them.
+//! Known results for files that Debian's libbpf refuses, as it is too old or too new for them.
 
 use std::path::Path;
 use std::process::Command;
@@ -44,7 +44,7 @@ fn place(object: &Object, map: &str) -> usize {
     found.unwrap_or_else(|| panic!("no map {map}"))
 }
 
-/// The maps that a program refers to, with the offset for a variable, in its order.
+/// Returns the maps that a program refers to, in its order, with the offset for a variable.
 fn references(program: &Program) -> Vec<(usize, Option<i32>)> {
     let reference = |insn: &Insn, next: Option<&Insn>| match insn.op() {
         Ok(Op::Imm64 {
@@ -65,7 +65,7 @@ fn references(program: &Program) -> Vec<(usize, Option<i32>)> {
         .collect()
 }
 
-/// The kernel's functions that a program calls; None for one that is not there.
+/// Returns the kernel functions that a program calls; `None` for a missing one.
 fn calls(program: &Program) -> Vec<Option<i32>> {
     let called = |insn: &Insn| match insn.op() {
         Ok(Op::CallKernel { btf_id, .. }) => Some(Some(btf_id)),
@@ -114,7 +114,7 @@ fn arenas_hold_variables_and_pointers_are_cast() {
     assert_eq!((map.key_size, map.value_size), (0, 0));
     assert_eq!(map.map_extra, 0x1000_0000_0000);
 
-    // `head` and `total`; what is not in the arena is in a map of its own.
+    // `head` and `total`; variables outside the arena are in a map of their own.
     let walk = references(program(&object, "walk"));
     let mut in_arena: Vec<_> = walk.iter().filter(|it| it.0 == memory).collect();
     in_arena.sort_unstable();
@@ -140,7 +140,7 @@ fn arenas_hold_variables_and_pointers_are_cast() {
 fn functions_of_another_type_count_as_absent() {
     let object = object("newer/unlike");
     let chosen = calls(program(&object, "chosen"));
-    // ___then, ___now, ___other, and the one that has to be there.
+    // ___then, ___now, ___other, and the required one.
     assert!(
         matches!(chosen[..], [None, Some(_), None, Some(_)]),
         "{chosen:?}"
@@ -224,7 +224,7 @@ fn types_that_the_kernel_lacks_are_named() {
     assert_eq!(lacks("without"), [""; 0]);
 }
 
-/// As Rust's compiler has them.
+/// In the form of Rust's compiler.
 #[test]
 fn functions_in_sections_of_their_own_are_no_programs() {
     let (one, many) = (object("linked"), compiled("linked", "-ffunction-sections"));

@@ -1,7 +1,7 @@
-//! What libbpf hands to the kernel for an object file, and what this crate makes of it, are the same.
+//! libbpf and this crate make the same of an object file.
 //!
-//! The files are those inside the programs of libbpf-tools, and some that test what those do not have. The tests need clang 19,
-//! libbpf-dev and root; `oracle.c` asks libbpf.
+//! The files are those inside the programs of libbpf-tools, and some with further features. The
+//! tests need clang 19, libbpf-dev and root; `oracle.c` asks libbpf.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -36,7 +36,8 @@ fn rare_features_are_linked_as_libbpf_does() {
     linked_as_libbpf_does(&sources("."));
 }
 
-/// Debian's libbpf is too old for them. `CPATH` and `LIBRARY_PATH` name another one; `known.rs` tests them without.
+/// Debian's libbpf is too old for them. `CPATH` and `LIBRARY_PATH` name another one; `known.rs`
+/// tests them without.
 #[test]
 fn newer_features_are_linked_as_a_newer_libbpf_does() {
     if version() < [1, 5] {
@@ -201,7 +202,7 @@ fn section_names_mean_what_they_mean_to_libbpf() {
     }
 }
 
-/// libbpf's, major and minor.
+/// Returns libbpf's major and minor version.
 fn version() -> [u32; 2] {
     let output = Command::new(oracle()).arg("--version").output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -209,7 +210,7 @@ fn version() -> [u32; 2] {
     [numbers.next().unwrap(), numbers.next().unwrap()]
 }
 
-/// Every object file inside a program of libbpf-tools.
+/// Returns every object file inside a program of libbpf-tools.
 fn embedded_objects() -> Vec<(String, Vec<u8>)> {
     let list = Command::new("dpkg")
         .args(["-L", "libbpf-tools"])
@@ -245,7 +246,7 @@ fn embedded_objects() -> Vec<(String, Vec<u8>)> {
     objects
 }
 
-/// Compares all of one file; gives the number of programs.
+/// Compares everything in one file; returns the number of programs.
 fn compare(file: &Path) -> Result<usize, String> {
     let ours = Object::parse(&fs::read(file).unwrap(), &RunningKernel::default());
     let output = Command::new(oracle()).arg(file).output().unwrap();
@@ -266,7 +267,7 @@ fn compare(file: &Path) -> Result<usize, String> {
             String::from_utf8_lossy(&output.stderr)
         ));
     }
-    // What programs stand in for is a map to libbpf.
+    // A structure that programs implement is a map to libbpf.
     let is_map = |it: &Vec<&str>| it[1].parse() != Ok(MapType::STRUCT_OPS.0);
     let names: Vec<_> = words("map ").filter(is_map).collect();
     let made: Vec<_> = words("made ").map(|it| numbers(&it)).collect();
@@ -274,7 +275,7 @@ fn compare(file: &Path) -> Result<usize, String> {
         return Err(format!("{} maps, not {}", ours.maps.len(), names.len()));
     }
     for ((name, made), ours) in names.iter().zip(&made).zip(&ours.maps) {
-        // libbpf puts the file's name before a section's, and cuts it.
+        // libbpf prefixes a section's name with the file's, and cuts it.
         let named = name[0] == ours.name || ours.name.starts_with('.') && name[0].contains('.');
         if !named || !is_made_so(made, ours) {
             return Err(format!("map {ours:?}, not {name:?} {made:?}"));
@@ -317,8 +318,8 @@ fn compare(file: &Path) -> Result<usize, String> {
         compare_infos(theirs, ours)?;
         let mut insns = with_indexes(&bytes(theirs[4]), &fds);
         for (theirs, ours) in insns.iter_mut().zip(&ours.insns) {
-            // libbpf before 1.2 leaves a weak kernel function that is not there as number 0, later ones poison its call. They
-            // number externs in another order.
+            // libbpf before 1.2 leaves a missing weak kernel function as number 0, later ones
+            // poison its call. They number externs in another order.
             let is_missing =
                 matches!(theirs.op(), Ok(Op::Poison { imm }) if imm == 0 || imm >= 2_002_000_000);
             if is_missing && matches!(ours.op(), Ok(Op::Poison { .. })) {
@@ -355,8 +356,8 @@ fn numbers(words: &[&str]) -> Vec<u64> {
     words.iter().map(|word| word.parse().unwrap()).collect()
 }
 
-/// Is this what the kernel made of it, by libbpf's order? The oracle has given a depth to stack traces, and elements to
-/// maps without, as tools do.
+/// Returns whether the kernel made this of the map, at libbpf's request. The oracle has given a
+/// depth to stack traces, and elements to maps without, as tools do.
 fn is_made_so(made: &[u64], map: &MapDefinition) -> bool {
     const STORAGE: &[MapType] = &[
         MapType::CGROUP_STORAGE,
@@ -386,7 +387,8 @@ fn is_made_so(made: &[u64], map: &MapDefinition) -> bool {
         && (made[7..] == [key_type, value_type] || made[7..] == [0, 0])
 }
 
-/// What maps hold before a program runs, by libbpf's doing and as the file says: variables, maps and programs.
+/// Compares the maps' contents before a program runs, according to libbpf and to the file:
+/// variables, maps and programs.
 fn compare_contents(
     ours: &Object,
     held: &[Vec<&str>],
@@ -427,7 +429,8 @@ fn compare_contents(
     Ok(())
 }
 
-/// What goes to the kernel beside the instructions: the target's number, and where functions and lines are.
+/// Compares the data that accompanies the instructions: the target's number, and the positions of
+/// functions and lines.
 fn compare_infos(theirs: &[&str], ours: &Program) -> Result<(), String> {
     let packed = |words: &mut dyn Iterator<Item = u32>| words.flat_map(u32::to_le_bytes).collect();
     let functions: Vec<u8> = packed(&mut ours.func_info.iter().flatten().copied());
@@ -454,7 +457,7 @@ fn compare_infos(theirs: &[&str], ours: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// Replaces the descriptors of maps by their places.
+/// Replaces the descriptors of maps by their indices.
 fn with_indexes(bytes: &[u8], fds: &HashMap<i32, usize>) -> Vec<Insn> {
     let mut insns: Vec<_> = Insn::decode_all(bytes).unwrap().collect();
     for insn in &mut insns {
@@ -475,7 +478,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(digit).collect()
 }
 
-/// The programs in a directory beside this file.
+/// Returns the programs in a directory beside this file.
 fn sources(directory: &str) -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/programs")

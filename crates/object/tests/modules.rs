@@ -1,4 +1,5 @@
-//! What programs use of kernel modules is found in the modules' types. The test needs clang 19.
+//! Programs' references to kernel modules are resolved in the modules' types. The test needs clang
+//! 19.
 
 mod compiled;
 
@@ -22,7 +23,7 @@ SEC("fentry/first:of_module") int missing(void *ctx) { return 0; }
 char _license[] SEC("license") = "GPL";
 "#;
 
-/// A kernel with two modules, made of words.
+/// A kernel with two invented modules.
 struct Made {
     btf: Vec<u8>,
     modules: Vec<(String, Vec<u8>)>,
@@ -63,8 +64,8 @@ fn info(kind: u8, count: u32) -> u32 {
     u32::from(kind) << 24 | count
 }
 
-/// `int` 1, `int (int)` 2, `of_kernel` 3; the first module has nothing but another `int` 4; the second one `of_module` 4, `variable` 5
-/// and `struct moved { int a, b; }` 6.
+/// `int` 1, `int (int)` 2, `of_kernel` 3; the first module has nothing but another `int` 4; the
+/// second one `of_module` 4, `variable` 5 and `struct moved { int a, b; }` 6.
 fn made() -> Made {
     let strings = b"\0int\0of_kernel\0";
     let of_kernel = [

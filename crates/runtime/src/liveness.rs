@@ -181,7 +181,7 @@ mod tests {
         assert!(!SessionId { start, ..own }.is_alive(None));
     }
 
-    /// As in another pid namespace, where the numbers say nothing.
+    /// Acts as in another pid namespace, where process ids mean nothing.
     #[test]
     fn a_session_lives_as_long_as_its_page_is_locked() {
         let stranger = SessionId { pid: 1, start: 0 };

@@ -283,7 +283,7 @@ mod tests {
         assert!(lets_us_pass(&either));
     }
 
-    /// Where ways meet, a register is known only as far as both agree.
+    /// A register is known after a join only as far as both paths agree.
     #[test]
     fn ways_that_meet_forget_where_they_differ() {
         let set = |value| instruction(BPF_LD, value, 0, 0);

@@ -1,4 +1,4 @@
-//! Better code takes the place of what runs, in running targets, and no call is lost.
+//! Better code replaces the running code, in running targets, and no call is lost.
 
 mod common;
 
@@ -14,7 +14,7 @@ use beeline_runtime::{Report, Runtime, Scope};
 use beeline_uapi::{AttachType, MapType, ProgramType};
 use common::*;
 
-/// A session, and what it has reported.
+/// A session, and its reports.
 struct Session {
     runtime: Arc<Runtime>,
     said: Arc<Mutex<Vec<String>>>,
@@ -33,7 +33,7 @@ impl Session {
         Self { runtime, said }
     }
 
-    /// With an optimizer that runs beside the baseline compiler.
+    /// Starts a session with an optimizer that runs beside the baseline compiler.
     fn with(targets: &[Target], choice: Choice, optimizer: Optimizer) -> Self {
         Self::new(targets, |report| {
             Engines::new(choice, report)
@@ -50,7 +50,7 @@ impl Session {
             .any(|line| line.contains(what))
     }
 
-    /// Ends it; gives the hits that ran no program.
+    /// Ends the session; returns the hits that ran no program.
     fn close(&self) -> u64 {
         self.runtime.close();
         let said = self.said.lock().unwrap();
@@ -70,7 +70,7 @@ fn start(hits: &Hits, count: usize) -> Vec<Target> {
     (0..count).map(|_| hits.start()).collect()
 }
 
-/// The counter, attached as it is, at the return, or behind a tail call.
+/// The counter, attached directly, at the return, or behind a tail call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {
     Entry,
@@ -130,7 +130,7 @@ fn every_call_is_counted_once_while_the_code_is_replaced() {
         }
         until("calls by the other code", || now().1 > 0);
         let mut all: u64 = targets.iter_mut().map(Target::stop).sum();
-        // Nobody runs the first code any more.
+        // No thread runs the first code any more.
         let by_first = now().0;
         targets.iter_mut().for_each(Target::go);
         let so_far = now().1;
@@ -300,7 +300,7 @@ fn code_that_finds_no_room_in_a_target_is_done_without() {
     until("a word about it", || {
         session.has_said("keeps the code of baseline: ")
     });
-    // What is attached from now on finds no room for it either.
+    // Later attachments find no room for it either.
     attach(runtime, program, &hits, true);
     assert_eq!(targets[0].engines(), ["baseline", "baseline"]);
     targets[0].go();

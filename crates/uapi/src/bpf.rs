@@ -85,7 +85,7 @@ open_enum! {
 }
 
 impl MapType {
-    /// Has it a value for each CPU?
+    /// Returns whether the map has a value for each CPU.
     pub const fn is_per_cpu(self) -> bool {
         matches!(
             self,
@@ -136,7 +136,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// `enum bpf_attach_type`: what a program that is loaded is meant to be attached to, and what a link attaches to.
+    /// `enum bpf_attach_type`: the declared target of a loaded program, and the target of a link.
     pub struct AttachType(u32) = "BPF_";
     CGROUP_INET_INGRESS = 0,
     CGROUP_INET_EGRESS = 1,
@@ -199,7 +199,8 @@ open_enum! {
 }
 
 impl AttachType {
-    /// Of a load that names none. The kernel has no number of its own for that.
+    /// The value for a load that names no attach type. The kernel has no number of its own for
+    /// that.
     pub const UNSPECIFIED: Self = Self(0);
 }
 
@@ -224,7 +225,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// `enum bpf_perf_event_type`: the kind of a perf event that a link is at.
+    /// `enum bpf_perf_event_type`: the kind of perf event that a link attaches to.
     pub struct PerfEventType(u32) = "BPF_PERF_EVENT_";
     UNSPEC = 0,
     UPROBE = 1,

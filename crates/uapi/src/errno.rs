@@ -27,6 +27,6 @@ impl Errno {
     pub const ENOSYS: Self = Self(38);
     pub const ENODATA: Self = Self(61);
     pub const EOPNOTSUPP: Self = Self(95);
-    /// The kernel's internal "not supported", which bpf(2) lets out.
+    /// The kernel's internal "not supported", which leaks out of bpf(2).
     pub const ENOTSUPP: Self = Self(524);
 }

@@ -1,7 +1,8 @@
-//! Helpers: their numbers, what each takes and gives (`struct bpf_func_proto`), and the maps they work on.
+//! Helpers: their numbers, their arguments and results (`struct bpf_func_proto`), and the maps they
+//! work on.
 //!
-//! The tables hold every helper of Linux 6.18. A helper whose arguments differ with the type of the program has an entry for
-//! each form.
+//! The tables hold every helper of Linux 6.18. A helper whose arguments depend on the program type
+//! has an entry for each form.
 
 mod id;
 mod prototype;
@@ -17,7 +18,8 @@ pub mod tracing;
 pub use id::HelperId;
 pub use prototype::{Arg, Dynptr, Helper, Ret};
 
-/// The helper of this number, in the form that tracing programs call if there are several.
+/// Returns the helper with this number. If it has several forms, returns the one for tracing
+/// programs.
 pub fn prototype(id: HelperId) -> Option<&'static Helper> {
     FIRST_FORMS.get(id.0 as usize).copied().flatten()
 }

@@ -1,8 +1,10 @@
-//! The Linux kernel's vocabulary for eBPF: the numbers and names that user space and the kernel share.
+//! The Linux kernel's vocabulary for eBPF: the numbers and names that user space and the kernel
+//! share.
 //!
-//! Every crate of Beeline takes them from here. The types are open enumerations: a number that this crate does not know, of a
-//! newer kernel or a careless tool, is kept as it is and compares unequal to all that have a name. They are as of Linux 6.18;
-//! tests compare them with [`aya-obj`](https://docs.rs/aya-obj)'s bindings.
+//! Every crate of Beeline takes them from here. The types are open enumerations: a number that this
+//! crate does not know, from a newer kernel or a careless tool, is kept as it is and compares
+//! unequal to every named value. The values are those of Linux 6.18; tests compare them with the
+//! bindings of [`aya-obj`](https://docs.rs/aya-obj).
 //!
 //! | type | kernel |
 //! | --- | --- |

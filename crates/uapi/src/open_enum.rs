@@ -1,7 +1,7 @@
-//! Enumerations that allow for numbers without a name.
+//! Enumerations that allow unnamed numbers.
 
-/// Declares a type that wraps a number, with a constant for each value that the kernel names. `= "BPF_"` is what the kernel's
-/// names begin with and the constants' do not.
+/// Declares a type that wraps a number, with a constant for each value that the kernel names. `=
+/// "BPF_"` is the prefix of the kernel's names, which the constants omit.
 macro_rules! open_enum {
     (
         $(#[$meta:meta])*
@@ -19,10 +19,10 @@ macro_rules! open_enum {
         }
 
         impl $name {
-            /// All that have a name, in ascending order.
+            /// All named values, in ascending order.
             pub const ALL: &'static [Self] = &[$(Self($value),)*];
 
-            /// The kernel's name, or `None` for a number that it does not use.
+            /// Returns the kernel's name, or `None` for a number that the kernel does not use.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(concat!($prefix, stringify!($constant))),)*
@@ -32,7 +32,7 @@ macro_rules! open_enum {
         }
 
         impl ::core::fmt::Display for $name {
-            /// The kernel's name, or the number behind the type's.
+            /// Writes the kernel's name, or the type's name and the number.
             fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                 match self.name() {
                     Some(name) => f.write_str(name),

@@ -9,7 +9,7 @@ pub const PERF_TYPE_TRACEPOINT: u32 = 2;
 pub const PERF_TYPE_HW_CACHE: u32 = 3;
 pub const PERF_TYPE_RAW: u32 = 4;
 pub const PERF_TYPE_BREAKPOINT: u32 = 5;
-/// The first type that the kernel assigns as it boots.
+/// The first type that the kernel assigns at boot.
 pub const PERF_TYPE_MAX: u32 = 6;
 
 /// `enum perf_sw_ids`.
@@ -41,6 +41,6 @@ pub mod ioc {
     pub const MODIFY_ATTRIBUTES: u32 = 0x4008_240b;
     /// The type of all of them.
     pub const TYPE: u32 = 0x24 << 8;
-    /// The bits of a command that say its type.
+    /// The bits of a command that hold its type.
     pub const TYPE_MASK: u32 = 0xff << 8;
 }

@@ -1,4 +1,5 @@
 //! Signals: `asm-generic/siginfo.h`.
 
-/// The `si_code` of a signal that the kernel raised for no nearer reason; of SIGTRAP: for an `int3`.
+/// The `si_code` of a signal that the kernel raised for no more specific reason; for SIGTRAP, an
+/// `int3`.
 pub const SI_KERNEL: i32 = 0x80;

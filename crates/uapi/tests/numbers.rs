@@ -1,4 +1,5 @@
-//! The numbers, compared with two sources: bindings that somebody else has generated, and the running kernel's own types.
+//! The numbers, compared with two sources: generated bindings from another project, and the running
+//! kernel's own types.
 
 use std::fmt::Debug;
 use std::fs;
@@ -145,7 +146,7 @@ fn numbers_are_those_of_the_running_kernel() {
         let mut all = btf.enumerators(of);
         all.any(|one| one.name == name.as_bytes() && one.value == value.into())
     };
-    // An older kernel lacks the last ones: those have to be the last.
+    // An older kernel may only lack the last ones.
     let count = |of| {
         btf.enumerators(of)
             .filter(|one| !one.name.starts_with(b"__"))

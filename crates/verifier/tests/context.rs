@@ -1,4 +1,5 @@
-//! Contexts, and the structures behind pointers in them: the same answers from the running kernel and from here.
+//! Contexts, and the structures behind pointers in them: the same answers from the running kernel
+//! and from here.
 
 mod oracle;
 
@@ -13,7 +14,7 @@ use beeline_verifier::program::Kind;
 use oracle::*;
 use proptest::prelude::*;
 
-/// A few that hold where no kernel can be asked.
+/// A few cases that hold where no kernel can be asked.
 #[test]
 fn known_fields() {
     let scalar = |whole| Some(Field::Scalar { whole });
@@ -25,7 +26,7 @@ fn known_fields() {
     assert_eq!(access(&filter, 2, 4, false), None);
     assert_eq!(access(&filter, 0, 8, false), None);
     assert_eq!(access(&filter, 0, 4, true), None);
-    // __sk_buff::data is for those that may look into packets.
+    // __sk_buff::data is for programs that may look into packets.
     assert_eq!(access(&filter, 76, 4, false), None);
     let classifier = kind(ProgramType::SCHED_CLS, AttachType::UNSPECIFIED);
     assert_eq!(access(&classifier, 76, 4, false), Some(Field::Packet));
@@ -35,7 +36,7 @@ fn known_fields() {
     assert_eq!(access(&probe, 160, 8, false), scalar(0));
     assert_eq!(access(&probe, 168, 1, false), None);
     assert_eq!(access(&probe, -8, 8, false), None);
-    // What is before a tracepoint's record is refused, though the kernel lets it pass.
+    // Data before a tracepoint's record is refused, though the kernel lets it pass.
     let tracepoint = kind(ProgramType::TRACEPOINT, AttachType::UNSPECIFIED);
     assert_eq!(access(&tracepoint, 8, 8, false), scalar(0));
     assert_eq!(access(&tracepoint, 0, 8, false), None);
@@ -86,7 +87,7 @@ fn compare(
     wrong: &mut Vec<String>,
 ) {
     if kind.prog_type == ProgramType::TRACEPOINT && off < 0 {
-        // The one thing that is refused here and not there.
+        // The only access that is refused here and not there.
         return;
     }
     let ours = access(kind, off.into(), size, write);
@@ -116,13 +117,13 @@ fn words(kernel: &Result<String, Refusal>) -> String {
 
 fn offsets(bytes: i32) -> Vec<i16> {
     let last = i16::try_from(bytes + 15).unwrap_or(i16::MAX);
-    // Of long ones, those in the middle are all alike.
+    // Long ones are all alike in the middle.
     (-16..=last)
         .filter(|&off| off < 256 || i32::from(off) > bytes - 32)
         .collect()
 }
 
-/// A context's address can only be used as it came.
+/// A context's address can only be used unmodified.
 #[test]
 fn changed_pointers() {
     for (kind, bytes) in kinds() {
@@ -159,7 +160,7 @@ fn changed_pointers() {
     }
 }
 
-/// Where a number can be read.
+/// Accesses that read a number.
 fn readable(kind: &Kind, bytes: i32) -> (i16, u8) {
     (0..bytes)
         .flat_map(|off| [(off, 4, W), (off, 8, DW)])
@@ -284,7 +285,8 @@ fn structure(socket: SocketKind, name: &str, prog_type: ProgramType, before: &[I
         for (bits, size) in SIZES {
             let rest = [insn(LDX | MEM | bits, 2, 2, off, 0), R0_IS_1, END_PROGRAM];
             if socket == SocketKind::Tcp && [84, 92].contains(&off) && size == 4 {
-                // Refused there, too, but by a complaint about the kernel itself, with a warning in its log.
+                // Also refused there, but by a complaint about the kernel itself, with a warning in
+                // its log.
                 assert_eq!(socket_access(socket, off.into(), size), None);
                 continue;
             }
@@ -347,7 +349,7 @@ fn flow_keys() {
     }
 }
 
-/// How the kernel's log names what a field holds.
+/// Returns the kernel log's name for a field's contents.
 fn name(field: Field) -> &'static str {
     match field {
         Field::Scalar { .. } => "scalar",

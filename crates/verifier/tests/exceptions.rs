@@ -1,5 +1,5 @@
-//! Programs with a function of their own for what they throw: the same verdict, error number and last words from the kernel and
-//! from here.
+//! Programs with their own exception callback: the same verdict, error number and last words from
+//! the kernel and from here.
 
 mod btf;
 
@@ -16,13 +16,13 @@ use btf::{Builder, PTR};
 const R0_IS_0: Insn = mov(0, 0);
 const GLOBAL: u32 = 1;
 
-/// A program whose first function throws 7, or does what `main` says, and where that goes.
+/// A program whose first function throws 7, or runs `main`, and the callback for that.
 struct Case {
     what: &'static str,
     kind: Kind,
     main: Vec<Insn>,
     callback: Vec<Insn>,
-    /// What the callback takes.
+    /// The callback's argument.
     params: Vec<Param>,
 }
 
@@ -61,7 +61,7 @@ fn judged(case: &Case, kernel: &KernelTypes) -> Result<(), String> {
         ..Trial::default()
     };
     let (errno, log) = kernel::verdict(&trial, 1);
-    // Of some lines the kernel forgets the end.
+    // The kernel forgets the end of some lines.
     let said = log.split("processed ").next().unwrap_or_default();
     let mut theirs = said.lines();
     let theirs = match errno {

@@ -1,4 +1,5 @@
-//! Defective programs and good ones: the same verdict, error number and last words from the kernel and from here.
+//! Defective programs and good ones: the same verdict, error number and last words from the kernel
+//! and from here.
 
 use std::os::fd::AsRawFd;
 
@@ -46,7 +47,7 @@ fn call(imm: i32) -> Insn {
 #[test]
 fn single_instructions() {
     agree(&[
-        // Alone: undefined, or reading what was never written.
+        // Alone: undefined, or reading unwritten values.
         between(&[], insn(0x8d, 0, 1, 0, 0)),
         between(&[], insn(0xff, 0, 1, 0, 0)),
         between(&[], insn(0, 0, 0, 0, 0)),
@@ -166,7 +167,7 @@ fn may_goto() {
     ]);
 }
 
-/// A weak one that is not there may be called in dead code only.
+/// A missing weak function may be called in dead code only.
 #[test]
 fn kernel_functions_that_are_not_there() {
     let missing = insn(JMP | CALL, 0, PSEUDO_KFUNC_CALL, 0, 0);
@@ -297,7 +298,8 @@ fn addresses_that_are_not_served() {
     }
 }
 
-/// The kernel finds more at fault with r1; the number is the same. Tools learn from it that the helper is there.
+/// The kernel finds more wrong with r1; the number is the same. Tools learn from it that the helper
+/// exists.
 #[test]
 fn helpers_without_their_arguments() {
     if bpf::is_usable() {
@@ -398,7 +400,7 @@ fn verdict(insns: &[Insn], starts: Option<&[usize]>, maps: &[(i32, &Map)]) -> Ve
     verify(&program, LogLevel(0))
 }
 
-/// The last line of a log that is neither statistics nor states.
+/// Returns the last line of a log that is neither statistics nor states.
 fn last_words(log: &str) -> &str {
     const OTHER: [&str; 4] = [
         "processed ",

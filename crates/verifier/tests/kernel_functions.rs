@@ -1,4 +1,5 @@
-//! Functions of the kernel that programs call: who may, and what they ask and give, the same from the kernel and from here.
+//! Kernel functions that programs call: their permitted callers, arguments and results, the same
+//! from the kernel and from here.
 
 mod attached;
 
@@ -12,7 +13,7 @@ use beeline_verifier::program::{Kind, SLEEPABLE};
 use beeline_verifier::types::kernel_functions::{KernelFunction, flags};
 use beeline_verifier::types::{Annotation, KernelTypes, ParamType};
 
-/// Which programs may call which functions of the kernel.
+/// Programs against the kernel functions that they may call.
 #[test]
 fn callers_of_kernel_functions() {
     let Some(types) = types() else { return };
@@ -79,7 +80,7 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
     kinds
 }
 
-/// What functions of the kernel ask of the first pointer they are given: to be trusted, protected, or nothing.
+/// The requirements of kernel functions on their first pointer: trusted, protected, or none.
 #[test]
 fn trust_that_kernel_functions_ask_for() {
     let Some(types) = types() else { return };
@@ -141,7 +142,7 @@ fn trust_that_kernel_functions_ask_for() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// The log of a program that calls a function with zeros, and at one place a pointer that is not trusted.
+/// Returns the log of a program that calls a function with zeros, and one untrusted pointer.
 fn call_with(
     types: &KernelTypes,
     kind: Kind,
@@ -163,7 +164,7 @@ fn call_with(
     kernel::verdict(&trial(kind, &insns), 1).1
 }
 
-/// What functions of the kernel give back: owned or not, null or not.
+/// The results of kernel functions: owned or not, null or not.
 #[test]
 fn results_of_kernel_functions() {
     let Some(types) = types() else { return };

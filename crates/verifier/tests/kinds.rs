@@ -1,5 +1,5 @@
-//! What goes by a program's kind beside its context: packets, classic loads, return values, attach types. The same answers from
-//! the running kernel and from here.
+//! Properties of a program's kind besides its context: packets, classic loads, return values,
+//! attach types. The same answers from the running kernel and from here.
 
 mod oracle;
 
@@ -177,7 +177,7 @@ fn sleepable() {
     }
 }
 
-/// The types of programs of [`KINDS`] that there are in this kernel.
+/// Returns the program types of [`KINDS`] that this kernel has.
 fn types() -> Vec<ProgramType> {
     let mut types: Vec<ProgramType> = kinds().iter().map(|(kind, _)| kind.prog_type).collect();
     types.dedup();

@@ -1,5 +1,5 @@
-//! The log of all paths is the kernel's, line by line: functions, registers that are read later, states, and each way back to
-//! where a number came from.
+//! The log of all paths is the kernel's, line by line: functions, registers that are read later,
+//! states, and each way back to a number's origin.
 
 mod oracle;
 
@@ -129,9 +129,9 @@ fn compare(insns: &[Insn]) {
     assert_eq!(ours.len(), theirs.len());
 }
 
-/// Without the last line's figures, and without what the kernel says of slots of the stack that are read later.
+/// Removes the last line's figures, and the kernel's remarks on stack slots that are read later.
 fn lines(log: &str) -> Vec<&str> {
-    // The function that it is about stands before them in brackets.
+    // The function in question stands before them in brackets.
     let is_of_slots = |line: &str| line.starts_with('(') && line.contains(") ");
     let is_other = |line: &&str| !is_of_slots(line) && !line.starts_with("processed ");
     log.lines().filter(is_other).collect()

@@ -1,5 +1,5 @@
-//! Special fields of map values, by BTF: the same bytes are kept from programs by the kernel and by us; and type information
-//! that makes no sense.
+//! Special fields of map values, by BTF: the kernel and Beeline keep the same bytes from programs;
+//! and invalid type information.
 
 mod btf;
 
@@ -31,7 +31,7 @@ fn kernel_types() -> Option<KernelTypes> {
     KernelTypes::new(std::fs::read("/sys/kernel/btf/vmlinux").ok()?)
 }
 
-/// Adds the structures that fields are made of: as `(name, bytes)`.
+/// Adds the structures of the fields: as `(name, bytes)`.
 fn special(types: &mut Builder, name: &str, bytes: u32) -> u32 {
     let word = types.int("word", 4);
     let array = types.add("", ARRAY, 0, 0, &[word, word, bytes / 4]);
@@ -131,7 +131,7 @@ const VALUES: &[Value] = &[
     },
 ];
 
-/// Which bytes of a value programs may read: the same.
+/// Programs may read the same bytes of a value.
 #[test]
 fn fields() {
     let Some(kernel) = kernel_types().filter(|_| kernel::is_usable()) else {
@@ -145,7 +145,7 @@ fn fields() {
         let btf = types.bytes();
         let ours = ProgramTypes::map_fields(&btf, value, Some(&kernel));
         let Ok(loaded) = kernel::load_btf(&btf) else {
-            // The kernel looks at what programs may allocate when it takes the BTF.
+            // The kernel checks the types that programs may allocate when it takes the BTF.
             assert_eq!(ours, [], "{index}");
             continue;
         };
@@ -204,7 +204,7 @@ fn list_nodes_are_checked() {
     assert!(btf_id != 0);
 }
 
-/// Compilers that can, say by tags what a pointer of the kernel leads to.
+/// Some compilers mark the target of a kernel pointer by tags.
 #[test]
 fn tags_of_pointers() {
     let mut types = Builder::new();
@@ -243,7 +243,7 @@ fn tags_of_pointers() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-    /// BTF is not to be trusted: whatever is in it, nothing panics or goes on for ever.
+    /// BTF is untrusted: nothing panics or goes on for ever, whatever is in it.
     #[test]
     fn no_data_makes_it_panic(
         which in 0..VALUES.len(),

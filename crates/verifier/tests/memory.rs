@@ -1,4 +1,5 @@
-//! A program of which very much has to be remembered is refused where there is no memory for it, and else accepted.
+//! A program that takes very much memory to verify is refused where there is not enough, and
+//! otherwise accepted.
 
 mod oracle;
 
@@ -14,7 +15,7 @@ use oracle::{END_PROGRAM, R0_IS_1, kind};
 const LENGTH: usize = 10_000;
 const CALLS: usize = 1000;
 
-/// A long function that is called at many places: what is known of its stack is kept for each of them.
+/// A long function that is called at many places: the state of its stack is kept for each of them.
 fn called_often() -> Vec<Insn> {
     let insn = |code, dst, src, off, imm| Insn {
         code,

@@ -1,4 +1,4 @@
-//! Programs that were judged wrongly once: most of them do wrong, and were accepted.
+//! Programs that were once judged wrongly: most of them do wrong, and were accepted.
 
 use std::os::fd::AsRawFd;
 
@@ -16,7 +16,7 @@ use beeline_verifier::verify;
 const VALUE_BYTES: u32 = 64;
 /// A descriptor of an array of one value.
 const ARRAY: i32 = 1000;
-/// Of another, with a lock in its value.
+/// A descriptor of another one, with a lock in its value.
 const LOCKED: i32 = 1001;
 
 fn ours(insns: &[Insn]) -> Result<(), String> {
@@ -79,8 +79,8 @@ fn value(offset: u64) -> [Insn; 2] {
     imm64(8, PSEUDO_MAP_VALUE, ARRAY as u64 | offset << 32)
 }
 
-/// What is learnt of a number that was filled with its sign is not true of the number that was spilled. Linux 6.18 takes this program,
-/// which reads beyond the value.
+/// Facts about a sign-extended fill are not true of the spilled number. Linux 6.18 accepts this
+/// program, which reads beyond the value.
 #[test]
 fn fills_that_extend_the_sign_are_no_copies() {
     let program = |mode| {
@@ -89,7 +89,7 @@ fn fills_that_extend_the_sign_are_no_copies() {
             load_sized(MEM | W, 0, 8, 28),
             store(10, -16, 0),
             load_sized(mode | W, 7, 10, -16),
-            // Either way tells something of r7.
+            // Either branch reveals something about r7.
             Insn {
                 code: JMP32 | JGE | K,
                 ..branch(JGE, 7, 0x8000, 2)
@@ -99,7 +99,7 @@ fn fills_that_extend_the_sign_are_no_copies() {
             branch(JSGT, 0, -1, 2),
             mov(0, 0),
             EXIT,
-            // 0, if r0 were what r7 is: up to 0x7fff_ffff.
+            // 0, if r0 equalled r7: up to 0x7fff_ffff.
             alu_imm(RSH, 0, 31),
             alu_imm(MUL, 0, VALUE_BYTES as i32),
             alu(ADD, 8, 0),
@@ -113,7 +113,7 @@ fn fills_that_extend_the_sign_are_no_copies() {
     assert!(ours(&program(MEM)).is_err());
 }
 
-/// A link stays where extending the sign changes nothing.
+/// A link stays where sign extension changes nothing.
 #[test]
 fn fills_without_a_sign_are_copies() {
     let mut insns = value(0).to_vec();
@@ -177,7 +177,8 @@ fn acquire_and_release_are_aligned() {
     assert_eq!(ours(&insns), Ok(()));
 }
 
-/// The kernel lets programs read its structure of a map; elsewhere there is something else behind a map's address, so it has to be known.
+/// The kernel lets programs read its structure of a map; elsewhere a map's address leads to
+/// something else, so it has to be known.
 #[test]
 fn reads_of_a_maps_structure_are_told() {
     let types = std::fs::read("/sys/kernel/btf/vmlinux").ok();
@@ -193,7 +194,8 @@ fn reads_of_a_maps_structure_are_told() {
     assert_eq!(facts_of(&does_not), Ok(None));
 }
 
-/// `check_map_prog_compatibility` is asked of the maps that a program names, not of others in the same file.
+/// `check_map_prog_compatibility` applies to the maps that a program names, not to others in the
+/// same file.
 #[test]
 fn maps_that_are_not_named_do_not_matter() {
     let naming = |fd: i32| {
@@ -205,7 +207,7 @@ fn maps_that_are_not_named_do_not_matter() {
     assert!(refused.contains("bpf_spin_lock"), "{refused}");
 }
 
-/// `check_map_prog_compatibility`: not every type of map can be used by programs that sleep.
+/// `check_map_prog_compatibility`: programs that sleep cannot use every type of map.
 #[test]
 fn maps_for_programs_that_sleep() {
     if !bpf::is_usable() {
@@ -260,10 +262,12 @@ fn maps_for_programs_that_sleep() {
     assert!(compared > 10);
 }
 
-/// Where every number matters again and again, that is not gone back over all of the path each time.
+/// Where every number matters again and again, the verifier does not backtrack over all of the path
+/// each time.
 #[test]
 fn long_paths_on_which_everything_matters() {
-    // What is fetched from the stack is not followed back. Each turn of the loop has a state of its own.
+    // Backtracking does not follow numbers fetched from the stack. Each turn of the loop has a
+    // state of its own.
     let mut insns = vec![mov(6, 0), mov(7, 0), store(10, -8, 6)];
     let turn = [
         mov(2, 1),

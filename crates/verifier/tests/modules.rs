@@ -1,5 +1,5 @@
-//! Functions and variables of kernel modules. The kernel here has no modules, so what it says is known of wrong descriptors only;
-//! what programs may do with a module is tried with types made for it.
+//! Functions and variables of kernel modules. The kernel here has no modules, so its answers are
+//! known only for wrong descriptors; other uses of a module are tested with types made for it.
 
 mod btf;
 
@@ -40,7 +40,7 @@ fn vmlinux() -> Option<Vec<u8>> {
     std::fs::read("/sys/kernel/btf/vmlinux").ok()
 }
 
-/// A module after this kernel: its types, and the numbers that it calls them by.
+/// A module of this kernel: its types, and the numbers that it calls them by.
 struct Module {
     types: Vec<u8>,
     add: u32,
@@ -50,7 +50,7 @@ struct Module {
     variable: u32,
 }
 
-/// Functions of the names of `bpf_testmod`'s, so that it is known what they ask.
+/// Functions with names of `bpf_testmod`'s, so that their requirements are known.
 fn module(kernel: &[u8], padding: u32) -> Module {
     let mut types = Builder::after(kernel);
     for _ in 0..padding {

@@ -1,5 +1,6 @@
-//! Operations of structures whose arguments are handed over (`__ref`) or may be null (`__nullable`). The structure is a module's that
-//! this kernel does not have (`bpf_testmod`), so the words are those that its own tests expect of the kernel.
+//! Operations of structures whose arguments are handed over (`__ref`) or may be null
+//! (`__nullable`). The structure belongs to a module that this kernel lacks (`bpf_testmod`), so the
+//! expected words are those of the kernel's own tests.
 
 mod btf;
 
@@ -95,7 +96,7 @@ impl Operations {
         insn(JMP | CALL, 0, PSEUDO_KFUNC_CALL, 0, id as i32)
     }
 
-    /// Why not; empty if it is accepted.
+    /// Returns the reason for a refusal; empty if it is accepted.
     fn refusal(&self, member: Member, insns: &[Insn]) -> String {
         let program = Program {
             kind: Kind {

@@ -1,4 +1,4 @@
-//! What a program's own BTF says of its functions and lines: the same from the kernel and from here.
+//! A program's own BTF on its functions and lines: the same answers from the kernel and from here.
 
 mod btf;
 
@@ -72,7 +72,7 @@ impl Described {
         kernel::verdict(&trial, 2)
     }
 
-    /// `int main(void *)` that calls `f(ARG)` with what will do for it.
+    /// `int main(void *)` that calls `f(ARG)` with a valid argument.
     fn calling(mut types: Builder, prog_type: ProgramType, f: u32, pass: &[Insn]) -> Self {
         let int = types.int("result", 4);
         let main = types.function("main", 1, int, &[]);
@@ -218,7 +218,7 @@ const PARAMS: &[(&str, ProgramType, &[&str], Param)] = &[
     }),
 ];
 
-/// What makes r1 good for an argument.
+/// Returns instructions that make r1 valid for an argument.
 fn pass(arg: &Result<Vec<FunctionArg>, Refused>) -> Vec<Insn> {
     let Some(arg) = arg.as_ref().ok().and_then(|args| args.first()) else {
         return vec![];
@@ -234,7 +234,7 @@ fn pass(arg: &Result<Vec<FunctionArg>, Refused>) -> Vec<Insn> {
     }
 }
 
-/// r1 where the kernel begins with the function.
+/// Returns r1 as the kernel sees it at the start of the function.
 fn first_state(arg: FunctionArg, kernel: &KernelTypes) -> String {
     match arg {
         FunctionArg::Scalar => "R1=scalar(".to_owned(),
@@ -293,7 +293,7 @@ fn arguments() {
                     log.lines().any(|it| it == line),
                     "{what}: here {line}\n{log}"
                 );
-                // Where the caller finds it out, it says so in its own way.
+                // If the caller detects it, it says so in its own words.
                 assert!(
                     errno == ours || errno == 22,
                     "{what}: {errno}, here {ours}\n{log}"
@@ -423,7 +423,7 @@ fn lines() {
     assert_eq!(at(3), ("a.c", "", 8, 1));
 }
 
-/// Which function runs when the program throws.
+/// The choice of the function that runs when the program throws.
 #[test]
 fn exception_callbacks() {
     let describe = |linkage: u32, tags: &[&str], second: bool| {

@@ -1,5 +1,6 @@
-//! Programs that replace a function of another program: verdicts and words as the kernel's source has them
-//! (`bpf_check_attach_target`, `btf_check_func_type_match`); and, where the kernel takes such programs at all, as it gives them.
+//! Programs that replace a function of another program: verdicts and words of the kernel's source
+//! (`bpf_check_attach_target`, `btf_check_func_type_match`); and, if the kernel accepts such
+//! programs at all, the kernel's own.
 
 mod btf;
 
@@ -20,7 +21,7 @@ const GLOBAL: u32 = 1;
 const STATIC: u32 = 0;
 const SKB_PULL_DATA: i32 = 39;
 const GET_PRANDOM: i32 = 7;
-/// What kernels say that are built or locked down so that nobody loads such programs.
+/// The answers of kernels that are built or locked down against such programs.
 const EPERM: i32 = 1;
 
 const fn load(size: u8, dst: u8, src: u8, off: i16) -> Insn {
@@ -86,7 +87,7 @@ impl Made {
     }
 }
 
-/// The numbers of the types that a test has to do with.
+/// The numbers of the types in a test.
 struct Types {
     all: Builder,
     int: u32,
@@ -115,8 +116,8 @@ fn types() -> Types {
     }
 }
 
-/// A program of packets: `main(skb)` calls `plain(int)`, `pulls(skb)`, `looks(skb)` and `quiet(int)`, which is static. The
-/// program, the functions' numbers.
+/// A packet program: `main(skb)` calls `plain(int)`, `pulls(skb)`, `looks(skb)` and `quiet(int)`,
+/// which is static. Returns the program and the functions' numbers.
 fn target() -> (Made, [u32; 5]) {
     let Types {
         mut all, int, skb, ..

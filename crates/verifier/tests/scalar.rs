@@ -1,4 +1,5 @@
-//! What is said of numbers is true of every number that was possible before, and some of it is exact.
+//! Facts about numbers are true of every number that was possible before, and some of them are
+//! exact.
 
 use beeline_isa::{Alu, Cond, Size, Swap};
 use beeline_verifier::scalar::{Scalar, Tnum};
@@ -34,7 +35,7 @@ const CONDS: [Cond; 11] = [
 ];
 const SIZES: [Size; 4] = [Size::B1, Size::B2, Size::B4, Size::B8];
 
-/// Where signs and widths change.
+/// The values around changes of sign and width.
 const EDGES: [u64; 12] = [
     0,
     1,
@@ -50,7 +51,7 @@ const EDGES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// All sets of numbers of so many bits of which some are known, with their members.
+/// Returns all sets of numbers of so many bits with some of them known, with their members.
 fn tnums(bits: u32) -> Vec<(Tnum, Vec<u64>)> {
     let mut tnums = Vec::new();
     for mask in 0..1 << bits {
@@ -133,7 +134,7 @@ fn ranges_of_bits_are_the_least() {
     }
 }
 
-/// Between any two edges, unsigned and signed, of either width.
+/// Returns the ranges between any two edges, unsigned and signed, of either width.
 fn intervals() -> Vec<Scalar> {
     let mut all = Vec::new();
     for min in EDGES {
@@ -219,7 +220,7 @@ fn check_branch(cond: Cond, wide: bool, left: (&Scalar, &[u64]), right: (&Scalar
     }
 }
 
-/// A number, edges more often than others.
+/// Returns a number, edges more often than others.
 fn number() -> impl Strategy<Value = u64> {
     let near = (prop::sample::select(&EDGES), -3..4_i64);
     prop_oneof![
@@ -229,7 +230,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Something that is true of a number, and it.
+/// Returns a fact about a number, and the number.
 fn scalar() -> impl Strategy<Value = (Scalar, u64)> {
     let facts = (number(), number(), number(), number(), any::<u8>());
     (number(), facts).prop_map(|(member, (mask, one, other, third, which))| {
@@ -269,7 +270,7 @@ fn synced() -> impl Strategy<Value = (Scalar, u64)> {
     })
 }
 
-/// Often a shift count.
+/// Returns a number, often a shift count.
 fn operand() -> impl Strategy<Value = (Scalar, u64)> {
     prop_oneof![
         3 => synced(),

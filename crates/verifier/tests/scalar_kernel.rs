@@ -1,4 +1,5 @@
-//! Random arithmetic and comparisons: after each instruction the same is known of the numbers as the kernel's log says.
+//! Random arithmetic and comparisons: after each instruction the facts about the numbers are those
+//! of the kernel's log.
 
 use std::collections::HashMap;
 
@@ -38,7 +39,7 @@ fn pointers_move_as_the_kernel_says() {
     assert!(compared > 400, "{compared}");
 }
 
-/// Moves a pointer to the stack by two numbers: how many of its places were compared.
+/// Moves a pointer to the stack by two numbers; returns how many of its positions were compared.
 fn compare_pointers(seed: u64) -> usize {
     const POINTER: u8 = 9;
     let random = &mut Random::new(seed);
@@ -59,7 +60,7 @@ fn compare_pointers(seed: u64) -> usize {
     let any_constant = numbers[..2]
         .iter()
         .any(|number| number.constant().is_some());
-    // What is too far is refused; a constant is kept apart.
+    // Moves too far are refused; a constant is kept apart.
     if verdict.is_err() || any_constant {
         return 0;
     }
@@ -77,7 +78,7 @@ fn compare_pointers(seed: u64) -> usize {
     ours.len()
 }
 
-/// Numbers in r6 to r9, of which nothing is known at first; branches lead each to its own end.
+/// Initially unknown numbers in r6 to r9; each branch leads to its own end.
 fn program(seed: u64) -> Vec<Insn> {
     let random = &mut Random::new(seed);
     let mut insns = Vec::new();
@@ -194,7 +195,7 @@ fn branch(random: &mut Random, dst: u8) -> Insn {
     }
 }
 
-/// How many registers were compared.
+/// Returns the number of compared registers.
 fn compare(insns: &[Insn], seed: u64) -> usize {
     let expected = follow(insns);
     let (verdict, log) = kernel::follow(ProgramType::SOCKET_FILTER, insns);
@@ -220,7 +221,8 @@ fn compare(insns: &[Insn], seed: u64) -> usize {
     compared
 }
 
-/// The instruction after which (or at the end of a branch: before which) the registers have what the line says.
+/// The instruction after which (or at the end of a branch: before which) the registers are as the
+/// line says.
 fn line_of(line: &str) -> Option<(usize, &str)> {
     if let Some(branch) = line.strip_prefix("from ") {
         let (_, to) = branch.split_once(" to ")?;
@@ -232,7 +234,7 @@ fn line_of(line: &str) -> Option<(usize, &str)> {
     Some((index.parse().ok()?, says))
 }
 
-/// r6 to r9, as far as the line has them.
+/// Returns r6 to r9, as far as the line has them.
 fn registers(says: &str) -> Vec<(u8, String)> {
     let mut depth = 0_i32;
     let parts = says.split(|character| {
@@ -253,7 +255,7 @@ fn registers(says: &str) -> Vec<(u8, String)> {
     registers
 }
 
-/// Without `P` for precise numbers and without the number that names equal registers.
+/// Removes `P` for precise numbers and the number that names equal registers.
 fn without_marks(value: &str) -> String {
     let value = value.strip_prefix('P').unwrap_or(value);
     match value.strip_prefix("scalar(id=") {
@@ -287,7 +289,7 @@ fn value(numbers: &Numbers, src: Operand) -> Scalar {
     }
 }
 
-/// What is known after each instruction, and before the ends of branches: on one path or more.
+/// Returns the facts after each instruction, and before the ends of branches: on one path or more.
 fn follow(insns: &[Insn]) -> HashMap<usize, Vec<Numbers>> {
     let mut states: HashMap<usize, Vec<Numbers>> = HashMap::new();
     let mut paths = vec![(0, [Scalar::UNKNOWN; 4])];
@@ -302,7 +304,7 @@ fn follow(insns: &[Insn]) -> HashMap<usize, Vec<Numbers>> {
                 {
                     let mut other = numbers;
                     other[at(dst)] = clear;
-                    // The log says what is known of it before the instruction.
+                    // The log describes it before the instruction.
                     states.entry(index).or_default().push(other);
                     paths.push((index, other));
                     numbers[at(dst)] = set;
@@ -352,7 +354,7 @@ fn straight(op: Op, numbers: &mut Numbers) {
     }
 }
 
-/// What is known where the branch is taken, and where it is not; nothing if that cannot be.
+/// Returns the facts where the branch is taken, and where it is not; `None` if that is impossible.
 fn both(branch: Op, numbers: &Numbers) -> (Option<Numbers>, Option<Numbers>) {
     let Op::Branch {
         cond,

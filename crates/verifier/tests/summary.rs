@@ -1,4 +1,4 @@
-//! What an accepted program is said to do, and that nothing makes the verifier panic.
+//! The summary of an accepted program, and that nothing makes the verifier panic.
 
 use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_uapi::{MapType, ProgramType};
@@ -129,7 +129,7 @@ fn helpers_are_sorted_and_maps_in_the_order_of_use() {
 
 #[test]
 fn a_second_slot_is_never_taken_for_a_map() {
-    // Its fields but the immediate are 0, so it is none, whatever the immediate looks like.
+    // Its fields but the immediate are 0, so it is no map, whatever the immediate looks like.
     let [low, high] = imm64(1, 0, 0x18 << 32);
     let insns = [low, high, mov(0, 0), END];
     assert_eq!(resolve(&insns, &[]).as_deref(), Ok(&insns[..]));
@@ -173,7 +173,8 @@ fn the_stack_is_as_deep_as_it_is_used() {
         "privileged programs may read what they have not written"
     );
     assert_eq!(bytes(&near), [24]);
-    // Compilers, which do not follow addresses, have to give a frame whose address leaves r10 all that there is.
+    // Compilers, which do not follow addresses, have to give the largest stack to a frame whose
+    // address leaves r10.
     let escapes = [mov_reg(2, 10), mov(0, 0), store(2, -8, 0), END];
     assert_eq!(bytes(&escapes), [8]);
     let of_flow = |insns: &[Insn]| {

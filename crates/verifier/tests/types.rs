@@ -1,4 +1,4 @@
-//! What the kernel's BTF says of pointers: the same from the kernel and from here.
+//! Pointers by the kernel's BTF: the same answers from the kernel and from here.
 
 mod attached;
 
@@ -12,7 +12,7 @@ use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, SLEEPABLE};
 use beeline_verifier::types::{KernelTypes, Member, Refused, Trust};
 
-/// The same as the kernel would print it, up to the parenthesis.
+/// Formats it as the kernel would print it, up to the parenthesis.
 fn printed(types: &KernelTypes, member: Member) -> String {
     match member {
         Member::Scalar => "scalar(".to_owned(),
@@ -38,7 +38,7 @@ fn printed(types: &KernelTypes, member: Member) -> String {
     }
 }
 
-/// Notes where the two differ.
+/// Records a difference between the two.
 #[derive(Default)]
 struct Differences {
     compared: usize,
@@ -93,7 +93,7 @@ impl Differences {
     }
 }
 
-/// Ways to a pointer to a structure: what the program is, the loads that lead to it, and what it is then.
+/// Ways to a pointer to a structure: the program, the loads that lead to it, and its type then.
 struct Way {
     kind: Kind,
     offsets: Vec<i32>,
@@ -277,7 +277,7 @@ fn compare_context(types: &KernelTypes, kind: Kind, off: i32, size: u32, to: &mu
     }
 }
 
-/// Programs on functions and LSM hooks, which not every kernel lets us load: what the sources say.
+/// Programs on functions and LSM hooks, which not every kernel lets us load: the sources' answers.
 #[test]
 fn functions_and_hooks() {
     let Ok(btf) = std::fs::read("/sys/kernel/btf/vmlinux") else {
@@ -346,7 +346,7 @@ fn functions_and_hooks() {
     assert!(kind.attach_btf_id == 0 || refused(kind) == Err(denied.to_owned()));
 }
 
-/// Which bytes of the kernel's structures operations may write.
+/// The bytes of the kernel's structures that operations may write.
 #[test]
 fn writes() {
     let Some(types) = types() else { return };
@@ -392,7 +392,7 @@ fn writes() {
     println!("{compared} compared");
 }
 
-/// What the kernel's own context is, for programs that ask for it.
+/// The kernel's own context, for programs that request it.
 #[test]
 fn kernel_contexts() {
     let Some(types) = types() else { return };

@@ -1,6 +1,7 @@
 //! For tests: compiled programs for aarch64 run under qemu-user, many in one process.
 //!
-//! A [`Runner`] is a small C program, built for aarch64 when it is started; `runner.c` tells what goes over its pipes.
+//! A [`Runner`] is a small C program, built for aarch64 when it is started; `runner.c` describes
+//! its protocol.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,19 +15,21 @@ const EMULATOR: &str = "qemu-aarch64";
 /// The process that runs programs.
 pub struct Runner {
     child: Child,
-    // Gone before the child is waited for.
+    // Dropped before the child is waited for.
     pipes: Option<(BufWriter<ChildStdin>, BufReader<ChildStdout>)>,
     _program: TempDir,
 }
 
-/// What is to be run. The first program is; its tail calls lead to all of them, by their numbers.
+/// A job for the runner. It runs the first program, whose tail calls lead to all of them, by their
+/// numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
-    /// One at least.
+    /// At least one.
     pub programs: &'a [Image<'a>],
-    /// What r1 points to; null if there are no bytes.
+    /// The memory at r1; null if there are no bytes.
     pub context: &'a [u8],
-    /// The second argument of a program that needs no run; `None`: a run with the programs' maps and `runner.c`'s helpers.
+    /// The second argument of a program that needs no run; `None`: a run with the programs' maps
+    /// and `runner.c`'s helpers.
     pub second: Option<u64>,
 }
 
@@ -39,7 +42,8 @@ pub struct Image<'a> {
     pub maps: &'a [Array],
 }
 
-/// An array: a map whose values follow each other. Its handle is the address of 64 bits that are `value_bytes`.
+/// An array: a map whose values follow each other. Its handle is the address of 64 bits that hold
+/// `value_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Array {
     /// Bytes of a value; not 0.
@@ -48,14 +52,14 @@ pub struct Array {
     pub values: Vec<u8>,
 }
 
-/// What became of a job.
+/// The result of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// r0, or the signal that ended the program (`SIGALRM` where it did not end).
+    /// r0, or the signal that ended the program (`SIGALRM` if it did not end).
     pub result: Result<u64, i32>,
-    /// Registers that are not as they were before: bit n for xn, of x0 to x29.
+    /// Registers that have changed: bit n for xn, of x0 to x29.
     pub changed: u32,
-    /// Bytes of stack that were written, those of helpers included; at most 16 KiB.
+    /// Bytes of stack written, including those of helpers; at most 16 KiB.
     pub stack_bytes: usize,
     /// The context's bytes.
     pub context: Vec<u8>,
@@ -64,7 +68,7 @@ pub struct Outcome {
 }
 
 impl Runner {
-    /// Builds and starts one, or says what is missing on this machine.
+    /// Builds and starts a runner, or says what is missing on this machine.
     pub fn start() -> Result<Self, String> {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let [source, program] = ["runner.c", "runner"].map(|name| directory.path().join(name));
@@ -94,8 +98,9 @@ impl Runner {
         })
     }
 
-    /// Runs programs, the first of which may tail call all of them. Each has one map of one value of 8 bytes: 100 in the
-    /// first, 200 in the second. Errors: a register changes of which the code does not say so, or more of the stack.
+    /// Runs programs, the first of which may tail call all of them. Each has one map of one value
+    /// of 8 bytes: 100 in the first, 200 in the second. Errors: the code changes a register or uses
+    /// stack without declaring it.
     pub fn run_programs(
         &mut self,
         codes: &[Code],
@@ -128,7 +133,7 @@ impl Runner {
         if changed & !clobbers != 0 {
             return Err(format!("{changed:x} changed, {clobbers:x} may"));
         }
-        // What helpers take of the stack is their own.
+        // The helpers' own stack does not count.
         let allowed = codes.iter().map(|code| code.stack_bytes as usize).sum();
         let taken = outcome.stack_bytes;
         if !uses_run && taken > allowed {
@@ -137,7 +142,7 @@ impl Runner {
         Ok(outcome)
     }
 
-    /// Runs a job. Errors: the process is gone, after which there is no other job.
+    /// Runs a job. Errors: the process is gone, and can run no other job.
     pub fn run(&mut self, job: &Job<'_>) -> io::Result<Outcome> {
         let (stdin, stdout) = self.pipes.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         send(stdin, job)?;

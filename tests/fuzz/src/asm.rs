@@ -1,4 +1,4 @@
-//! A small assembler: instructions by what they do.
+//! A small assembler: one function for each kind of instruction.
 
 use beeline_isa::opcode::{
     ALU64, ATOMIC, CALL, DW, HELPER_CALL, JA, JCOND, JMP, K, LDX, MEM, MOV, PSEUDO_CALL, ST, STX, X,
@@ -23,7 +23,7 @@ pub const NOTHING: Insn = Insn {
     imm: 0,
 };
 
-/// Any other.
+/// Any other instruction.
 pub const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     Insn {
         code,

@@ -1,4 +1,4 @@
-//! The running kernel's eBPF, as the oracle that ours is compared to.
+//! The running kernel's eBPF, as the oracle for Beeline's.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use beeline_uapi::{AttachType, MapType, ProgramType};
 
 pub use beeline_kernel::Refusal;
 
-/// `BPF_F_SLEEPABLE`: what programs of type [`ProgramType::SYSCALL`] have to be.
+/// `BPF_F_SLEEPABLE`: required for programs of type [`ProgramType::SYSCALL`].
 const SLEEPABLE: u32 = 1 << 4;
 
-/// Can this process load programs? If not, says so on stderr: the test has to be skipped.
+/// Returns whether this process can load programs. If not, says so on stderr: skip the test then.
 pub fn is_usable() -> bool {
     let minimal = [0xb7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
     let insns: Vec<Insn> = Insn::decode_all(&minimal)
@@ -39,7 +39,8 @@ pub fn load(prog_type: ProgramType, insns: &[Insn]) -> Result<File, Refusal> {
     load_with(prog_type, insns, None)
 }
 
-/// As [`load`], saying where functions begin: programs have to, if they take the address of one. All are `static int`.
+/// Does the same as [`load`], with the beginnings of functions: required for programs that take the
+/// address of one. All are `static int`.
 pub fn load_functions(
     prog_type: ProgramType,
     insns: &[Insn],
@@ -55,10 +56,10 @@ pub fn load_functions(
     load_with(prog_type, insns, Some(types))
 }
 
-/// The type id of the first function that [`describe`] tells of.
+/// The type id of the first function that [`describe`] describes.
 const FIRST_FUNCTION: u32 = 3;
 
-/// What [`load_functions`] says of a program: its BTF, and its `func_info`.
+/// The description of a program for [`load_functions`]: its BTF, and its `func_info`.
 pub fn functions(starts: &[usize]) -> (Vec<u8>, Vec<[u32; 2]>) {
     (type_information(starts.len() as u32), func_info(starts))
 }
@@ -68,7 +69,7 @@ fn func_info(starts: &[usize]) -> Vec<[u32; 2]> {
     numbered.map(|(id, &start)| [start as u32, id]).collect()
 }
 
-/// [`type_information`] that the kernel holds, made once.
+/// [`type_information`] loaded into the kernel, made once.
 fn described(functions: u32) -> Rc<File> {
     thread_local! {
         static MADE: RefCell<HashMap<u32, Rc<File>>> = RefCell::default();
@@ -77,7 +78,8 @@ fn described(functions: u32) -> Rc<File> {
     MADE.with_borrow_mut(|made| made.entry(functions).or_insert_with(make).clone())
 }
 
-/// Type information (`include/uapi/linux/btf.h`) with so many functions `static int f(void)`.
+/// Returns type information (`include/uapi/linux/btf.h`) with so many functions `static int
+/// f(void)`.
 fn type_information(functions: u32) -> Vec<u8> {
     const NAMES: &[u8] = b"\0int\0f\0";
     const INT: u32 = 1 << 24;
@@ -112,7 +114,7 @@ fn load_with(
         types,
         ..ProgramSpec::default()
     };
-    // Its words take the verifier much longer than its work.
+    // The log takes the verifier much longer than its work.
     let quiet = beeline_kernel::load_program(&spec);
     let loaded = quiet.or_else(|_| {
         let spec = ProgramSpec {
@@ -124,12 +126,12 @@ fn load_with(
     loaded.map(|(program, _)| program.into())
 }
 
-/// Runs a program once on an empty packet; its result is the low half of r0.
+/// Runs a program once on an empty packet; returns the low half of r0.
 pub fn test_run(program: &File) -> io::Result<u32> {
     timed_run(program, 1).map(|(result, _)| result)
 }
 
-/// The same so many times; the last result, and the average time of a run in nanoseconds.
+/// Runs it so many times; returns the last result, and the average time of a run in nanoseconds.
 pub fn timed_run(program: &File, times: u32) -> io::Result<(u32, u32)> {
     let run = Run {
         packet: &[0; 64],
@@ -139,7 +141,8 @@ pub fn timed_run(program: &File, times: u32) -> io::Result<(u32, u32)> {
     beeline_kernel::test_run(program, run)
 }
 
-/// Runs a program of type [`ProgramType::SYSCALL`] once on a context, which it may change; its result is the low half of r0.
+/// Runs a program of type [`ProgramType::SYSCALL`] once on a context, which it may change; returns
+/// the low half of r0.
 pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
     let run = Run {
         context,
@@ -148,12 +151,12 @@ pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
     beeline_kernel::test_run(program, run).map(|(result, _)| result)
 }
 
-/// An array map.
+/// Makes an array map.
 pub fn array(value_size: u32, max_entries: u32) -> io::Result<File> {
     map(MapType::ARRAY, 4, value_size, max_entries)
 }
 
-/// A map of any type.
+/// Makes a map of any type.
 pub fn map(
     map_type: MapType,
     key_size: u32,
@@ -170,18 +173,18 @@ pub fn map(
     beeline_kernel::create_map(&spec).map(File::from)
 }
 
-/// Sets an element of a map with keys of 4 bytes; the descriptor of a program, in a program array.
+/// Sets an element of a map with keys of 4 bytes; in a program array, to a program's descriptor.
 pub fn set(map: &File, key: u32, value: u32) -> io::Result<()> {
     set_bytes(map, key, &value.to_ne_bytes())
 }
 
-/// The same with a value of any size, which is the map's.
+/// Does the same with a value of any size, which must be the map's.
 pub fn set_bytes(map: &File, key: u32, value: &[u8]) -> io::Result<()> {
     beeline_kernel::update(map, &key.to_ne_bytes(), value)
 }
 
-/// Every path of the verifier through a program, with what it knows of the registers after each instruction; and
-/// whether it accepts the program.
+/// Returns every path of the verifier through a program, with the states of the registers after
+/// each instruction; and whether it accepts the program.
 pub fn follow(prog_type: ProgramType, insns: &[Insn]) -> (io::Result<File>, String) {
     let spec = ProgramSpec {
         prog_type,
@@ -199,7 +202,7 @@ pub fn follow(prog_type: ProgramType, insns: &[Insn]) -> (io::Result<File>, Stri
     }
 }
 
-/// A program that is loaded for the verdict alone.
+/// A program to load only for its verdict.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Trial<'a> {
     /// `prog_type`.
@@ -208,11 +211,11 @@ pub struct Trial<'a> {
     pub attach_type: AttachType,
     /// `BPF_F_*`.
     pub flags: u32,
-    /// What it attaches to, in the kernel's BTF or that of `attach_to`.
+    /// Its attach target, in the kernel's BTF or that of `attach_to`.
     pub attach_btf_id: u32,
     /// The program or the module's types that it attaches to.
     pub attach_to: Option<&'a File>,
-    /// Descriptors that instructions name by their places.
+    /// Descriptors that instructions name by their indices.
     pub fd_array: &'a [i32],
     /// Its instructions.
     pub insns: &'a [Insn],
@@ -224,13 +227,13 @@ pub struct Trial<'a> {
     pub line_info: &'a [[u32; 4]],
 }
 
-/// What the kernel says of it: an errno, 0 if it takes it, and its log at a level.
+/// Returns the kernel's answer: an errno, 0 if it accepts, and its log at a level.
 pub fn verdict(trial: &Trial<'_>, log_level: u32) -> (i32, String) {
     let (made, log) = load_trial(trial, log_level);
     (made.err().unwrap_or(0), log)
 }
 
-/// The same with the program, if the kernel takes it.
+/// Does the same, with the program if the kernel accepts it.
 pub fn load_trial(trial: &Trial<'_>, log_level: u32) -> (Result<File, i32>, String) {
     let types = trial.btf.map(|btf| ProgramTypes {
         btf: btf.as_fd(),
@@ -256,7 +259,7 @@ pub fn load_trial(trial: &Trial<'_>, log_level: u32) -> (Result<File, i32>, Stri
     }
 }
 
-/// An array of values of a type of the given BTF, with numbers for keys.
+/// Makes an array of values of a type of the given BTF, with numbers for keys.
 pub fn typed_array(btf: &File, (key, value): (u32, u32), value_size: u32) -> io::Result<File> {
     let spec = MapSpec {
         map_type: MapType::ARRAY,
@@ -269,7 +272,7 @@ pub fn typed_array(btf: &File, (key, value): (u32, u32), value_size: u32) -> io:
     beeline_kernel::create_map(&spec).map(File::from)
 }
 
-/// Hands type information to the kernel.
+/// Loads type information into the kernel.
 pub fn load_btf(btf: &[u8]) -> io::Result<File> {
     let made = beeline_kernel::load_types(btf);
     made.map(File::from)

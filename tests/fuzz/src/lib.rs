@@ -1,8 +1,8 @@
-//! Random programs for tests, and the running kernel as the oracle of what they do.
+//! Random programs for tests, and the running kernel as the oracle of their results.
 //!
-//! [`program`] makes programs that the kernel's verifier accepts and that always end, each named by a seed. The richest of
-//! them, [`program::worldly`], use the maps and the context that [`world`] describes; whoever runs them lays that
-//! world out. [`reduce`] makes one smaller whose runs differ.
+//! [`program`] makes programs that the kernel's verifier accepts and that always end, each named by
+//! a seed. The richest of them, [`program::worldly`], use the maps and the context that [`world`]
+//! describes; their callers lay that world out. [`reduce`] shrinks a program whose runs differ.
 
 pub mod asm;
 pub mod kernel;

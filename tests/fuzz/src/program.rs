@@ -1,7 +1,8 @@
 //! Random programs that the kernel's verifier accepts and that always end.
 //!
-//! A function is a row of *units*, before and after each of which every register but r10 holds a number. So branches can lead
-//! from any unit to any later one, and what a unit does in between, with pointers, concerns nobody else.
+//! A function is a row of *units*. Before and after each of them every register but r10 holds a
+//! number. So branches can lead from any unit to any later one, and a unit's use of pointers in
+//! between affects no other unit.
 
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
@@ -21,25 +22,26 @@ const FOR_EACH_MAP_ELEM: i32 = 164;
 /// `BPF_FUNC_tail_call`.
 const TAIL_CALL: i32 = 12;
 
-/// What a program does besides arithmetic and calls of its functions.
+/// The features of a program besides arithmetic and calls of its functions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
     Plain,
     /// Functions may be callbacks of `bpf_loop`.
     Loops,
-    /// Every function may tail call one of so many programs in the program array with this descriptor.
+    /// Every function may tail call one of so many programs in the program array with this
+    /// descriptor.
     TailCalls {
         programs: u64,
         array: i32,
     },
-    /// All that there is in [`world`], and loops, also with `may_goto`.
+    /// Everything in [`world`], and loops, also with `may_goto`.
     World {
         may_goto: bool,
     },
 }
 
 impl Style {
-    /// Does every function get the context?
+    /// Returns whether every function gets the context.
     fn hands_on(self) -> bool {
         matches!(self, Self::TailCalls { .. } | Self::World { .. })
     }
@@ -57,14 +59,14 @@ impl Style {
     }
 }
 
-/// How a function is called.
+/// The way a function is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Program,
     Called,
-    /// Of `bpf_loop`: its second argument leads to 8 bytes that it changes.
+    /// By `bpf_loop`: its second argument leads to 8 bytes that it changes.
     Callback,
-    /// Of `bpf_for_each_map_elem`: its fourth argument leads to 8 bytes that it changes.
+    /// By `bpf_for_each_map_elem`: its fourth argument leads to 8 bytes that it changes.
     EachElement,
 }
 
@@ -74,28 +76,30 @@ impl Role {
     }
 }
 
-/// A program of about `length` random operations, seeded; its r0 depends on all its registers and stack slots.
+/// Returns a program of about `length` random operations, seeded; its r0 depends on all its
+/// registers and stack slots.
 pub fn program(seed: u64, length: usize) -> Vec<Insn> {
     generate(seed, length, Style::Plain)
 }
 
-/// As [`program`], with callbacks.
+/// Does the same as [`program`], with callbacks.
 pub fn looping(seed: u64, length: usize) -> Vec<Insn> {
     generate(seed, length, Style::Loops)
 }
 
-/// As [`program`], with tail calls of one of so many programs (and some more that do not exist).
+/// Does the same as [`program`], with tail calls of one of so many programs (and some more that do
+/// not exist).
 pub fn tail_calling(seed: u64, length: usize, programs: u64, array: i32) -> Vec<Insn> {
     generate(seed, length, Style::TailCalls { programs, array })
 }
 
-/// A program that does whatever can be done in the [`world`], with r1 leading to its context.
+/// Returns a program that uses everything in the [`world`], with r1 leading to its context.
 pub fn worldly(seed: u64, length: usize) -> Vec<Insn> {
     generate(seed, length, Style::World { may_goto: false })
 }
 
-/// As [`worldly`], with `may_goto`, and not for the kernel: there Linux 6.18's verifier may follow a bad pointer
-/// (`__mark_chain_precision`), and brings the machine down.
+/// Does the same as [`worldly`], with `may_goto`, and not for the kernel: there Linux 6.18's
+/// verifier may follow a bad pointer (`__mark_chain_precision`), and brings the machine down.
 pub fn worldly_with_may_goto(seed: u64, length: usize) -> Vec<Insn> {
     generate(seed, length, Style::World { may_goto: true })
 }
@@ -113,7 +117,8 @@ fn generate(seed: u64, length: usize, style: Style) -> Vec<Insn> {
     link(functions)
 }
 
-/// Joins functions; until here the immediate of a call or a function's address is the callee's number.
+/// Joins functions; until then the immediate of a call or a function's address is the callee's
+/// number.
 fn link(functions: Vec<Vec<Insn>>) -> Vec<Insn> {
     let mut starts = vec![0];
     for function in &functions {
@@ -144,7 +149,7 @@ fn function(
     let has_context = !roles[..=number].iter().any(|role| role.is_callback());
     let mut units = first_values(random, role, style.hands_on());
     let start = units.len();
-    // Every later function is called from the one before it, so that none is unreachable.
+    // Every later function is called from the one before it, so that all are reachable.
     let mut next = roles.get(number + 1).copied();
     for _ in 0..length {
         units.push(match next {
@@ -170,7 +175,8 @@ fn function(
     units.concat()
 }
 
-/// What a function starts with: a number in every register that has none yet, and in every slot of the stack.
+/// Begins a function: puts a number into every register that has none yet, and into every slot of
+/// the stack.
 fn first_values(random: &mut Random, role: Role, hands_on: bool) -> Vec<Vec<Insn>> {
     let mut units: Vec<Vec<Insn>> = Vec::new();
     match role {
@@ -214,7 +220,8 @@ fn operation(random: &mut Random, style: Style, has_context: bool) -> Vec<Insn> 
     units::worldly(random)
 }
 
-/// A few operations up to five times, counted on the stack; some loops are such that may end before, but do not.
+/// Repeats a few operations up to five times, counted on the stack; some loops could end before,
+/// but do not.
 fn repeated(random: &mut Random, style: Style, has_context: bool) -> Vec<Insn> {
     let mut body: Vec<Vec<Insn>> = (0..1 + random.below(4))
         .map(|_| operation(random, style, has_context))
@@ -257,7 +264,7 @@ fn call_next(random: &mut Random, role: Role, function: usize, hands_on: bool) -
             unit.push(call_local(function as i32));
         }
         Role::Callback => {
-            // At least once: Linux 6.18 stumbles over a callback that it knows to be never called.
+            // At least once: Linux 6.18 fails on a callback that it knows to be never called.
             unit.push(mov(1, 1 + random.below(5) as i32));
             unit.extend(imm64(2, PSEUDO_FUNC, function as u64));
             unit.extend([mov_reg(3, 10), alu_imm(ADD, 3, slot), mov(4, 0), call(LOOP)]);
@@ -282,16 +289,16 @@ fn call_tail(random: &mut Random, programs: u64, array: i32) -> Vec<Insn> {
     unit
 }
 
-/// Gives new values to the registers that a call destroys, from the first of them that it gives none itself.
+/// Gives new values to the registers that a call destroys, from the given first one on.
 fn give_values(random: &mut Random, unit: &mut Vec<Insn>, first: u8) {
     for register in first..=5 {
         unit.extend(imm64(register, 0, random.number()));
     }
 }
 
-/// Puts forward branches before some units, over up to four units each; of the long kind now and then.
+/// Puts forward branches before some units, over up to four units each, with some in the long form.
 fn add_branches(random: &mut Random, units: &mut [Vec<Insn>], start: usize) {
-    // From the end, so that what is jumped over already has its own branches.
+    // From the end, so that the code to jump over already has its own branches.
     for index in (start..units.len()).rev() {
         if !random.once_in(4) {
             continue;
@@ -313,7 +320,7 @@ fn add_branches(random: &mut Random, units: &mut [Vec<Insn>], start: usize) {
     }
 }
 
-/// A branch on any condition.
+/// Returns a branch on any condition.
 fn condition(random: &mut Random, off: i16) -> Insn {
     let cond = random.pick(&[JEQ, JNE, JGT, JGE, JLT, JLE, JSGT, JSGE, JSLT, JSLE, JSET]);
     let (class, dst) = (random.pick(&[JMP, JMP32]), random.below(10) as u8);
@@ -331,7 +338,7 @@ fn condition(random: &mut Random, off: i16) -> Insn {
     }
 }
 
-/// `r0 = fold of all`, to 32 bits, which is what the kernel's test run gives; and exit.
+/// Ends with `r0 = fold of all`, to 32 bits, which the kernel's test run returns; and exit.
 fn fold() -> Vec<Insn> {
     let mut insns = Vec::new();
     let mix = |insns: &mut Vec<Insn>, register| {
@@ -348,7 +355,8 @@ fn fold() -> Vec<Insn> {
     insns
 }
 
-/// The end of a callback: mixes what [`fold`] makes into the 8 bytes that it was given, and says stop now and then.
+/// Ends a callback: mixes the result of [`fold`] into its 8 bytes, and stops the loop in some
+/// turns.
 fn report() -> Vec<Insn> {
     let mut insns = fold();
     insns.pop();

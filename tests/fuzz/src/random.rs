@@ -1,16 +1,16 @@
-//! Random numbers of which a seed names a sequence for good.
+//! Random numbers: a seed always gives the same sequence.
 
 /// A small generator (xorshift64*).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence with this name.
+    /// Returns the sequence of this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -18,22 +18,22 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// One of `0..limit`; `limit` is not 0.
+    /// Returns one of `0..limit`; `limit` is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         (self.bits() >> 33) % limit
     }
 
-    /// True once in so many times.
+    /// Returns true once in so many times.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of the slice, which is not empty.
+    /// Returns one of the slice, which is not empty.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Edge values more often than others.
+    /// Returns a number, edge values more often than others.
     pub fn number(&mut self) -> u64 {
         const EDGES: [u64; 12] = [
             0,

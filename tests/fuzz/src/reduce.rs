@@ -1,13 +1,13 @@
-//! Programs with less in them.
+//! Shrinks programs.
 
 use beeline_isa::Insn;
 use beeline_isa::opcode::*;
 
-/// Programs that are tried at most; each may take some milliseconds.
+/// The most programs to try; each may take some milliseconds.
 const ATTEMPTS: usize = 3_000;
 
-/// A short program that can be had by leaving out instructions of this one while `is_like_it` holds. It is asked about
-/// every attempt, which may be any nonsense.
+/// Returns a short program made from this one by removing instructions while `is_like_it` holds.
+/// Every attempt is passed to it, valid or not.
 pub fn reduce(insns: &[Insn], mut is_like_it: impl FnMut(&[Insn]) -> bool) -> Vec<Insn> {
     let mut attempts = 0..ATTEMPTS;
     let mut is_like_it = |attempt: &[Insn]| attempts.next().is_some() && is_like_it(attempt);
@@ -32,7 +32,8 @@ pub fn reduce(insns: &[Insn], mut is_like_it: impl FnMut(&[Insn]) -> bool) -> Ve
     }
 }
 
-/// The program without `count` slots from `at` on. What led to one of them leads to the one behind.
+/// Returns the program without `count` slots from `at` on. Branches to one of them lead to the next
+/// slot after them.
 fn without(insns: &[Insn], at: usize, count: usize) -> Vec<Insn> {
     let is_second = |slot: usize| slot > 0 && insns[slot - 1].is_imm64();
     let is_gone = |slot: usize| (at..at.saturating_add(count)).contains(&slot);
@@ -57,7 +58,7 @@ fn without(insns: &[Insn], at: usize, count: usize) -> Vec<Insn> {
     kept
 }
 
-/// How far an instruction leads, in slots from the next, if it leads anywhere.
+/// Returns an instruction's branch offset, in slots from the next instruction, if it is a branch.
 fn distance(insn: &Insn) -> Option<i64> {
     match (insn.code & CLASS_MASK, insn.code & OP_MASK) {
         _ if insn.is_imm64() => (insn.src == PSEUDO_FUNC).then_some(insn.imm.into()),

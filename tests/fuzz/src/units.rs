@@ -1,4 +1,4 @@
-//! What programs are made of: see [`crate::program`].
+//! The units of programs: see [`crate::program`].
 
 mod helpers;
 mod memory;
@@ -16,15 +16,15 @@ use crate::random::Random;
 
 /// Slots of 8 bytes that functions write first and then use.
 pub const SLOTS: u64 = 6;
-/// What a function was given to hand on.
+/// A function's argument, to hand on.
 pub const GIVEN: i16 = -8 * (SLOTS as i16 + 1);
-/// How often a loop is still to go round.
+/// The remaining turns of a loop.
 pub const COUNTER: i16 = GIVEN - 8;
 /// A key, within one unit.
 const KEY: i16 = COUNTER - 8;
 /// A value, text or dynptr, within one unit.
 const VALUE: i16 = KEY - VALUE_BYTES as i16;
-/// Its room.
+/// The room for it.
 const VALUE_BYTES: u64 = 24;
 
 /// A unit that uses maps or helpers.
@@ -54,7 +54,7 @@ fn renew(random: &mut Random, unit: &mut Vec<Insn>, register: u8) {
     }
 }
 
-/// Gives numbers to the registers that a call leaves without, from `first` on.
+/// Gives numbers to the registers that a call leaves without one, from `first` on.
 fn renew_from(random: &mut Random, unit: &mut Vec<Insn>, first: u8) {
     for register in first..=5 {
         renew(random, unit, register);

@@ -1,8 +1,8 @@
-//! What [`crate::program::worldly`] programs find: a context, and maps with something in them.
+//! The world of [`crate::program::worldly`] programs: a context, and maps with contents.
 
 use beeline_uapi::MapType;
 
-/// Bytes of the context, readable and writable: what r1 points to.
+/// Bytes of the context, readable and writable, at r1.
 pub const CONTEXT_BYTES: usize = 64;
 
 /// A map, by the fields of `BPF_MAP_CREATE`.
@@ -20,7 +20,7 @@ pub struct Shape {
     pub flags: u32,
 }
 
-/// The maps. A program names each by its index, as descriptor or as resolved index, whichever.
+/// The maps. A program names each by its index, as a descriptor or as a resolved index.
 pub const MAPS: [Shape; 9] = [
     shape(MapType::ARRAY, 4, 24, 4),
     shape(MapType::ARRAY, 4, 8, 5),
@@ -42,7 +42,7 @@ pub const ARRAY: usize = 0;
 pub const WORDS: usize = 1;
 /// An array of one value, used by its address.
 pub const GLOBALS: usize = 2;
-/// As [`GLOBALS`], for reading only, and frozen: it holds [`TEXTS`].
+/// The same as [`GLOBALS`], but read-only and frozen: it holds [`TEXTS`].
 pub const CONSTANTS: usize = 3;
 /// A per-CPU array.
 pub const PERCPU_ARRAY: usize = 4;
@@ -68,7 +68,8 @@ const fn shape(map_type: MapType, key: u32, value: u32, entries: u32) -> Shape {
     }
 }
 
-/// Formats and how many arguments each takes: what [`CONSTANTS`] begins with, each with a NUL behind it.
+/// Formats and their number of arguments: [`CONSTANTS`] begins with these, each with a NUL behind
+/// it.
 pub const TEXTS: [(&str, i32); 8] = [
     ("%d %u", 2),
     ("%llx", 1),
@@ -80,13 +81,13 @@ pub const TEXTS: [(&str, i32); 8] = [
     ("0x%lx %lu", 2),
 ];
 
-/// Where a text begins in [`CONSTANTS`].
+/// Returns the offset of a text in [`CONSTANTS`].
 pub fn text_offset(text: usize) -> usize {
     TEXTS[..text].iter().map(|(text, _)| text.len() + 1).sum()
 }
 
-/// What a map holds when a program starts: keys and values, of a per-CPU map one CPU's, which all have. A queue's keys are
-/// empty.
+/// Returns a map's contents when a program starts: keys and values; for a per-CPU map, one CPU's,
+/// which all have. A queue's keys are empty.
 pub fn contents(map: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     let shape = MAPS[map];
     let elements: Vec<u32> = match map {

@@ -1,5 +1,5 @@
-//! Writes what fuzzing begins with: `seeds DIRECTORY [FILE ...]` makes a folder for each target in the directory. The files are programs that
-//! have eBPF object files inside, as libbpf's tools do.
+//! Writes the seeds for fuzzing: `seeds DIRECTORY [FILE ...]` makes a folder for each target in the
+//! directory. The files are programs with embedded eBPF object files, such as libbpf's tools.
 
 #[path = "../../harness/embedded.rs"]
 mod embedded;

@@ -1,4 +1,5 @@
-//! What stands behind the supervisor for [`crate::tool_calls`]: objects without anything in them. It holds the supervisor to its promises.
+//! The supervisor's backend for [`crate::tool_calls`]: objects without contents. It checks that the
+//! supervisor keeps its promises.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,7 +23,7 @@ enum Object {
     Link(Id),
 }
 
-/// By their ids; the last one that was given.
+/// By their ids; the last assigned one.
 #[derive(Default)]
 pub struct Pretended(Mutex<(HashMap<u32, Object>, u32)>);
 
@@ -49,7 +50,7 @@ impl Pretended {
         }
     }
 
-    /// Keys and values have the lengths that the map's have.
+    /// Keys and values have the map's lengths.
     fn check(&self, map: Id, key: Option<&[u8]>, value: Option<&[u8]>) -> Result<(), Errno> {
         let spec = self.spec(map);
         let key_size = key.map_or(spec.key_size as usize, <[u8]>::len);
@@ -80,7 +81,7 @@ impl Backend for Pretended {
     }
 
     fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno> {
-        // As the runtime, which would have to have the memory.
+        // Answers as the runtime, which would need the memory.
         let bytes = (u64::from(spec.key_size) + value_len(spec) as u64)
             .saturating_mul(spec.max_entries.into());
         if spec.max_entries == 0 || bytes > 1 << 40 {

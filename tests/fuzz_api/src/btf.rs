@@ -1,4 +1,4 @@
-//! Type information: every type looked at in every way, by the reader and by the verifier.
+//! Type information: the reader and the verifier examine every type in every way.
 
 use beeline_btf::{Btf, Type};
 use beeline_uapi::ProgramType;
@@ -7,7 +7,7 @@ use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes};
 
 use crate::bytecode::judge;
 
-/// Types that are looked at, of many.
+/// The number of types to examine.
 const MOST_TYPES: u32 = 2_000;
 
 /// BTF, as of a kernel, of a file or of a program.

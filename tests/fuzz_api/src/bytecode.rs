@@ -10,9 +10,9 @@ use beeline_verifier::{function_starts, resolve};
 
 /// A descriptor of the first map that a program may name; the others follow.
 pub const FIRST_FD: i32 = 1000;
-/// Instructions that the verifier may look at.
+/// The most instructions that the verifier may go through.
 const MOST: u32 = 20_000;
-/// Instructions on all paths that are followed without leaving any out.
+/// The most instructions on all paths when none is left out.
 const MOST_ON_ALL_PATHS: u32 = 500;
 
 /// Bytes of a program: what type it is of, its flags, and its instructions, which may name the maps
@@ -43,7 +43,7 @@ pub fn bytecode(data: &[u8]) {
     });
 }
 
-/// Gets a verdict, and code of what is accepted.
+/// Judges a program, and compiles an accepted one.
 pub fn judge(program: &Program<'_>) {
     let _ = function_starts(program.insns);
     if oracle::verify_shortly(program, MOST).result.is_err() {
@@ -59,7 +59,7 @@ pub fn judge(program: &Program<'_>) {
     }
 }
 
-/// Bytes that may be instructions: what is decoded encodes to the same.
+/// Bytes that may be instructions: decoded ones encode to the same bytes.
 pub fn decode(data: &[u8]) {
     let Ok(insns) = Insn::decode_all(data) else {
         return;
@@ -74,7 +74,7 @@ pub fn decode(data: &[u8]) {
     let _ = function_starts(&insns);
 }
 
-/// Maps of many types.
+/// Returns maps of many types.
 fn maps() -> Vec<(i32, Map)> {
     let mut maps: Vec<Map> = MAPS
         .iter()

@@ -1,13 +1,14 @@
-//! Files with code: ahead-of-time files, and those of a store. What they begin with is made good, as no fuzzer finds a checksum.
+//! Files with code: ahead-of-time files, and those of a store. Corrects their headers, as no fuzzer
+//! finds a checksum.
 
 use beeline_codegen::aot::Aot;
 use beeline_codegen::container::{Kind, seal, unseal};
 use beeline_codegen::{Code, Digest};
 
-/// Any kind: what a container holds does not depend on it.
+/// Any kind: a container's contents do not depend on it.
 const KIND: Kind = *b"bee fuzz";
 
-/// An ahead-of-time file: the bytes as they are, and behind a good beginning.
+/// Reads an ahead-of-time file: the bytes as they are, and behind a valid header.
 pub fn aot_file(data: &[u8]) {
     for bytes in [data.to_vec(), with_beginning(data, seeds_kind())] {
         if let Ok(aot) = Aot::from_bytes(&bytes) {
@@ -18,7 +19,7 @@ pub fn aot_file(data: &[u8]) {
     }
 }
 
-/// A file of a code store: its name and its code.
+/// Reads a file of a code store: its name and its code.
 pub fn stored_code(data: &[u8]) {
     let _ = unseal::<(Digest, Code)>(KIND, data);
     let read = unseal::<(Digest, Code)>(KIND, &with_beginning(data, KIND));
@@ -30,7 +31,7 @@ pub fn stored_code(data: &[u8]) {
     }
 }
 
-/// What this version's files begin with.
+/// The header of this version's files.
 fn seeds_kind() -> Kind {
     let empty = crate::seeds::empty_aot_file();
     let mut kind = KIND;

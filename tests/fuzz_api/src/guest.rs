@@ -1,4 +1,4 @@
-//! What hosts and guests say to each other, and what the guest's owner writes.
+//! Messages between hosts and guests, and files by the guest's owner.
 
 use beeline_agent::fast_path::lookup_channel;
 use beeline_uapi::{AttachType, Command, ProgramType};
@@ -17,7 +17,8 @@ use prost::Message;
 
 pub use beeline_vm_proxy::fuzz_api::{host_message, policy};
 
-/// What a guest's bytes are to a host: frames, and in them messages, with structures of the kernel's.
+/// Reads a guest's bytes as a host does: frames, and in them messages, with structures of the
+/// kernel's.
 pub fn guest_message(data: &[u8]) {
     line_answer(data);
     first_frame(data);
@@ -35,7 +36,7 @@ pub fn guest_message(data: &[u8]) {
     }
 }
 
-/// What is taken for a whole frame where it came in is one.
+/// A frame accepted as whole on arrival is a valid frame.
 fn first_frame(data: &[u8]) {
     if let Ok(Some(message)) = frame::first(frame::LONGEST, data) {
         let wanted = GuestMessage::decode(message).ok();
@@ -47,7 +48,7 @@ fn first_frame(data: &[u8]) {
 /// The id of the request that the answers on a line are for.
 const LINES_ID: u32 = 7;
 
-/// What a tool's own line takes for an answer is one.
+/// A message accepted as an answer on a tool's own line is an answer.
 fn line_answer(data: &[u8]) {
     for len in [1, 8, 300] {
         let said = match lookup_channel::answer(data, LINES_ID, len) {
@@ -68,7 +69,7 @@ fn line_answer(data: &[u8]) {
     }
 }
 
-/// Where a guest is: what is taken is printed, and that is taken as the same.
+/// Parses a guest's address: an accepted one is printed, and the print parses to the same.
 pub fn address(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -78,7 +79,7 @@ pub fn address(data: &[u8]) {
     }
 }
 
-/// What QEMU says of a machine's memory, and what a user says of it.
+/// Parses QEMU's description of a machine's memory, and a user's.
 pub fn memory_tree(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for range in tree::memory(&text) {
@@ -92,7 +93,7 @@ pub fn memory_tree(data: &[u8]) {
     }
 }
 
-/// As QEMU has printed it.
+/// In QEMU's print format.
 pub fn memory_seeds() -> Vec<(String, Vec<u8>)> {
     let directory = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -135,7 +136,7 @@ fn bpf(command: Command, words: &[u32], len: usize, parts: Vec<Part>) -> Asked {
     })
 }
 
-/// Requests of each kind that is put together.
+/// Returns requests of each kind that is composed.
 pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
     // r1 = the map with handle 1; bpf_map_lookup_elem; exit
     const INSNS: [u8; 32] = [
@@ -239,7 +240,7 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
     ]
 }
 
-/// Frames with answers.
+/// Returns frames with answers.
 pub fn guest_seeds() -> Vec<(String, Vec<u8>)> {
     let bodies = [
         (
@@ -278,14 +279,14 @@ pub fn guest_seeds() -> Vec<(String, Vec<u8>)> {
             body: Some(body),
         };
         let mut bytes = Vec::new();
-        // A vector takes all that is written to it, and the message is short.
+        // A vector accepts every write, and the message is short.
         let _ = frame::write(&mut bytes, &message);
         (name.to_owned(), bytes)
     };
     bodies.into_iter().map(seed).collect()
 }
 
-/// One of each kind.
+/// Returns one of each kind.
 pub fn address_seeds() -> Vec<(String, Vec<u8>)> {
     let texts = [
         "vsock:any:8790",

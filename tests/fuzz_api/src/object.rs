@@ -1,4 +1,4 @@
-//! Object files: read, and their programs judged and compiled.
+//! Object files: reads them, and judges and compiles their programs.
 
 use beeline_object::{Contents, Kernel, MapDefinition, Object};
 use beeline_verifier::program::{Kind, Map, Program};
@@ -6,7 +6,7 @@ use beeline_verifier::types::{FileTypes, ProgramTypes};
 
 use crate::bytecode::judge;
 
-/// A kernel that has the types of the file at hand, so that there is something to relocate to.
+/// A kernel with the types of the given file, so that relocations have a target.
 struct Same(Vec<u8>);
 
 impl Kernel for Same {
@@ -32,7 +32,7 @@ impl Kernel for Same {
     }
 }
 
-/// An eBPF object file.
+/// Reads an eBPF object file.
 pub fn object(data: &[u8]) {
     let Ok(first) = Object::parse(data, &Same(Vec::new())) else {
         return;

@@ -1,4 +1,4 @@
-//! What fuzzing begins with: good bytes of each kind.
+//! Seeds for fuzzing: valid bytes of each kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use beeline_uapi::{AttachType, MapType, ProgramType};
 
 use crate::bytecode::FIRST_FD;
 
-/// What a container begins with before its contents: its kind and a checksum.
+/// The header of a container before its contents: its kind and a checksum.
 const BEGINNING: usize = 8 + 32;
-/// Programs that are made up.
+/// The number of generated programs.
 const PROGRAMS: u64 = 24;
 
-/// The seeds of a target, by names.
+/// Returns the seeds of a target, by name.
 pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
     match target {
         "object" => objects(),
@@ -46,7 +46,8 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
     }
 }
 
-/// The type of a program, and its flags: one that the world is for, sleepable; or a socket filter.
+/// Returns the type of a program, and its flags: the type that the world is for, sleepable; or a
+/// socket filter.
 fn head(number: u64) -> [u8; 2] {
     if is_worldly(number) { [31, 16] } else { [1, 0] }
 }
@@ -80,7 +81,7 @@ fn made_up(number: u64) -> Vec<Insn> {
     insns
 }
 
-/// Object files that are kept beside the fuzz targets.
+/// Returns the object files beside the fuzz targets.
 fn objects() -> Vec<(String, Vec<u8>)> {
     let directory: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../../fuzz/seeds/object"]
         .iter()
@@ -88,7 +89,7 @@ fn objects() -> Vec<(String, Vec<u8>)> {
     files(&directory)
 }
 
-/// The files in a directory, by name.
+/// Returns the files in a directory, by name.
 pub fn files(directory: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries
@@ -149,7 +150,7 @@ fn empty_aot() -> Aot {
     Aot::new(Machine::X86_64, helpers, "GPL".to_owned(), Vec::new())
 }
 
-/// A file without programs.
+/// Returns a file without programs.
 pub fn empty_aot_file() -> Vec<u8> {
     empty_aot().to_bytes()
 }

@@ -1,4 +1,4 @@
-//! What a tool's system calls are made of: attributes, and what they point to in its memory.
+//! A tool's system calls: attributes, and the memory that they point to.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,11 +10,12 @@ use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::backend::Pretended;
 
-/// Where the tool's descriptors begin, above this process's own.
+/// The first of the tool's descriptors, above this process's own.
 const FIRST: i32 = 600;
 /// The tool's descriptors: maps of several types, types, programs, events and a link.
 const DESCRIPTORS: u64 = 14;
-/// Which of them are types, a program for probes, a place that it is at, and one without a program.
+/// The indices of types, a program for probes, an event that it is attached to, and an event
+/// without a program.
 const BTF: u64 = 7;
 const PROBE: u64 = 8;
 const EVENT: u64 = 10;
@@ -38,7 +39,7 @@ struct World {
     _descriptors: Vec<OwnedFd>,
 }
 
-/// One for all threads, as descriptors are a process's.
+/// One for all threads, as descriptors belong to a process.
 static WORLD: LazyLock<Mutex<World>> =
     LazyLock::new(|| Mutex::new(World::new().expect("a tool with descriptors")));
 
@@ -47,7 +48,7 @@ pub fn tool_calls(data: &[u8]) {
     tool_answers(data);
 }
 
-/// The same, with the answers.
+/// Does the same, and returns the answers.
 pub fn tool_answers(data: &[u8]) -> Vec<Result<(), Errno>> {
     let calls = data.split_first().and_then(|(&count, data)| {
         let count = 1 + usize::from(count) % MOST_CALLS;
@@ -76,7 +77,7 @@ impl World {
                 let error = io::Error::from_raw_os_error(errno.0);
                 io::Error::other(format!("descriptor {}: {error}", world._descriptors.len()))
             })?;
-            // So the numbers are the same ones in every run.
+            // So the numbers are the same in every run.
             let file = fcntl_dupfd_cloexec(file, FIRST)?;
             world._descriptors.push(file);
         }
@@ -108,10 +109,10 @@ impl World {
     }
 }
 
-/// Of `struct perf_event_attr`, in the upper half of its first word.
+/// The size of `struct perf_event_attr`, in the upper half of its first word.
 const EVENT_SIZE: u64 = 112 << 32;
 
-/// Bytes of an attribute: numbers at their places.
+/// Returns the bytes of an attribute: numbers at their offsets.
 fn attribute(words: &[(usize, u64)]) -> Vec<u8> {
     let mut bytes = vec![0; 168];
     for &(at, number) in words {
@@ -128,7 +129,7 @@ fn fd(number: u64) -> u64 {
 
 type Opening = (i64, [u64; 6], Vec<u8>);
 
-/// Calls that make the tool's objects, in the order of their descriptors.
+/// Returns calls that make the tool's objects, in the order of their descriptors.
 fn openings() -> Vec<Opening> {
     let bpf = |command: Command, memory: Vec<u8>| {
         let arguments = [command.0.into(), Tool::MEMORY, 168, 0, 0, 0];
@@ -178,19 +179,19 @@ fn openings() -> Vec<Opening> {
 
 /// r0 = 0; exit
 const END: [u8; 16] = [0xb7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0];
-/// Types of which there are none but an integer.
+/// Types with only an integer.
 const TYPES: [u8; 45] = [
     0x9f, 0xeb, 1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 16, 0, 0, 0, 5, 0, 0, 0, // header
     1, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, 32, 0, 0, 1, // int
     0, b'i', b'n', b't', 0,
 ];
 
-/// Of what stands behind an attribute at the beginning of memory.
+/// Returns the address of data after an attribute at the beginning of memory.
 fn behind(offset: usize) -> u64 {
     Tool::MEMORY + 168 + offset as u64
 }
 
-/// An attribute of `BPF_PROG_LOAD` with what it points to.
+/// Returns an attribute of `BPF_PROG_LOAD` with the data that it points to.
 fn load(kind: ProgramType, insns: &[u8]) -> Vec<u8> {
     let license = insns.len();
     let attribute = attribute(&[
@@ -202,7 +203,7 @@ fn load(kind: ProgramType, insns: &[u8]) -> Vec<u8> {
     [&attribute, insns, b"GPL\0"].concat()
 }
 
-/// An event at an address of a program.
+/// Returns an event at an address of a program.
 fn event() -> Opening {
     let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type");
     let uprobe: u64 = kind.map_or(9, |it| it.trim().parse().unwrap_or(9));
@@ -214,7 +215,7 @@ fn event() -> Opening {
     (PERF_EVENT_OPEN, arguments, memory.concat())
 }
 
-/// One of each command that reads more than its attribute.
+/// Returns one of each command that reads more than its attribute.
 pub fn seeds() -> Vec<(String, Vec<u8>)> {
     let one = |name: &str, command: Command, words: &[(usize, u64)], behind: &[u8]| {
         let call = [0, 0, command.0 as u8, 168, 0];
@@ -373,7 +374,7 @@ pub fn seeds() -> Vec<(String, Vec<u8>)> {
             ));
         }
     }
-    // What is asked of which descriptor, or of how many, with which words.
+    // Requests by descriptor or by count, with their words.
     let others = [
         ("enable", 4, EVENT, [0x2400, 0, 0]),
         ("poll", 5, 0, [fd(11), fd(5), 0]),

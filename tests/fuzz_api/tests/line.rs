@@ -1,4 +1,4 @@
-//! What a tool says on its own line, and hears there, is the protocol's.
+//! A tool's messages on its own line, and the answers there, follow the protocol.
 
 use beeline_agent::fast_path::lookup_channel::{Answer, KEY, ROOM, VALUE, answer, request};
 use beeline_vm_protocol::frame;
@@ -53,7 +53,7 @@ fn answers_are_those_of_the_protocol() {
             let whole = framed(id, content(&value, false));
             assert!(whole.len() <= ROOM);
             assert_eq!(answer(&whole, id, len), Some(Answer::Value(&value)));
-            // Another's, of another length, cut, or changed.
+            // Another request's, of another length, cut, or changed.
             assert_eq!(answer(&whole, id ^ 1, len), None);
             assert_eq!(answer(&whole, id, len + 1), None);
             assert_eq!(answer(&whole[..whole.len() - 1], id, len), None);

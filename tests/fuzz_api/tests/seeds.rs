@@ -1,4 +1,4 @@
-//! The fuzz targets take what they begin with, and what is not far from it. `make fuzz` goes further.
+//! The fuzz targets accept their seeds, and slightly changed ones. `make fuzz` goes further.
 
 use beeline_fuzz::Random;
 use beeline_fuzz_api::{TARGETS, seeds, tool_answers};
@@ -25,15 +25,15 @@ fn seeds_and_what_is_near_them_are_taken() {
     }
 }
 
-/// So what is near them gets far.
+/// Good seeds let inputs near them get far.
 #[test]
 fn a_tools_seeds_are_good_calls() {
     for (name, bytes) in seeds::of("tool_calls") {
         let answers = tool_answers(&bytes);
         let is_good = match name.as_str() {
-            // There is no room for what is read.
+            // There is no room for the data to read.
             "large" => answers == [Err(Errno(14))],
-            // A ring's descriptor would be changed, in no process.
+            // It would change a ring's descriptor, in no process.
             "poll" => answers == [Err(Errno(25))],
             _ => answers == [Ok(())],
         };
@@ -41,7 +41,7 @@ fn a_tools_seeds_are_good_calls() {
     }
 }
 
-/// A few bytes changed, or the end cut off.
+/// Returns it with a few bytes changed, or the end cut off.
 fn damaged(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let length = bytes.len() as u64;

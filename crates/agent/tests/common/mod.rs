@@ -1,4 +1,4 @@
-//! What the tests share: the kernel as an oracle, and an environment to call helpers in.
+//! Shared parts of the tests: the kernel as an oracle, and an environment to call helpers in.
 #![allow(dead_code)] // Each test uses its part.
 
 #[path = "../../../maps/tests/common/mod.rs"]
@@ -11,7 +11,7 @@ use beeline_agent::helpers;
 use beeline_codegen::{Context as Argument, Executable, Fault, Runnable};
 use beeline_isa::abi::Run;
 
-/// What helpers look at when a program runs.
+/// The tables that helpers use when a program runs.
 pub struct Environment {
     context: Context,
     target: Box<Target>,
@@ -19,14 +19,14 @@ pub struct Environment {
     values: Vec<usize>,
     argument: *mut u8,
     _slot: Box<Slot>,
-    /// What others would lease; whoever waits for a lock looks at them.
+    /// Leases of other processes; waiters for a lock check them.
     slots: Vec<Slot>,
     control: Box<Control>,
     _session: Box<Session>,
 }
 
 impl Environment {
-    /// Of this process, without maps and without a handler for faults.
+    /// Makes an environment of this process, without maps and without a handler for faults.
     pub fn new() -> Self {
         // SAFETY: all are integers, pointers and atomics, for which zero is good.
         let (mut target, mut slot, mut context): (Box<Target>, Box<Slot>, Context) = unsafe {
@@ -70,7 +70,7 @@ impl Environment {
         }
     }
 
-    /// Makes a map the program's own; gives what a program would load for it.
+    /// Makes a map the program's own; returns the value that a program would load for it.
     pub fn add_map(&mut self, map: beeline_maps::Map) -> u64 {
         let rings = std::ptr::null();
         // A test's few handles live as long as it does.
@@ -85,7 +85,8 @@ impl Environment {
         std::ptr::from_ref(handle) as u64
     }
 
-    /// Makes these maps the program's own, and no others, by what [`Environment::add_map`] has given for them.
+    /// Makes these maps the program's own, and no others, by the values from
+    /// [`Environment::add_map`].
     pub fn use_maps(&mut self, handles: &[u64]) {
         self.maps.clear();
         self.values.clear();
@@ -101,19 +102,19 @@ impl Environment {
         self.context.run.map_count = self.maps.len();
     }
 
-    /// The device and inode of the namespace that this process is said to be in.
+    /// Returns the device and inode of the namespace that this process is said to be in.
     pub fn set_pid_namespace(&mut self, namespace: [u64; 2]) {
         self.target.pid_namespace = namespace;
         self.context.target = &raw const *self.target;
     }
 
-    /// Runs compiled code on this environment; r0.
+    /// Runs compiled code on this environment; returns r0.
     pub fn run(&mut self, code: &Executable) -> u64 {
         // SAFETY: the tests' programs do what verified ones would, and the context is this run's.
         unsafe { code.call(self.argument, self.prepare()) }
     }
 
-    /// Runs a program of any engine on this environment and some memory; r0.
+    /// Runs a program of any engine on this environment and some memory; returns r0.
     pub fn run_on(&mut self, program: &dyn Runnable, memory: &mut [u8]) -> Result<u64, Fault> {
         let argument = Argument {
             start: memory.as_mut_ptr(),
@@ -124,7 +125,7 @@ impl Environment {
         unsafe { program.run(argument, &*run) }
     }
 
-    /// Has a program run by somebody else on this environment and some memory; what comes out.
+    /// Has `run` run a program on this environment and some memory; returns its result.
     pub fn run_by<T>(&mut self, memory: &mut [u8], run: impl FnOnce(Argument, &Run) -> T) -> T {
         let argument = Argument {
             start: memory.as_mut_ptr(),
@@ -135,7 +136,7 @@ impl Environment {
         run(argument, unsafe { &*prepared })
     }
 
-    /// Fills in what a run starts with.
+    /// Fills in the tables at the start of a run.
     fn prepare(&mut self) -> *const Run {
         // SAFETY: the table has room for all.
         unsafe { helpers::beeline_helpers(self.target.helpers.as_mut_ptr()) };
@@ -144,12 +145,12 @@ impl Environment {
         (&raw mut self.context).cast()
     }
 
-    /// What programs get as their context, to be there as long as they run.
+    /// Sets the context of programs, which must live as long as they run.
     pub fn set_argument(&mut self, argument: *mut u8) {
         self.argument = argument;
     }
 
-    /// What programs see as their CPU, of so many.
+    /// Sets the CPU that programs see as theirs, and the number of CPUs.
     pub fn set_cpu(&mut self, cpu: u32, cpus: u32) {
         (self.context.cpu, self.target.cpus) = (cpu, cpus);
         // SAFETY: integers, pointers and atomics, for which zero is good.
@@ -158,24 +159,24 @@ impl Environment {
         self.target.slots = self.slots.as_mut_ptr();
     }
 
-    /// What programs see of what they are attached to.
+    /// Sets the attachment that programs see.
     pub fn set_attachment(&mut self, cookie: u64, site: Option<&'static Site>) {
         self.context.cookie = cookie;
         self.context.site = site.map_or(std::ptr::null(), std::ptr::from_ref);
     }
 
-    /// What programs see of who runs.
+    /// Sets the task that programs see.
     pub fn set_ids(&mut self, pid: u32, tid_offset: i32) {
         self.target.tid_offset = tid_offset;
         self.control.pid.store(pid, Relaxed);
     }
 
-    /// Faults of reads are caught from now on, by this process's handler.
+    /// Catches faults of reads from now on, by this process's handler.
     pub fn catch_faults(&mut self) {
         self.target.flags.fetch_or(FAULTS_CAUGHT, Relaxed);
     }
 
-    /// Calls a helper; r0.
+    /// Calls a helper; returns r0.
     pub fn call(&mut self, number: u32, args: [u64; 5]) -> u64 {
         let helper = helpers::ALL.iter().find(|helper| helper.number == number);
         let [a, b, c, d, e] = args;

@@ -1,4 +1,4 @@
-//! The simplest backend: maps are trees, programs do nothing, and all is written down.
+//! The simplest backend: maps are trees, programs do nothing, and every request is recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -59,17 +59,17 @@ enum Kind {
 const ENOENT: Errno = Errno(libc::ENOENT);
 
 impl Fake {
-    /// What was asked so far, in order.
+    /// The requests so far, in order.
     pub fn log(&self) -> Vec<String> {
         self.state.lock().unwrap().log.clone()
     }
 
-    /// Was anything asked that starts so?
+    /// Returns whether any request starts so.
     pub fn saw(&self, start: &str) -> bool {
         self.log().iter().any(|line| line.starts_with(start))
     }
 
-    /// Objects that were never released.
+    /// Returns the objects that were never released.
     pub fn alive(&self) -> usize {
         self.state.lock().unwrap().objects.len()
     }
@@ -119,7 +119,7 @@ impl Fake {
     }
 }
 
-/// To where programs look that load words of what r1 points to.
+/// Returns the end of the memory at r1 that the program's word loads read.
 fn context_end(insns: &[u8]) -> u32 {
     const LOAD_WORD_OF_R1: [u8; 2] = [0x61, 0x10];
     let loads = insns
@@ -327,7 +327,7 @@ impl Backend for Fake {
         })
     }
 
-    /// A test run makes all readable, and the disabling of a ring is its end.
+    /// A test run makes everything readable, and disabling a ring ends it.
     fn readable(&self, id: Id) -> Result<bool, Errno> {
         Ok(self.state.lock().unwrap().readable.contains(&id.0))
     }
@@ -358,7 +358,7 @@ impl Backend for Fake {
         Ok(())
     }
 
-    /// Wakes whoever waits for anything.
+    /// Wakes all waiters.
     fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno> {
         self.note(format!("test_run {} {context:?}", program.0));
         let state = &mut *self.state.lock().unwrap();

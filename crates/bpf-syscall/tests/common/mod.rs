@@ -1,7 +1,7 @@
-//! A backend in memory that remembers what was asked of it, the raw system calls of a tool, and the
-//! way to bring the two together: a test runs its own program again under the supervisor, as the tool.
-//! There the test
-//! `tool` plays the scene that is named in the environment, and its assertions are the child's exit code.
+//! A backend in memory that records its requests, the raw system calls of a tool, and the way to
+//! bring the two together: a test runs its own program again under the supervisor, as the tool.
+//! There the test `tool` plays the scene named in the environment, and its assertions are the
+//! child's exit code.
 
 #![allow(dead_code, unused_macros)] // Each test file uses its part.
 
@@ -28,17 +28,18 @@ pub fn command(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
-/// One test at a time starts processes: what one forks while the supervisor of another makes a descriptor has a copy of it until it
-/// runs its own program, and that the tool has closed it is not seen before.
+/// One test at a time starts processes: a process forked while the supervisor of another makes a
+/// descriptor has a copy of it until it runs its own program, and only then is the tool's closing
+/// of it noticed.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Plays a scene under the supervisor; its assertions must hold, and everything must be released at the
-/// end.
+/// Plays a scene under the supervisor; its assertions must hold, and everything must be released at
+/// the end.
 pub fn play(scene: &str) -> Arc<Fake> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let exe = std::env::current_exe().unwrap();
     let scene = format!("{SCENE}={scene}");
-    // Its report is not for the one who counts this run's tests; what fails is said on stderr.
+    // Its report does not belong in this run's; failures are printed on stderr.
     let mut words = command(&["sh", "-c", "exec env \"$@\" >/dev/null", "sh", &scene]);
     words.push(exe.into());
     words.extend(command(&[
@@ -66,8 +67,8 @@ pub fn play(scene: &str) -> Arc<Fake> {
 
 const ON_KERNEL: &str = "BEELINE_DOOR_ON_KERNEL";
 
-/// Plays a scene without a supervisor, so that the kernel answers: its assertions must hold there as well. Skipped where it
-/// cannot be: without root.
+/// Plays a scene without a supervisor, so that the kernel answers: its assertions must hold there
+/// as well. Skipped where it cannot be: without root.
 pub fn on_kernel(scene: &str) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let script = "test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing 2>&1 || exit 77; \
@@ -89,7 +90,8 @@ pub fn on_kernel(scene: &str) {
     );
 }
 
-/// Runs some of this program's tests again where no tracefs is mounted; they must pass there as well. Skipped without root.
+/// Runs some of this program's tests again where no tracefs is mounted; they must pass there as
+/// well. Skipped without root.
 pub fn again_without_tracefs(tests: &[&str]) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let script = "umount -l /sys/kernel/debug/tracing /sys/kernel/tracing /sys/kernel/debug; \
@@ -110,12 +112,12 @@ pub fn again_without_tracefs(tests: &[&str]) {
     assert!(said.contains(&passed), "{said}");
 }
 
-/// Is this a scene that the kernel plays?
+/// Returns whether the kernel plays this scene.
 pub fn is_on_kernel() -> bool {
     std::env::var_os(ON_KERNEL).is_some()
 }
 
-/// Tests of scenes that say all themselves.
+/// Tests whose scenes make all assertions themselves.
 macro_rules! played {
     ($($test:ident: $scene:literal),* $(,)?) => {
         $(#[test] fn $test() { play($scene); })*

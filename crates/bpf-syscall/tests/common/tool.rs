@@ -1,4 +1,4 @@
-//! What a tool does: raw system calls, with errors as negative numbers.
+//! A tool's actions: raw system calls, with errors as negative numbers.
 
 use std::ffi::CString;
 use std::io;
@@ -9,7 +9,7 @@ pub const IOC_ENABLE: u64 = 0x2400;
 pub const IOC_DISABLE: u64 = 0x2401;
 pub const IOC_SET_BPF: u64 = 0x4004_2408;
 
-/// The return value, or minus the error number.
+/// Returns the return value, or minus the error number.
 pub fn result(value: libc::c_long) -> i64 {
     if value < 0 {
         -i64::from(io::Error::last_os_error().raw_os_error().unwrap())
@@ -135,7 +135,7 @@ pub fn uprobe_type() -> u32 {
         .unwrap()
 }
 
-/// An event on this program's own file.
+/// Opens an event on this program's own file.
 pub fn uprobe(offset: u64, disabled: bool) -> i64 {
     let path = c"/proc/self/exe".as_ptr() as u64;
     let attr = Attr::zero(112)
@@ -164,7 +164,7 @@ pub fn dup(fd: i64) -> i64 {
     result(unsafe { libc::dup(fd as i32) }.into())
 }
 
-/// A shared mapping, or the error.
+/// Returns a shared mapping, or the error.
 pub fn mmap(fd: i64, pages: usize, protection: i32) -> Result<*mut u64, i64> {
     // SAFETY: a new mapping where the kernel likes it.
     let at = unsafe {
@@ -184,7 +184,7 @@ pub fn mmap(fd: i64, pages: usize, protection: i32) -> Result<*mut u64, i64> {
     }
 }
 
-/// The id in an object's info.
+/// Returns the id in an object's info.
 pub fn id_of(fd: i64) -> u32 {
     let mut info = [0u32; 8];
     let mut attr = Attr::zero(16)
@@ -195,7 +195,7 @@ pub fn id_of(fd: i64) -> u32 {
     info[1]
 }
 
-/// Waits until an object is gone: nothing has its number any more.
+/// Waits until an object is gone: its id is free.
 pub fn wait_until_gone(fd_by_id: Command, id: u32) {
     for _ in 0..200 {
         let fd = bpf(fd_by_id, &mut Attr::zero(12).u32(0, id));

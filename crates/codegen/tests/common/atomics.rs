@@ -1,10 +1,12 @@
-//! Atomic operations, by the words of the instruction set. `run` gives the result of a program that accesses its stack only.
+//! Atomic operations, by the instruction set's definition. `run` returns the result of a program
+//! that accesses its stack only.
 
 use beeline_isa::{Insn, imm64, opcode::*};
 
 use super::{EXIT as END, atomic, load, mov, mov_reg, store};
 
-/// Each atomic with every pair of registers that the compiler treats specially: r0 is where the machine compares.
+/// Each atomic with every pair of registers that the compiler treats specially: r0 is where the
+/// machine compares.
 pub fn atomics_on_all_registers(mut run: impl FnMut(&[Insn]) -> u64) {
     let operations = [ADD, OR, AND, XOR].map(i32::from);
     let operations = operations
@@ -35,7 +37,7 @@ fn check_atomic(run: &mut impl FnMut(&[Insn]) -> u64, op: i32, size: u8, base: u
         insns.push(mov_reg(source, 8));
     }
     insns.push(atomic(size, base, -8, source, op));
-    // What became of memory, of the source and of r0, one at a time.
+    // The results in memory, the source and r0, one at a time.
     let mut observe = |last: &[Insn]| run(&[&insns[..], last, &[END]].concat());
     let memory = observe(&[load(0, 7, -8)]);
     let fetched = observe(&[mov_reg(0, source)]);
@@ -60,7 +62,7 @@ struct Outcome {
     source: Option<u64>,
 }
 
-/// By the words of the instruction set. A compare and exchange is predictable if r0 is known.
+/// Applies the instruction set's definition. A compare and exchange is predictable if r0 is known.
 fn expected_atomic(op: i32, wide: bool, old: u64, operand: u64, r0: Option<u64>) -> Outcome {
     let mask = if wide { u64::MAX } else { u64::from(u32::MAX) };
     let [add, or, and, xor] = [ADD, OR, AND, XOR].map(i32::from);
@@ -73,7 +75,8 @@ fn expected_atomic(op: i32, wide: bool, old: u64, operand: u64, r0: Option<u64>)
     };
     let merged = old & !mask | new & mask;
     match op {
-        // r0 is the operand, which differs from the old value: nothing is written, r0 gets what was found.
+        // r0 is the operand, which differs from the old value: nothing is written, r0 gets the old
+        // value.
         CMPXCHG => match r0 {
             Some(_) => Outcome {
                 memory: Some(old),

@@ -1,4 +1,4 @@
-//! What the tests of compiled code share: a place to run it, and a small assembler.
+//! Shared parts of the tests of compiled code: a place to run it, and a small assembler.
 #![allow(dead_code, unused_imports, reason = "every test binary uses its part")]
 
 pub mod atomics;
@@ -45,7 +45,7 @@ pub fn accept(insns: &[Insn], maps: &[(i32, &Map)]) {
     }
 }
 
-/// Compiles a program of whose maps nothing is known.
+/// Compiles a program with unknown maps.
 pub fn compile(insns: &[Insn]) -> Result<Code, Error> {
     Baseline.compile(&Program::new(insns), Machine::X86_64)
 }
@@ -61,7 +61,7 @@ pub fn executable(insns: &[Insn]) -> Executable {
 pub fn result(insns: &[Insn]) -> u64 {
     let program = executable(insns);
     assert!(!program.code().uses_run);
-    // SAFETY: as is said above.
+    // SAFETY: as stated above.
     unsafe { program.call(ptr::null(), ptr::null()) }
 }
 
@@ -96,12 +96,13 @@ impl Environment {
     }
 }
 
-/// Runs `body` in a forked child, so that a crash in it is a result; `None` if it did not come to its end.
+/// Runs `body` in a forked child, so that a crash in it is a result; `None` if it did not finish.
 pub fn in_child<T: Copy>(body: impl FnOnce() -> T) -> Option<T> {
     let mut pipe = [0; 2];
     // SAFETY: `pipe` has room for two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-    // SAFETY: the child runs only `body`, which takes no lock that another thread may hold, write and _exit.
+    // SAFETY: the child runs only `body`, which takes no lock that another thread may hold, write
+    // and _exit.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", io::Error::last_os_error());
     let mut result = MaybeUninit::<T>::uninit();
@@ -114,7 +115,8 @@ pub fn in_child<T: Copy>(body: impl FnOnce() -> T) -> Option<T> {
             libc::_exit(0);
         }
     }
-    // SAFETY: the descriptors are ours and open, the buffer is as long as said, and the child is ours.
+    // SAFETY: the descriptors are ours and open, the buffer is as long as said, and the child is
+    // ours.
     let bytes = unsafe {
         libc::close(pipe[1]);
         let bytes = libc::read(pipe[0], result.as_mut_ptr().cast(), size_of::<T>());

@@ -1,8 +1,9 @@
-//! Programs that call functions, get called back, and tail call, each with what has to come out on every machine.
+//! Programs that call functions, get called back, and tail call, each with its result on every
+//! machine.
 //!
-//! Helpers: [`ONCE`] and [`TWICE`] call back, [`DIGITS`] shows its arguments. Each program has one map of one value of 8 bytes:
-//! 100 for the first, 200 for the second. A tail call of index 1 leads to the second program, any other to none. The
-//! context is the 8 bytes of the number 5.
+//! Helpers: [`ONCE`] and [`TWICE`] call back, [`DIGITS`] shows its arguments. Each program has one
+//! map of one value of 8 bytes: 100 for the first, 200 for the second. A tail call of index 1 leads
+//! to the second program, any other to none. The context is the 8 bytes of the number 5.
 
 use beeline_isa::{Insn, MAY_GOTO_LIMIT, imm64, opcode::*};
 use beeline_uapi::HelperId;
@@ -13,19 +14,20 @@ use super::{EXIT, alu, alu_imm, branch, call, call_local, load, mov, mov_reg, st
 pub const ONCE: i32 = 200;
 /// `r0 = callback(r1) * 1000 + callback(r1 + 1)`
 pub const TWICE: i32 = 201;
-/// `r0` = the digits r1 to r5; a million more if it is called with a misaligned stack or without a run.
+/// `r0` = the digits r1 to r5; a million more if it is called with a misaligned stack or without a
+/// run.
 pub const DIGITS: i32 = 255;
 
 const TAIL: i32 = HelperId::TAIL_CALL.0 as i32;
 
-/// What is run, and what it gives.
+/// The programs to run, and their result.
 pub struct Scenario {
     pub name: &'static str,
     pub programs: Vec<Vec<Insn>>,
     pub expected: u64,
 }
 
-/// All of them.
+/// Returns all scenarios.
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = vec![
         one(
@@ -65,7 +67,7 @@ pub fn scenarios() -> Vec<Scenario> {
     ];
     for poison in [false, true] {
         let with = |index| tail_in_function(index, poison);
-        // Machine flags that the next program leaves behind are not the end of this one.
+        // Machine flags left behind by the next program do not end this one.
         let carry = vec![mov(0, -1), mov(2, 1), alu_imm(ADD, 0, 1), EXIT];
         all.extend([
             two(
@@ -169,7 +171,7 @@ fn deep(r1: i32) -> Vec<Insn> {
     [&main[..], &f, &g].concat()
 }
 
-/// Counts in r0, and on the stack, for as long as it may.
+/// Counts in r0, and on the stack, until `may_goto` ends the loop.
 fn endless() -> Vec<Insn> {
     let jump = |code, off| branch(code, 0, 0, off);
     let mut insns = vec![mov(0, 0), store(10, -8, 0)];
@@ -203,7 +205,7 @@ fn tail_in_function(index: i32, poison: bool) -> Vec<Insn> {
     insns.extend([alu(ADD, 0, 6), load(1, 10, -8), alu(ADD, 0, 1)]);
     insns.extend(number(1));
     insns.extend([alu(ADD, 0, 1), EXIT]);
-    // f has registers and a stack of its own, and, to be on the safe side, poison.
+    // f has registers and a stack of its own, which are poisoned to be safe.
     insns.extend([mov(6, 1), mov(8, 2), store(10, -8, 6), mov(3, index)]);
     insns.extend([call(TAIL), mov(0, 9)]);
     if poison {

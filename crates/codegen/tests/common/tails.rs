@@ -9,7 +9,7 @@ use beeline_uapi::HelperId;
 
 use super::{Environment, executable};
 
-/// The programs that [`tail_call`] chooses from, and how often it did so in this run.
+/// The programs that [`tail_call`] chooses from, and its number of calls in this run.
 struct Array {
     entries: Vec<usize>,
     tables: Vec<Run>,
@@ -23,7 +23,8 @@ thread_local! {
 /// The most tail calls of one run, as in the kernel.
 const MAX_TAIL_CALLS: u32 = 33;
 
-/// What the agent's helper does, with programs that each have their own tables. The array's handle is the first map of each.
+/// Acts as the agent's helper, with programs that each have their own tables. The array's handle is
+/// the first map of each.
 extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *const Run) -> u64 {
     ARRAY.with_borrow_mut(|array| {
         let Some(&entry) = array.entries.get(index as usize) else {
@@ -33,7 +34,7 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
             return 0;
         }
         array.calls += 1;
-        // SAFETY: the run of the program that calls, which nobody looks at meanwhile.
+        // SAFETY: the run of the calling program, to which there is no other reference now.
         let run = unsafe { &mut *run.cast_mut() };
         *run = Run {
             context: run.context,
@@ -43,8 +44,8 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
     })
 }
 
-/// Runs the first of some programs in an engine. They may tail call all of them, which are the engine's own code, or the baseline
-/// compiler's if it makes none, and call other helpers.
+/// Runs the first of some programs in an engine. They may tail call all of them, which are the
+/// engine's own code, or the baseline compiler's if it makes none, and call other helpers.
 pub fn run(engine: &dyn Engine, programs: &[Vec<Insn>], others: &[(usize, Helper)]) -> u64 {
     let load = |insns: &Vec<Insn>| {
         let loaded = engine.load(&Program::new(insns));

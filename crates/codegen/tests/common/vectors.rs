@@ -2,11 +2,11 @@
 
 use beeline_isa::Insn;
 
-/// A program, and what it should give.
+/// A program, and its expected result.
 pub struct Vector {
     pub name: &'static str,
     pub expected: u64,
-    /// What r1 points to; r2 is its length.
+    /// The memory at r1; r2 is its length.
     pub memory: Vec<u8>,
     pub insns: Vec<Insn>,
 }

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `test` in a forked child; fails if it panics, dies or hangs for a minute.
 pub fn in_a_child(test: impl FnOnce()) {
-    // SAFETY: the child runs only `test`, and leaves by `_exit`. The C library keeps its own locks usable over a fork.
+    // SAFETY: the child runs only `test`, and leaves by `_exit`. The C library keeps its own locks
+    // usable over a fork.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork");
     if child == 0 {

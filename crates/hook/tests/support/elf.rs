@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
 
-/// A library's text, and where its functions are in it. Addresses are those in the file.
+/// A library's text, and the addresses of its functions. Addresses are those in the file.
 pub struct Library {
     pub path: PathBuf,
     /// Start of the text section, and its bytes.
@@ -17,7 +17,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// The first of the usual places that has it.
+    /// Finds the library at the first of the usual paths that has it.
     pub fn find(name: &str) -> Option<Self> {
         let path = [
             "/lib/x86_64-linux-gnu",
@@ -32,7 +32,7 @@ impl Library {
         Self::read(&path)
     }
 
-    /// The file's, if it is one that can be read.
+    /// Reads the file, if it is a valid one.
     pub fn read(path: &Path) -> Option<Self> {
         let data = std::fs::read(path).ok()?;
         let file = object::File::parse(&*data).ok()?;
@@ -64,14 +64,14 @@ impl Library {
         })
     }
 
-    /// The file's bytes from an address to the end of its section.
+    /// Returns the file's bytes from an address to the end of its section.
     pub fn data(&self, address: u64) -> Option<&[u8]> {
         self.sections
             .iter()
             .find_map(|(start, bytes)| bytes.get(address.checked_sub(*start)? as usize..))
     }
 
-    /// Where this process has it mapped: the address of its file's byte 0.
+    /// Returns this process's mapping of it: the address of its file's byte 0.
     pub fn base(&self) -> u64 {
         let real = std::fs::canonicalize(&self.path).unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -100,7 +100,7 @@ impl Library {
         assert_eq!(done, 0, "mprotect");
     }
 
-    /// Each function's start and its code up to the next.
+    /// Returns each function's start and its code up to the next.
     pub fn bodies(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let end = self.text.0 + self.text.1.len() as u64;
         let nexts = self.functions.keys().skip(1).copied().chain([end]);

@@ -1,17 +1,18 @@
-//! A hook in general registers only, as the agent has it: it counts, keeps the registers it was shown, remembers
-//! return addresses, and leaves garbage in every register and flag that it may change.
+//! A hook in general registers only, like the agent's: it counts, records the registers that it is
+//! shown, remembers return addresses, and leaves garbage in every register and flag that it may
+//! change.
 
 use std::arch::global_asm;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Tests that use the hook's books take turns.
+/// Tests that use the hook's records take turns.
 pub static TURN: Mutex<()> = Mutex::new(());
 
-/// Descriptor of sites whose returns are not wanted.
+/// Descriptor of sites without a return hook.
 pub const PLAIN: u64 = 0x5eed_0000;
-/// Descriptor of sites whose returns are wanted.
+/// Descriptor of sites with a return hook.
 pub const WATCHED: u64 = 0x5eed_0001;
 
 unsafe extern "sysv64" {
@@ -96,7 +97,7 @@ global_asm!(
     "ret",
 );
 
-/// Forgets everything.
+/// Clears all records.
 pub fn reset() {
     // SAFETY: defined above as words of zeroes.
     unsafe {
@@ -107,25 +108,25 @@ pub fn reset() {
     }
 }
 
-/// How often a site was reached.
+/// Returns the number of times a site was reached.
 pub fn entered() -> u64 {
     // SAFETY: as in `reset`.
     unsafe { test_hook_entered.load(Relaxed) }
 }
 
-/// How often a watched function returned.
+/// Returns the number of times a watched function returned.
 pub fn left() -> u64 {
     // SAFETY: as in `reset`.
     unsafe { test_hook_left.load(Relaxed) }
 }
 
-/// How often the stack was not aligned as on a function's entry.
+/// Returns the number of times the stack was not aligned as on a function's entry.
 pub fn misaligned() -> u64 {
     // SAFETY: as in `reset`.
     unsafe { test_hook_misaligned.load(Relaxed) }
 }
 
-/// `struct pt_regs` as it was last shown.
+/// Returns the last recorded `struct pt_regs`.
 pub fn regs() -> [u64; 21] {
     // SAFETY: as in `reset`.
     unsafe { std::array::from_fn(|i| test_hook_regs[i].load(Relaxed)) }

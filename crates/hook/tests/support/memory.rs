@@ -10,12 +10,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Somewhere.
+    /// Maps pages anywhere.
     pub fn new(len: usize) -> Self {
         Self::map(0, len, 0).expect("mmap")
     }
 
-    /// At the first free place in `range`, looking every MiB from the middle outwards.
+    /// Maps pages at the first free place in `range`, looking every MiB from the middle outwards.
     pub fn within(range: RangeInclusive<u64>, len: usize) -> Self {
         const STEP: u64 = 1 << 20;
         let (low, high) = range.into_inner();
@@ -38,7 +38,7 @@ impl Pool {
         })
     }
 
-    /// Where the next bytes will be.
+    /// Returns the address of the next bytes.
     pub fn next(&self) -> u64 {
         self.start + self.used as u64
     }
@@ -53,7 +53,7 @@ impl Pool {
         at
     }
 
-    /// What is there, by address.
+    /// Returns the bytes at an address.
     pub fn bytes(&self, at: u64, len: usize) -> &[u8] {
         assert!(at >= self.start && at + len as u64 <= self.start + self.len as u64);
         // SAFETY: within the mapping, which is never unmapped.

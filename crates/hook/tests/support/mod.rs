@@ -1,4 +1,5 @@
-//! What several tests need: memory to run code in, a hook that keeps books, registers to compare.
+//! Shared parts of several tests: memory to run code in, a hook that keeps records, registers to
+//! compare.
 #![allow(dead_code)] // no test uses all of it
 
 pub mod breakpoint;

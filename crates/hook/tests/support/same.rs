@@ -1,4 +1,5 @@
-//! Do moved instructions mean the same? Judged by decoding both, independently of how they were moved.
+//! Compares the meaning of moved instructions with the originals', by decoding both, independently
+//! of how they were moved.
 
 use beeline_hook::{Plan, Trampoline};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
@@ -47,7 +48,7 @@ fn from(trampoline: &Trampoline, at: u64, address: u64) -> Option<&[u8]> {
 /// Bytes of a jump with the address behind it.
 const FAR_JUMP: usize = 14;
 
-/// A jump by the address right behind it is given as one to there, which is as long as both.
+/// A jump by the address right behind it is returned as one to there, which is as long as both.
 fn decode(code: &[u8], at: u64) -> Instruction {
     let plain = Decoder::with_ip(64, code, at, DecoderOptions::NONE).decode();
     let is_far = plain.code() == Code::Jmp_rm64
@@ -62,13 +63,13 @@ fn decode(code: &[u8], at: u64) -> Instruction {
     far
 }
 
-/// Does the code at `at` mean what the original instruction does?
+/// Returns whether the code at `at` means the same as the original instruction.
 pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> {
     let moved = decode(code, at);
     match original.mnemonic() {
         Mnemonic::Call => same_call(original, code, at),
         mnemonic if is_short(original, &moved) => {
-            // The taken way leads over the jump of the other.
+            // The taken path leads over the jump of the other.
             let skip = decode(&code[moved.len()..], moved.next_ip());
             let jump = decode(&code[moved.len() + skip.len()..], skip.next_ip());
             let right = moved.mnemonic() == mnemonic
@@ -85,7 +86,8 @@ pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> 
     }
 }
 
-/// Is it a branch that reaches 127 bytes only, or a conditional one that has become such?
+/// Returns whether it is a branch that reaches 127 bytes only, or a conditional one made from such
+/// a branch.
 fn is_short(original: &Instruction, moved: &Instruction) -> bool {
     original.is_loop()
         || original.is_loopcc()
@@ -124,7 +126,7 @@ fn same_operands(original: &Instruction, moved: &Instruction) -> Result<(), Stri
 }
 
 fn same_operands_but_mnemonic(original: &Instruction, moved: &Instruction) -> Result<(), String> {
-    // One that goes far goes without prefixes, which mean nothing to it.
+    // A far branch has no prefixes, which mean nothing to it.
     if moved.code() == Code::Jmp_rel32_64 && moved.len() == FAR_JUMP {
         let is_same = moved.near_branch_target() == original.near_branch_target();
         return is_same.then_some(()).ok_or(format!("became {moved}"));

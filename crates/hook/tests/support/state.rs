@@ -1,4 +1,4 @@
-//! Running code with given registers, and what it leaves in them.
+//! Runs code with given registers, and reads the registers afterwards.
 
 use std::arch::global_asm;
 
@@ -39,7 +39,7 @@ impl State {
         }
     }
 
-    /// Calls `function` with these registers, gives those after it.
+    /// Calls `function` with these registers, and returns them as they are after it.
     ///
     /// # Safety
     /// `function` is code that returns, and keeps the stack pointer and what is above it.

@@ -1,5 +1,6 @@
-//! Hooks of system calls in general registers only, as the agent has them: they keep what they were shown, may decline or
-//! change a call, and leave garbage in every register and flag that they may change.
+//! Hooks of system calls in general registers only, like the agent's: they record the registers
+//! that they are shown, may decline or change a call, and leave garbage in every register and flag
+//! that they may change.
 
 use std::arch::global_asm;
 use std::sync::Mutex;
@@ -13,23 +14,23 @@ use beeline_hook::{
 use super::elf::Library;
 use super::memory::{Pool, write};
 
-/// Tests that use the hooks' books take turns.
+/// Tests that use the hooks' records take turns.
 pub static TURN: Mutex<()> = Mutex::new(());
 
-/// Which calls are watched.
+/// The watched calls.
 pub static WATCHED: [AtomicU8; WATCHED_LEN] = [const { AtomicU8::new(0) }; WATCHED_LEN];
 
-/// What the hooks do besides keeping books.
+/// The hooks' effects besides recording.
 #[derive(Debug, Clone, Copy)]
 pub enum Mode {
     Look = 0,
-    /// `enter` says that all is done, with the value as the result.
+    /// `enter` suppresses the call, with the value as the result.
     Skip = 1,
-    /// `enter` makes the value the first argument.
+    /// `enter` sets the first argument to the value.
     Argument = 2,
-    /// `exit` makes the value the result.
+    /// `exit` sets the result to the value.
     Result = 3,
-    /// `enter` makes the value the number.
+    /// `enter` sets the number to the value.
     Number = 4,
 }
 
@@ -83,7 +84,7 @@ global_asm!(
     "mov [r8 + 120], rcx",
     "xor eax, eax",
     "jmp test_call_spoil",
-    // These keep what they are shown like the others, with what stands behind it, and know no mode.
+    // These record like the others, with the words behind the registers, and know no mode.
     "test_call_brief_enter:",
     "mov edx, 2",
     "call test_call_keep",
@@ -101,7 +102,8 @@ global_asm!(
     "jne test_call_spoil",
     "mov [r8 + 80], rcx",
     "jmp test_call_spoil",
-    // Copies the registers, and checks that the stack was aligned on the hook's entry. Leaves the structure in r8.
+    // Copies the registers, and checks that the stack was aligned on the hook's entry. Leaves the
+    // structure in r8.
     "test_call_keep:",
     "test rsp, 15",
     "jz 5f",
@@ -135,7 +137,7 @@ global_asm!(
     "ret",
 );
 
-/// What a hook was shown.
+/// A hook's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     pub is_exit: bool,
@@ -164,7 +166,7 @@ impl Seen {
     }
 }
 
-/// Forgets everything, and sets what the hooks do.
+/// Clears all records, and sets the hooks' effects.
 pub fn reset(mode: Mode, value: u64) {
     // SAFETY: defined above as words of zeroes.
     unsafe {
@@ -196,7 +198,7 @@ pub fn watch_all() {
     watch(|_| (true, true));
 }
 
-/// What was seen since `reset`, and whether the stack was always aligned.
+/// Returns the records since `reset`, and whether the stack was always aligned.
 pub fn seen() -> Vec<Seen> {
     // SAFETY: as in `reset`.
     unsafe {
@@ -213,7 +215,7 @@ pub fn seen() -> Vec<Seen> {
     }
 }
 
-/// What a child of this process that is stopped has seen, likewise.
+/// Returns the same of a stopped child of this process.
 pub fn seen_by(child: libc::pid_t) -> Vec<Seen> {
     let mut len = [0; 1];
     let (len_at, log_at) = (&raw const test_call_len, &raw const test_call_log);
@@ -241,7 +243,7 @@ fn read_memory(process: libc::pid_t, at: u64, words: &mut [u64]) {
     assert_eq!(read, size_of_val(words) as isize);
 }
 
-/// Numbers and whether it is an exit, in order.
+/// Returns the numbers in order, each with whether it is an exit.
 pub fn numbers() -> Vec<(u64, bool)> {
     seen()
         .iter()
@@ -282,7 +284,7 @@ impl Hooks {
         stub
     }
 
-    /// A function in the pool with all its calls hooked; gives its address and the plans.
+    /// Makes a function in the pool with all its calls hooked; returns its address and the plans.
     pub fn hooked(&mut self, code: &[u8]) -> (u64, Vec<CallPlan>) {
         let start = self.pool.push(code);
         let sites = CallSites::of(
@@ -310,13 +312,13 @@ impl Hooks {
 }
 
 impl Hooks {
-    /// Near a library of this process.
+    /// Makes a pool near a library of this process.
     pub fn near(library: &Library) -> Self {
         let middle = library.base() + library.text.0 + library.text.1.len() as u64 / 2;
         Self::new(Pool::within(reach(middle), 4 << 20))
     }
 
-    /// Hooks all calls of a library of this process, which has no other thread; gives the plans.
+    /// Hooks all calls of a library of this process, which has no other thread; returns the plans.
     pub fn hook_library(&mut self, library: &Library) -> Vec<CallPlan> {
         let functions: Vec<_> = library
             .bodies()

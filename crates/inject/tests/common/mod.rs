@@ -1,4 +1,4 @@
-//! Targets, and what a target must look like before and after.
+//! Targets, and their required state before and after a visit.
 
 #![allow(dead_code)] // Each test file uses a part of it.
 
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use beeline_inject::{Permissions, Process, Region};
 
-/// The exit code by which `target.c` says that all was well.
+/// The exit code of `target.c` for success.
 pub const FINE: i32 = 42;
 
-/// The exit code of a target whose wait took longer than it should.
+/// The exit code of a target whose wait took too long.
 pub const LATE: i32 = 43;
 
 /// A program that ends when its standard input does.
@@ -55,7 +55,7 @@ impl Target {
         Process::open(self.pid()).unwrap()
     }
 
-    /// Reads a line that must begin so, and gives the rest of it.
+    /// Reads a line that must begin so, and returns the rest of it.
     pub fn await_line(&mut self, start: &str) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -131,7 +131,7 @@ pub fn compile(name: &str, options: &[&str]) -> PathBuf {
     program
 }
 
-/// What must be the same before and after a visit.
+/// The state that must be the same before and after a visit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Portrait {
     files: Vec<(PathBuf, PathBuf)>,
@@ -175,13 +175,14 @@ impl Portrait {
         }
     }
 
-    /// Is the code the same?
+    /// Returns whether the code is the same.
     pub fn has_same_text(&self, other: &Self) -> bool {
         self.text == other.text
     }
 
-    /// Asserts that the process looks like this again. A thread that was let go in a call with a signal mask of its own, as
-    /// `ppoll` has, shows that mask again only when it has got the CPU and begun the call anew.
+    /// Asserts that the process is in this state again. A thread that was released in a call with a
+    /// signal mask of its own, such as `ppoll`, shows that mask again only when it has got the CPU
+    /// and restarted the call.
     pub fn assert_restored(&self, process: &Process) {
         let begun = Instant::now();
         loop {
@@ -194,7 +195,7 @@ impl Portrait {
     }
 }
 
-/// A digest of each of its executable mappings.
+/// Returns a digest of each of its executable mappings.
 fn text(process: &Process) -> Vec<(Region, u64)> {
     let code = |region: &Region| {
         region.permissions
@@ -221,7 +222,7 @@ fn text(process: &Process) -> Vec<(Region, u64)> {
         .collect()
 }
 
-/// A file in memory with these bytes at its start, `len` bytes long.
+/// Makes a memory file with these bytes at its start, `len` bytes long.
 pub fn memory_file(bytes: &[u8], len: u64) -> fs::File {
     let fd = rustix::fs::memfd_create("beeline-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let file = fs::File::from(fd);

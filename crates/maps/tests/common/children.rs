@@ -1,6 +1,7 @@
 //! Children that work on a map until they are killed.
 
-/// Forks a child that runs `work` for ever, or until the calling thread ends; its pid. The child must not allocate.
+/// Forks a child that runs `work` for ever, or until the calling thread ends; returns its pid. The
+/// child must not allocate.
 pub fn spawn(work: impl Fn()) -> i32 {
     // SAFETY: the child touches the maps and its stack only.
     let pid = unsafe { libc::fork() };

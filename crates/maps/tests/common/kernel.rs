@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use beeline_maps::{Kind, Spec};
 use beeline_uapi::{Command, Errno, MapType, ProgramType};
 
-/// Says on stderr why the test is not run, if the kernel gives us no maps.
+/// Returns whether the kernel allows no maps, and says on stderr that the test does not run then.
 pub fn is_missing() -> bool {
     let spec = super::spec(MapType::HASH, 4, 4, 1);
     match KernelMap::new(&spec) {
@@ -17,7 +17,7 @@ pub fn is_missing() -> bool {
     }
 }
 
-/// The kernel's count of possible CPUs.
+/// Returns the kernel's count of possible CPUs.
 pub fn cpus() -> u32 {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
     text.trim()
@@ -30,7 +30,8 @@ pub fn cpus() -> u32 {
 }
 
 fn bpf(command: Command, attr: &mut [u64]) -> Result<i32, Errno> {
-    // SAFETY: the attributes are readable and writable; what they point to is the callers' care.
+    // SAFETY: the attributes are readable and writable; the callers vouch for the memory that they
+    // point to.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -79,7 +80,8 @@ impl KernelMap {
         attr[1] = pair(spec.value_size, spec.max_entries);
         attr[2] = pair(spec.flags, 0);
         attr[8] = spec.map_extra;
-        // What else such a map must have: a map of maps an inner map, a task storage types of key and value.
+        // The further requirements of such a map: a map of maps takes an inner map, a task storage
+        // types of key and value.
         let inner = match spec.kind() {
             Some(Kind::ArrayOfMaps | Kind::HashOfMaps) => {
                 Some(Self::new(&super::spec(MapType::ARRAY, 4, 4, 1))?)
@@ -112,7 +114,7 @@ impl KernelMap {
         value: *mut u8,
         flags: u64,
     ) -> Result<(), Errno> {
-        // A map without keys wants no pointer to one.
+        // A map without keys takes no pointer to one.
         let key = if self.key_size == 0 {
             std::ptr::null()
         } else {
@@ -157,7 +159,7 @@ impl KernelMap {
         )
     }
 
-    /// No more changes from here, and, with the flag for it, none by programs.
+    /// Allows no more changes from here, and, with the flag for it, none by programs.
     pub fn freeze(&self) -> Result<(), Errno> {
         bpf(Command::MAP_FREEZE, &mut [self.fd.as_raw_fd() as u64]).map(drop)
     }
@@ -168,7 +170,7 @@ impl KernelMap {
     }
 }
 
-/// What a batch call gave: its result, its count, and the cursor if it wrote one.
+/// The results of a batch call: its result, its count, and the cursor if it wrote one.
 #[derive(Debug, PartialEq)]
 pub struct Batch {
     pub result: Result<(), Errno>,
@@ -219,7 +221,7 @@ pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> u64 {
         | u64::from(imm as u32) << 32
 }
 
-/// The instructions that lay `bytes` on the stack, its beginning at r10 - `at`.
+/// Returns the instructions that put `bytes` on the stack, from r10 - `at`.
 pub fn stack_bytes(at: i16, bytes: &[u8]) -> Vec<u64> {
     let store = |(i, byte): (usize, &u8)| insn(0x72, 10, 0, i as i16 - at, i32::from(*byte));
     bytes.iter().enumerate().map(store).collect()
@@ -252,7 +254,7 @@ pub fn call(helper: i32) -> [u64; 2] {
     [insn(0x85, 0, 0, 0, helper), insn(0x95, 0, 0, 0, 0)]
 }
 
-/// The kernel's id of a map or program.
+/// Returns the kernel's id of a map or program.
 pub fn id(object: &OwnedFd) -> u32 {
     // Type and id are first in both structures.
     let mut info = [0u32; 2];
@@ -270,7 +272,7 @@ pub fn load(insns: &[u64]) -> OwnedFd {
     load_with(insns, [0; 16])
 }
 
-/// The same for a program with a callback that begins at that instruction.
+/// Does the same for a program with a callback that begins at that instruction.
 pub fn load_with_callback(insns: &[u64], callback: u32) -> OwnedFd {
     // 2 is a function without parameters that gives an int; 3 and 4 are of that type.
     let types = types(&[0, 13 << 24, 1, 5, 12 << 24, 2, 10, 12 << 24, 2]);
@@ -288,7 +290,7 @@ fn load_with(insns: &[u64], attr: [u64; 16]) -> OwnedFd {
         .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&log)))
 }
 
-/// Loads a program of a type; the error and the verifier's log if it is refused.
+/// Loads a program of a type; returns the error and the verifier's log if it is refused.
 pub fn try_load(prog_type: ProgramType, insns: &[u64], log: &mut [u8]) -> Result<OwnedFd, Errno> {
     try_load_with(prog_type, insns, [0; 16], log)
 }
@@ -309,22 +311,22 @@ fn try_load_with(
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Runs a program once, on the CPU that the thread is on; its result.
+/// Runs a program once, on the thread's current CPU; returns its result.
 pub fn run(insns: &[u64]) -> i32 {
     run_loaded(&load(insns))
 }
 
-/// As [`run`]; the error and the verifier's log if the program is not loaded.
+/// Does the same as [`run`]; returns the error and the verifier's log if the program is not loaded.
 pub fn try_run(insns: &[u64], log: &mut [u8]) -> Result<i32, Errno> {
     try_load(ProgramType::SCHED_CLS, insns, log).map(|program| run_loaded(&program))
 }
 
-/// The same for a program that is loaded.
+/// Does the same for a loaded program.
 pub fn run_loaded(program: &OwnedFd) -> i32 {
     run_on(program, &[0; 64])
 }
 
-/// The same, with this packet.
+/// Does the same, with this packet.
 fn run_on(program: &OwnedFd, packet: &[u8; 64]) -> i32 {
     let mut attr = [0u64; 10];
     attr[0] = pair(program.as_raw_fd() as u32, 0);
@@ -334,13 +336,13 @@ fn run_on(program: &OwnedFd, packet: &[u8; 64]) -> i32 {
     (attr[0] >> 32) as i32
 }
 
-/// A program that looks a key of 8 bytes up.
+/// Returns a program that looks up a key of 8 bytes.
 pub struct LookUp(OwnedFd);
 
 impl LookUp {
     pub fn new(map: &KernelMap) -> Self {
         const KEY_IN_PACKET: i32 = 24;
-        // r3 = r10 - 8: where bpf_skb_load_bytes puts the key.
+        // r3 = r10 - 8: bpf_skb_load_bytes puts the key there.
         let mut insns = vec![move_imm(2, KEY_IN_PACKET)];
         insns.extend(stack_address(3, 8));
         insns.push(move_imm(4, 8));

@@ -1,4 +1,4 @@
-//! What the tests share: memory files, callers, and the kernel's own maps.
+//! Shared parts of the tests: memory files, callers, and the kernel's own maps.
 #![allow(dead_code)] // Each test uses its part.
 
 pub mod children;
@@ -43,12 +43,13 @@ pub fn caller(owner: u32, cpu: u32) -> Caller {
     }
 }
 
-/// How much longer than a single time a test shall run that could go on for ever: the seconds in `BEELINE_SOAK`.
+/// Returns the extra time for a test that could run for ever: the seconds in `BEELINE_SOAK`.
 pub fn soak() -> Duration {
     Duration::from_secs(variable("BEELINE_SOAK").unwrap_or(0))
 }
 
-/// Where random numbers begin: `BEELINE_SEED`; else always at the same, or, when soaking, anew each time.
+/// Returns the seed of random numbers: `BEELINE_SEED`; otherwise always the same, or, when soaking,
+/// a new one each time.
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     let fresh = || {
@@ -102,14 +103,14 @@ impl Memory {
         }
     }
 
-    /// All bytes as they are now.
+    /// Returns all bytes as they are now.
     pub fn bytes(&self) -> Vec<u8> {
-        // SAFETY: mapped for `len` bytes; the tests that ask let nobody write meanwhile.
+        // SAFETY: mapped for `len` bytes; nothing writes meanwhile in the tests that ask.
         unsafe { std::slice::from_raw_parts(self.base, self.len) }.to_vec()
     }
 }
 
-// SAFETY: the memory is shared between processes by its nature; who writes it plainly is alone.
+// SAFETY: the memory is meant to be shared between processes; a plain writer is the only one.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -157,7 +158,7 @@ impl Ours {
         Ok(Self { memory, map })
     }
 
-    /// A program's look-up, as a copy of `value_size` bytes.
+    /// Looks up as a program does; returns a copy of `value_size` bytes.
     pub fn get(&self, key: &[u8], cpu: u32) -> Option<Vec<u8>> {
         assert_eq!(key.len(), self.map.spec().key_size as usize);
         // SAFETY: the key has key_size bytes.
@@ -167,7 +168,7 @@ impl Ours {
         (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, len) }.to_vec())
     }
 
-    /// In a hash: the numbers of the locks, and of the nodes, that bear this tag.
+    /// Returns, for a hash, the numbers of the locks and of the nodes that bear this tag.
     pub fn held_by(&self, owner: u32) -> (Vec<u32>, Vec<u32>) {
         let layout = self.map.layout();
         let word = |offset: u64| {
@@ -182,7 +183,7 @@ impl Ours {
         (locks.collect(), nodes.collect())
     }
 
-    /// A program's update.
+    /// Updates as a program does.
     pub fn set(&self, key: &[u8], value: &[u8], flags: u64, caller: &Caller) -> Result<(), Errno> {
         assert_eq!(key.len(), self.map.spec().key_size as usize);
         assert_eq!(value.len(), self.map.spec().value_size as usize);
@@ -190,7 +191,7 @@ impl Ours {
         unsafe { self.map.update(key.as_ptr(), value.as_ptr(), flags, caller) }
     }
 
-    /// All keys, by the system calls' way of going through them.
+    /// Returns all keys, iterated as system calls do.
     pub fn keys(&self) -> Vec<Vec<u8>> {
         let me = caller(9, Caller::NO_SLOT);
         walk(self.map.spec().key_size as usize, |key, out| {
@@ -199,7 +200,7 @@ impl Ours {
     }
 }
 
-/// All keys that `next` gives.
+/// Returns all keys that `next` gives.
 pub fn walk(
     key_size: usize,
     next: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
@@ -215,7 +216,8 @@ pub fn walk(
     }
 }
 
-/// Reads a ring buffer as libbpf does: the consumer's page by itself, then the producer's page and the data, twice.
+/// Reads a ring buffer as libbpf does: the consumer's page by itself, then the producer's page and
+/// the data, twice.
 pub struct Consumer {
     position: *mut u64,
     producer: *mut u8,
@@ -227,7 +229,7 @@ impl Consumer {
         Self::of(&memory.file, size)
     }
 
-    /// Of a ring buffer's file: ours, or the kernel's map.
+    /// Opens a ring buffer's file: Beeline's, or the kernel's map.
     pub fn of(file: &impl AsRawFd, size: u64) -> Self {
         let position = map(file, 0, 4096, libc::PROT_READ | libc::PROT_WRITE).cast();
         let producer = map(file, 4096, 4096 + 2 * size as usize, libc::PROT_READ);
@@ -238,7 +240,7 @@ impl Consumer {
         }
     }
 
-    /// The addresses by which it gets at the ring.
+    /// Returns the addresses of its view of the ring.
     pub fn ranges(&self) -> [Range<u64>; 2] {
         let (position, producer) = (self.position as u64, self.producer as u64);
         [
@@ -247,12 +249,13 @@ impl Consumer {
         ]
     }
 
-    /// Gives every complete record to `each`; the number of records, discarded ones included.
+    /// Passes every complete record to `each`; returns the number of records, including discarded
+    /// ones.
     pub fn consume(&mut self, each: &mut impl FnMut(&[u8])) -> usize {
         self.consume_shared(each)
     }
 
-    /// As [`Consumer::consume`], where another consumer is known to be at rest.
+    /// Does the same as [`Consumer::consume`], where another consumer is known to be at rest.
     pub fn consume_shared(&self, each: &mut impl FnMut(&[u8])) -> usize {
         use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
         // SAFETY: the first words of the two mappings.
@@ -330,7 +333,7 @@ impl<'o> Producer<'o> {
         Self { ours }
     }
 
-    /// Adds a sample with these bits in its header. False if there is no room.
+    /// Adds a sample with these bits in its header. Returns false if there is no room.
     pub fn produce(&self, sample: &[u8], bits: u32) -> bool {
         use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
         let base = self.ours.memory.base;

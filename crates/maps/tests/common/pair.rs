@@ -1,4 +1,4 @@
-//! The same operation on a map of ours and on one of the kernel's.
+//! The same operation on a map of Beeline's and on one of the kernel's.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -12,7 +12,8 @@ use super::{
     kernel::{self, KernelMap},
 };
 
-/// Calls `sequence` with different seeds: for as many seconds as `BEELINE_SOAK` says, else `times`.
+/// Calls `sequence` with different seeds: for as many seconds as `BEELINE_SOAK` says, or else
+/// `times`.
 pub fn soak(times: u64, mut sequence: impl FnMut(&mut Random)) {
     let seconds =
         std::env::var("BEELINE_SOAK").map(|text| text.parse().expect("BEELINE_SOAK is a number"));
@@ -32,7 +33,7 @@ pub fn soak(times: u64, mut sequence: impl FnMut(&mut Random)) {
 /// A generator of random numbers (splitmix64).
 #[derive(Debug)]
 pub struct Random {
-    /// What it began with.
+    /// The seed.
     pub seed: u64,
     state: u64,
 }
@@ -49,7 +50,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
@@ -76,7 +77,7 @@ pub enum Command {
     Delete,
     FirstKey,
     NextKey,
-    /// `bpf_map_push_elem`, by a program; the ones below too.
+    /// `bpf_map_push_elem`, by a program, as are the ones below.
     Push,
     Pop,
     Peek,
@@ -85,7 +86,7 @@ pub enum Command {
     ProgramDelete,
 }
 
-/// What system calls do.
+/// Performs the operation as system calls do.
 pub const CALLS: [Command; 6] = [
     Command::Lookup,
     Command::LookupAndDelete,
@@ -95,7 +96,8 @@ pub const CALLS: [Command; 6] = [
     Command::NextKey,
 ];
 
-/// What stands for one thing here and there: as an element of ours, as what the kernel takes, and as what it gives.
+/// One thing's counterparts on both sides: Beeline's element, the kernel's input, and the kernel's
+/// output.
 #[derive(Debug)]
 pub struct Name {
     pub ours: u32,
@@ -103,13 +105,13 @@ pub struct Name {
     pub given: u32,
 }
 
-/// A map here and there.
+/// A map on both sides.
 pub struct Pair {
     pub ours: Ours,
     pub theirs: KernelMap,
-    /// Stands for the values of maps of objects.
+    /// The counterparts of the values of maps of objects.
     pub values: Vec<Name>,
-    /// Stands for the keys of task storages.
+    /// The counterparts of the keys of task storages.
     pub keys: Vec<Name>,
 }
 
@@ -123,7 +125,8 @@ impl Pair {
         }
     }
 
-    /// Does the operation twice. The two results: 0 or an error, and what was copied out or returned.
+    /// Does the operation on both sides. Returns the two results: 0 or an error, and the bytes
+    /// copied out or returned.
     pub fn both(&self, op: &Op) -> [(i32, Vec<u8>); 2] {
         match op.command {
             Command::Push | Command::Pop | Command::Peek => self.by_helper(op),
@@ -176,7 +179,7 @@ impl Pair {
         let code =
             |result: Result<(), beeline_uapi::Errno>| result.map_or_else(|error| error.0, |()| 0);
         let (ours, theirs) = (code(results.0), code(results.1));
-        // What a failed call leaves in the buffer is not the map's to say.
+        // After a failed call the buffer's contents do not depend on the map.
         if ours != 0 {
             a.fill(0);
         }
@@ -194,7 +197,8 @@ impl Pair {
         [(ours, a), (theirs, b)]
     }
 
-    /// Maps without keys, by a program: its result and the value that it is left with.
+    /// Operates on maps without keys by a program: returns its result and the value that it is left
+    /// with.
     fn by_helper(&self, op: &Op) -> [(i32, Vec<u8>); 2] {
         let me = caller(7, 0);
         let map = &self.ours.map;
@@ -229,7 +233,8 @@ impl Pair {
         ]
     }
 
-    /// Maps with keys, by a program: its result, or the first word of the value found.
+    /// Operates on maps with keys by a program: returns its result, or the first word of the value
+    /// found.
     fn by_program(&self, op: &Op) -> [(i32, Vec<u8>); 2] {
         let me = caller(7, 0);
         let map = &self.ours.map;
@@ -268,7 +273,7 @@ fn code_of(result: Result<(), beeline_uapi::Errno>) -> i32 {
     result.map_or_else(|error| -error.0, |()| 0)
 }
 
-/// What the kernel takes for a name of ours.
+/// Returns the kernel's input for a name of Beeline's.
 fn translate(bytes: &[u8], names: &[Name]) -> Vec<u8> {
     let name = names.iter().find(|name| bytes == name.ours.to_ne_bytes());
     name.map_or_else(

@@ -1,4 +1,4 @@
-//! Children that work on maps until they are killed, and how they tell of it.
+//! Children that work on maps until they are killed, and the memory through which they report.
 
 use super::children;
 
@@ -19,11 +19,11 @@ pub fn shared<T>(count: usize) -> &'static [T] {
     }
 }
 
-/// As [`children::spawn`], with a priority; the child dies with its parent.
+/// Does the same as [`children::spawn`], with a priority; the child dies with its parent.
 pub fn spawn(nice: i32, work: impl Fn()) -> i32 {
     children::spawn(|| {
-        // SAFETY: plain calls. So that the killed are not kept waiting for a CPU to die on they may have a higher
-        // priority; where that is forbidden it takes longer.
+        // SAFETY: plain calls. A higher priority saves killed processes a wait for a CPU to die on;
+        // where it is forbidden it takes longer.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             libc::setpriority(libc::PRIO_PROCESS, 0, nice);

@@ -7,8 +7,8 @@ use super::{Ours, caller};
 /// The tag of the child.
 pub const DEAD: u32 = 77;
 
-/// Runs `work` in a child, and `check` on a copy of the memory of `ours` after every instruction. The
-/// number of steps.
+/// Runs `work` in a child, and `check` on a copy of the memory of `ours` after every instruction.
+/// Returns the number of steps.
 pub fn each_step(ours: &Ours, work: impl Fn(&Caller), check: impl Fn(Ours)) -> usize {
     let child = caller(DEAD, 0);
     // SAFETY: the child uses the map and its stack only, and leaves by _exit.
@@ -47,7 +47,7 @@ pub fn each_step(ours: &Ours, work: impl Fn(&Caller), check: impl Fn(Ours)) -> u
     }
 }
 
-/// A map with this memory.
+/// Makes a map with this memory.
 fn copy_of(ours: &Ours, bytes: &[u8]) -> Ours {
     let copy = Ours::new(ours.map.spec(), ours.map.layout().cpus).unwrap();
     // SAFETY: both maps are of the same layout.

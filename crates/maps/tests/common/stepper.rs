@@ -1,6 +1,6 @@
-//! Two processes on one map, each advanced from one access to shared memory to its next: instructions that touch only
-//! what is private to a process commute with all of the other's, so switching at these alone is switching at every
-//! instruction.
+//! Two processes on one map, each advanced from one access to shared memory to its next:
+//! instructions that touch only a process's private memory commute with all of the other's, so
+//! switching at these accesses alone is switching at every instruction.
 
 use std::{cell::RefCell, collections::HashMap, ops::Range, rc::Rc};
 
@@ -10,32 +10,32 @@ use iced_x86::{
     Register, UsedMemory,
 };
 
-/// Why a process stopped.
+/// The reason why a process stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// It is about to touch shared memory.
+    /// It is about to access shared memory.
     Access,
-    /// It waits for somebody: it is about to execute a `pause`, or has called [`relax`].
+    /// It waits for another process: it is about to execute a `pause`, or has called [`relax`].
     Waits,
     /// It has ended.
     Ended,
 }
 
-/// Stops the process as one that waits. For [`beeline_maps::Caller::relax`].
+/// Stops the process as a waiting one. For [`beeline_maps::Caller::relax`].
 pub fn relax(_: &Caller) -> bool {
     // SAFETY: a signal that the tracer takes away.
     unsafe { libc::raise(libc::SIGUSR1) };
     true
 }
 
-/// A child that is stepped.
+/// A single-stepped child.
 pub struct Stepped<'a> {
     pid: i32,
     code: &'a Code,
     has_ended: bool,
 }
 
-/// What is known of instructions, and which addresses are shared.
+/// The known instructions, and the shared addresses.
 pub struct Code {
     shared: Vec<Range<u64>>,
     known: RefCell<HashMap<u64, Rc<Known>>>,
@@ -54,12 +54,12 @@ impl Code {
         }
     }
 
-    /// The instruction at an address of this process, whose code the children share.
+    /// Returns the instruction at an address of this process, whose code the children share.
     fn at(&self, address: u64) -> Rc<Known> {
         let mut known = self.known.borrow_mut();
         let entry = known.entry(address).or_insert_with(|| {
-            // SAFETY: the child is about to execute it, so there is an instruction; it is read byte by byte until it is
-            // complete, so nothing behind it is touched.
+            // SAFETY: the child is about to execute it, so there is an instruction; it is read byte
+            // by byte until it is complete, so nothing behind it is touched.
             let instruction = (1..=15).find_map(|len| unsafe { decode(address, len) });
             let instruction = instruction.unwrap_or_default();
             let mut factory = InstructionInfoFactory::new();
@@ -145,7 +145,7 @@ impl<'a> Stepped<'a> {
         child
     }
 
-    /// Waits for a stop; its signal, or none if the child has ended.
+    /// Waits for a stop; returns its signal, or none if the child has ended.
     fn wait(&mut self) -> Option<i32> {
         let mut status = 0;
         // SAFETY: waits for our own child; the status is live and writable.
@@ -164,7 +164,7 @@ impl<'a> Stepped<'a> {
         self.wait()
     }
 
-    /// The next access, if the instruction that the child is at is none; else after that.
+    /// Returns the next access: of the child's current instruction, or of a later one.
     pub fn reach_access(&mut self) -> Stop {
         loop {
             let mut registers = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
@@ -190,7 +190,7 @@ impl<'a> Stepped<'a> {
         }
     }
 
-    /// One instruction.
+    /// Executes one instruction.
     pub fn step(&mut self) -> Option<Stop> {
         match self.resume(libc::PTRACE_SINGLESTEP) {
             None => Some(Stop::Ended),
@@ -199,7 +199,7 @@ impl<'a> Stepped<'a> {
         }
     }
 
-    /// On without stepping, until it ends or waits.
+    /// Runs on without stepping, until it ends or waits.
     pub fn run(&mut self) -> Stop {
         if self.has_ended {
             return Stop::Ended;

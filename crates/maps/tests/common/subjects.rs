@@ -1,14 +1,14 @@
-//! The map types as data, for tests that do the same with each.
+//! The map types as data, for tests that treat each the same way.
 
 use beeline_maps::{Caller, Map, Spec, ringbuf::Ring};
 use beeline_uapi::{Errno, MapType};
 
 use super::{Consumer, Ours, caller, children::random, spec};
 
-/// What can be done with a map.
+/// The operations on a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// Elements come and go by their keys, until the map is full.
+    /// Elements are added and removed by their keys, until the map is full.
     Keyed,
     /// As `Keyed`, but a full map makes room.
     Evicting,
@@ -76,7 +76,7 @@ pub fn subjects(entries: u32) -> Vec<Subject> {
     ]
 }
 
-/// A value that can be told from a torn one: a number, twice.
+/// Returns a value that can be told from a torn one: a number, twice.
 pub fn value(number: u64) -> [u8; VALUE] {
     let mut bytes = [0; VALUE];
     for (byte, from) in bytes.iter_mut().zip(number.to_ne_bytes().iter().cycle()) {
@@ -85,7 +85,7 @@ pub fn value(number: u64) -> [u8; VALUE] {
     bytes
 }
 
-/// The number of a value, if that is whole.
+/// Returns the number of a value, if the value is whole.
 pub fn number(value: &[u8]) -> Option<u64> {
     let (first, rest) = value.split_first_chunk::<8>()?;
     rest.iter()
@@ -95,7 +95,7 @@ pub fn number(value: &[u8]) -> Option<u64> {
 }
 
 impl Subject {
-    /// The key with this number.
+    /// Returns the key with this number.
     pub fn key(&self, number: u64) -> [u8; 8] {
         match self.spec.map_type {
             // A prefix of all 32 bits, in network order.
@@ -104,7 +104,7 @@ impl Subject {
         }
     }
 
-    /// A program's update.
+    /// Updates as a program does.
     pub fn set(
         &self,
         map: &Map,
@@ -118,19 +118,19 @@ impl Subject {
         unsafe { map.update(key.as_ptr(), value.as_ptr(), flags, me) }
     }
 
-    /// A program's look-up.
+    /// Looks up as a program does.
     pub fn find(&self, map: &Map, number: u64, me: &Caller) -> *mut u8 {
         // SAFETY: all keys have at most 8 bytes.
         unsafe { map.lookup(self.key(number).as_ptr(), me.cpu) }
     }
 
-    /// A program's delete.
+    /// Deletes as a program does.
     pub fn remove(&self, map: &Map, number: u64, me: &Caller) -> Result<(), Errno> {
         // SAFETY: all keys have at most 8 bytes.
         unsafe { map.delete(self.key(number).as_ptr(), me) }
     }
 
-    /// Does something on one of the first `keys` elements. Allocates nothing.
+    /// Performs an operation on one of the first `keys` elements. Allocates nothing.
     pub fn step(&self, map: &Map, keys: u64, state: &mut u64, me: &Caller) -> Result<(), Errno> {
         let (what, at) = (random(state) % 8, random(state) % keys);
         match self.family {
@@ -161,8 +161,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Asserts that the map, on which nobody works any more, is whole: what is in it is not torn and can be found, and
-    /// it has room for exactly what it was made for.
+    /// Asserts that an idle map is whole: its contents are not torn and can be found, and it has
+    /// room for exactly its number of entries.
     pub fn assert_whole(&self, ours: &Ours) {
         let me = caller(100, 0);
         match self.family {
@@ -206,7 +206,7 @@ impl Subject {
         assert!(ours.keys().is_empty(), "{name}");
     }
 
-    /// The error of a full map.
+    /// Returns the error of a full map.
     fn full(&self) -> Errno {
         match self.spec.map_type {
             MapType::LPM_TRIE => Errno(libc::ENOSPC),
@@ -224,7 +224,8 @@ impl Subject {
         };
         for _ in 0..=room {
             match pop() {
-                // One that was being written when its writer died may be torn, if it is there at all.
+                // An element that was being written when its writer died may be torn, if it is
+                // there at all.
                 Ok(_) => {}
                 Err(error) => assert_eq!(error, Errno::ENOENT, "{name}"),
             }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What clang 19 makes of a source; None, and a word, without it.
+/// Compiles a source with clang 19; returns `None`, with a message, without it.
 pub fn compiled(name: &str, source: &str) -> Option<Vec<u8>> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let source_file = directory.join(name).with_extension("c");

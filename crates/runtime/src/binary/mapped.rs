@@ -127,7 +127,7 @@ mod tests {
         assert!(Mapped::of(&file, 8).is_none());
         drop(writer);
         assert!(Mapped::of(&file, 9).is_none());
-        // A child that another test begins may have the writer's descriptor until it runs its
+        // A child that another test starts may have the writer's descriptor until it runs its
         // program.
         let begun = std::time::Instant::now();
         let mapped = std::iter::repeat_with(|| Mapped::of(&file, 8)).find(|mapped| {

@@ -19,8 +19,7 @@ fn site(number: usize, len: usize, patch: [u8; 5]) -> SiteFacts {
     }
 }
 
-/// Returns what a session left that was killed as it was about to replace a jump by a
-/// breakpoint.
+/// Returns the remains of a session killed as it was about to replace a jump by a breakpoint.
 fn killed() -> Presence {
     let session = SessionId { pid: 1, start: 1 };
     Presence {

@@ -1,4 +1,5 @@
-//! Targets to attach to, programs that count, and an optimizer that waits until it is told to go on.
+//! Targets to attach to, programs that count, and an optimizer that waits until it is told to go
+//! on.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -15,17 +16,18 @@ use beeline_runtime::detach::{Presence, in_process};
 use beeline_uapi::{MapType, ProgramType};
 use object::{Object, ObjectSection, ObjectSymbol};
 
-/// What [`counter`] adds for each call, and what the code of [`Gate`] adds: so it shows which code has run.
+/// The increments of [`counter`] and of [`Gate`]'s code for each call, which show whose code has
+/// run.
 const ONE: u64 = 1;
 const OTHER_ONE: u64 = 1 << 32;
 
-/// Sessions of one process are told apart by nothing, so there may be one at a time.
+/// Nothing tells sessions of one process apart, so there may be only one at a time.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for something that will happen.
+/// Waits for a condition that will come true.
 pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !happened() {
@@ -66,7 +68,7 @@ impl Hits {
         target
     }
 
-    /// Where `hit` is in the file, and its first bytes.
+    /// The offset of `hit` in the file, and its first bytes.
     pub fn hit(&self) -> (u64, Vec<u8>) {
         let bytes = std::fs::read(&self.path).unwrap();
         let file = object::File::parse(&*bytes).unwrap();
@@ -89,12 +91,12 @@ impl Target {
         self.child.id() as i32
     }
 
-    /// Has its threads call `hit` until [`Self::stop`].
+    /// Makes its threads call `hit` until [`Self::stop`].
     pub fn go(&mut self) {
         self.tell();
     }
 
-    /// How often they have.
+    /// Returns the number of their calls.
     pub fn stop(&mut self) -> u64 {
         self.tell();
         self.line().parse().unwrap()
@@ -110,19 +112,19 @@ impl Target {
         line.trim_end().to_owned()
     }
 
-    /// What Beeline has here.
+    /// Returns Beeline's presence here.
     pub fn presence(&self) -> Option<Presence> {
         in_process(self.pid()).ok()?.into_iter().next()
     }
 
-    /// Whose code runs at `hit`.
+    /// Returns the engines whose code runs at `hit`.
     pub fn engines(&self) -> Vec<String> {
         let sites = self.presence().map(|presence| presence.sites);
         let programs = sites.into_iter().flatten().flat_map(|site| site.programs);
         programs.map(|program| program.engine).collect()
     }
 
-    /// The bytes at the file's offset, as they are in memory now.
+    /// Returns the bytes at the file's offset, as they are in memory now.
     pub fn memory_at(&self, path: &Path, offset: u64, bytes: usize) -> Vec<u8> {
         use std::os::unix::fs::FileExt;
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
@@ -189,7 +191,7 @@ pub fn counter(fd: i32) -> Vec<Insn> {
     ]
 }
 
-/// Goes on with the first program of an array.
+/// Tail calls the first program of an array.
 pub fn tail_caller(fd: i32) -> Vec<Insn> {
     let [map, map_high] = imm64(2, 1, fd as u32 as u64);
     vec![
@@ -207,7 +209,7 @@ pub fn constant(value: i32) -> Vec<Insn> {
     vec![insn(MOV_IMM, 0, 0, 0, value), insn(EXIT, 0, 0, 0, 0)]
 }
 
-/// Calls by the first code, and by the other.
+/// Returns the calls counted by the first code, and by the other.
 pub fn split(count: u64) -> (u64, u64) {
     (count % OTHER_ONE, count / OTHER_ONE)
 }
@@ -235,7 +237,7 @@ pub fn value(runtime: &Runtime, map: Id) -> u64 {
     u64::from_ne_bytes(value)
 }
 
-/// Loads a program whose maps go by their ids as descriptors.
+/// Loads a program whose map descriptors are the maps' ids.
 pub fn load(runtime: &Runtime, prog_type: ProgramType, insns: &[Insn], maps: &[Id]) -> Id {
     let spec = ProgramSpec {
         prog_type,
@@ -260,16 +262,16 @@ pub fn attach(runtime: &Runtime, program: Id, hits: &Hits, retprobe: bool) -> Id
     runtime.attach(program, &point).unwrap()
 }
 
-/// An optimizer that gives nothing before it is opened, and then code that counts otherwise.
+/// An optimizer that returns nothing before it is opened, and then code with a different count.
 #[derive(Default)]
 pub struct Gate {
     is_open: Mutex<bool>,
     opened: Condvar,
-    /// Programs that it was asked for.
+    /// The programs that it was asked for.
     pub asked: AtomicU32,
-    /// What it claims that its code needs.
+    /// The stack that it claims for its code.
     pub stack_bytes: AtomicU32,
-    /// What its code has at least.
+    /// The minimum size of its code.
     pub code_bytes: AtomicU32,
 }
 
@@ -322,7 +324,7 @@ impl Compiler for Through {
     }
 }
 
-/// A compiler that is not what it should be.
+/// An invalid compiler.
 pub struct Broken;
 
 impl Compiler for Broken {

@@ -1,4 +1,4 @@
-//! Helpers of programs that are attached to control groups.
+//! Helpers for programs attached to control groups.
 
 use super::table::*;
 use super::{Arg::*, Helper, HelperId, Ret};

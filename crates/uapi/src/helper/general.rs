@@ -1,4 +1,4 @@
-//! Helpers of all programs: maps, clocks, strings, tasks, ring buffers, timers, loops.
+//! Helpers for all programs: maps, clocks, strings, tasks, ring buffers, timers, loops.
 
 use super::table::*;
 use super::{Arg::*, Dynptr, Helper, HelperId, Ret};
@@ -42,7 +42,7 @@ helpers! {
     PERF_EVENT_READ(Map, Any), gpl;
     PERF_EVENT_READ_VALUE(Map, Any, FILL, Size), gpl;
 
-    // Clocks, processors, chance.
+    // Clocks, processors, randomness.
     KTIME_GET_NS();
     KTIME_GET_BOOT_NS();
     KTIME_GET_COARSE_NS();
@@ -72,7 +72,7 @@ helpers! {
     SEND_SIGNAL(Any);
     SEND_SIGNAL_THREAD(Any);
 
-    // Memory that may not be there.
+    // Memory that may be unmapped.
     PROBE_READ_USER(FILL, SizeOrZero, Any), gpl;
     PROBE_READ_KERNEL(FILL, SizeOrZero, Any), gpl;
     PROBE_READ_USER_STR(FILL, SizeOrZero, Any), gpl;
@@ -115,7 +115,7 @@ helpers! {
     LOOP(Any, Func, STACK_OR_NULL, Any);
     TAIL_CALL(Context, Map, Any) -> Ret::Void, changes_packet;
 
-    // What loads programs.
+    // Loading programs.
     SYS_BPF(Any, READ, Size);
     BTF_FIND_BY_NAME_KIND(READ, Size, Any, Any);
     SYS_CLOSE(Any);

@@ -1,17 +1,17 @@
-//! The helpers' numbers and names: `enum bpf_func_id`.
+//! Helper numbers and names: `enum bpf_func_id`.
 
 use core::fmt;
 
-/// A helper by its number, `BPF_FUNC_*`: the immediate of a call instruction.
+/// A helper's number, `BPF_FUNC_*`: the immediate of a call instruction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct HelperId(pub u32);
 
 impl HelperId {
-    /// One more than the highest number of Linux 6.18's.
+    /// One more than the highest helper number of Linux 6.18.
     pub const COUNT: u32 = NAMES.len() as u32;
 
-    /// The name without `bpf_`; `None` where Linux 6.18 has no such helper.
+    /// Returns the name without `bpf_`, or `None` if Linux 6.18 has no such helper.
     pub const fn name(self) -> Option<&'static str> {
         match self.0 {
             id @ 1..Self::COUNT => Some(NAMES[id as usize]),
@@ -21,7 +21,7 @@ impl HelperId {
 }
 
 impl fmt::Display for HelperId {
-    /// `bpf_map_lookup_elem`, or `helper 999`.
+    /// Writes `bpf_map_lookup_elem`, or `helper 999`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
             Some(name) => write!(f, "bpf_{name}"),
@@ -50,7 +50,7 @@ macro_rules! helpers {
     };
 }
 
-// In the order of their numbers, from 0.
+// In numerical order, from 0.
 helpers! {
     UNSPEC "unspec",
     MAP_LOOKUP_ELEM "map_lookup_elem",

@@ -1,12 +1,12 @@
-//! Which helpers work on which types of maps (`check_map_func_compatibility`).
+//! The map types that each helper works on (`check_map_func_compatibility`).
 
 use super::HelperId;
 use crate::MapType;
 
-/// May a map of this type be an argument of this helper?
+/// Returns whether a map of this type may be an argument of this helper.
 ///
-/// Types are all that counts here. The kernel refuses more: `bpf_for_each_map_elem` on a trie, for example, which it cannot
-/// iterate over.
+/// Only types are checked here. The kernel refuses more: for example, `bpf_for_each_map_elem` on a
+/// trie, which it cannot iterate over.
 pub fn suits(helper: HelperId, map_type: MapType) -> bool {
     let mut own = OWN.iter().filter(|(types, _)| types.contains(&map_type));
     match own.next() {
@@ -16,7 +16,8 @@ pub fn suits(helper: HelperId, map_type: MapType) -> bool {
     }
 }
 
-/// Types of maps that only certain helpers work on. These helpers in turn work on no other types, except for [`GENERAL`].
+/// Map types that only certain helpers work on. These helpers in turn work on no other types,
+/// except for those in [`GENERAL`].
 const OWN: &[(&[MapType], &[HelperId])] = &[
     (&[MapType::PROG_ARRAY], &[HelperId::TAIL_CALL]),
     (
@@ -137,7 +138,7 @@ const OWN: &[(&[MapType], &[HelperId])] = &[
     (&[MapType::ARENA], &[]),
 ];
 
-/// Helpers that work on types of [`OWN`] and on all types that are not in it.
+/// Helpers that work on their types in [`OWN`] and on all types that are not in it.
 const GENERAL: [HelperId; 4] = [
     HelperId::MAP_LOOKUP_ELEM,
     HelperId::MAP_UPDATE_ELEM,
@@ -145,7 +146,7 @@ const GENERAL: [HelperId; 4] = [
     HelperId::KPTR_XCHG,
 ];
 
-/// The types that `bpf_map_lookup_percpu_elem` takes. Other helpers work on them too.
+/// The types that `bpf_map_lookup_percpu_elem` takes. Other helpers also work on them.
 const PER_CPU: [MapType; 3] = [
     MapType::PERCPU_ARRAY,
     MapType::PERCPU_HASH,

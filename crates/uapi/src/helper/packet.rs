@@ -1,4 +1,4 @@
-//! Helpers on packets: socket buffers and what a driver hands to XDP.
+//! Helpers for packets: socket buffers and XDP frames.
 
 use super::table::*;
 use super::{Arg::*, Helper, HelperId};
@@ -29,7 +29,7 @@ helpers! {
     SET_HASH_INVALID(Context);
     SET_HASH(Context, Any);
 
-    // Where it belongs.
+    // Classification.
     GET_CGROUP_CLASSID(Context);
     SKB_CGROUP_CLASSID(Context);
     GET_ROUTE_REALM(Context);
@@ -37,7 +37,7 @@ helpers! {
     SKB_CGROUP_ID(Context);
     SKB_ANCESTOR_CGROUP_ID(Context, Any);
 
-    // Where it goes.
+    // Forwarding.
     CLONE_REDIRECT(Context, Any, Any), changes_packet;
     REDIRECT(Any, Any);
     REDIRECT_NEIGH(Any, READ_OR_NULL, SizeOrZero, Any);

@@ -1,30 +1,31 @@
-//! The words in which the kernel describes a helper: `struct bpf_func_proto`.
+//! Helper prototypes in the kernel's terms: `struct bpf_func_proto`.
 
 use super::HelperId;
 
-/// What a helper takes and gives.
+/// A helper's arguments, result and properties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Helper {
-    /// Its number. Several may have the same, for programs of different types.
+    /// The helper's number. Several entries may share one, for programs of different types.
     pub id: HelperId,
-    /// Of r1 ... r5; as many as it has.
+    /// The arguments in r1 ... r5, as many as there are.
     pub args: &'static [Arg],
-    /// What r0 is afterwards.
+    /// The result in r0.
     pub ret: Ret,
-    /// Only for programs under the GPL.
+    /// Available only to programs under the GPL.
     pub gpl_only: bool,
-    /// May it be given pointers into packets (`pkt_access`)?
+    /// Accepts pointers into packets (`pkt_access`).
     pub packet_access: bool,
-    /// May it sleep (`might_sleep`)?
+    /// May sleep (`might_sleep`).
     pub might_sleep: bool,
-    /// Does it change packet data, so that pointers into it are void afterwards (`bpf_helper_changes_pkt_data`)? A tail
-    /// call does if it succeeds, for the caller of the function that makes it; if it comes back, it did nothing.
+    /// Changes packet data, which invalidates pointers into it (`bpf_helper_changes_pkt_data`). A
+    /// tail call does so if it succeeds, for the caller of the function that makes it; if it
+    /// returns, it did nothing.
     pub changes_packet: bool,
-    /// Does it leave r1 to r5 alone if compiled in place (`allow_fastcall`)?
+    /// Leaves r1 to r5 alone if compiled in place (`allow_fastcall`).
     pub fastcall: bool,
 }
 
-/// One argument: `enum bpf_arg_type`.
+/// An argument: `enum bpf_arg_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arg {
     /// `ARG_ANYTHING`: any initialised value.
@@ -45,13 +46,13 @@ pub enum Arg {
     UninitValue,
     /// `ARG_PTR_TO_MEM` and its flags.
     Mem {
-        /// `MEM_WRITE`: the helper writes it; else `MEM_RDONLY` or unspecified.
+        /// `MEM_WRITE`: the helper writes the memory; otherwise `MEM_RDONLY` or unspecified.
         write: bool,
-        /// `MEM_UNINIT`: it need not be initialised.
+        /// `MEM_UNINIT`: the memory need not be initialised.
         uninit: bool,
         /// `PTR_MAYBE_NULL`.
         or_null: bool,
-        /// `MEM_FIXED_SIZE`, and `arg_size`; else the next argument is its size.
+        /// `MEM_FIXED_SIZE`, with `arg_size`; otherwise the next argument is the size.
         fixed: Option<u32>,
         /// `MEM_ALIGNED`.
         aligned: bool,
@@ -68,19 +69,19 @@ pub enum Arg {
     SockCommon,
     /// `ARG_PTR_TO_SOCKET`, `ARG_PTR_TO_SOCKET_OR_NULL`.
     Socket {
-        /// May it be null?
+        /// Accepts null.
         or_null: bool,
     },
     /// `ARG_PTR_TO_BTF_ID_SOCK_COMMON`.
     BtfSockCommon {
-        /// `OBJ_RELEASE`: it is given back.
+        /// `OBJ_RELEASE`: the helper releases the object.
         release: bool,
         /// `PTR_MAYBE_NULL`.
         or_null: bool,
     },
     /// `ARG_PTR_TO_BTF_ID`.
     Btf {
-        /// Of the kernel's structure of this name.
+        /// The name of the kernel structure.
         name: &'static str,
         /// `PTR_MAYBE_NULL`.
         or_null: bool,
@@ -93,7 +94,7 @@ pub enum Arg {
     Func,
     /// `ARG_PTR_TO_STACK`; `ARG_PTR_TO_STACK_OR_NULL`.
     Stack {
-        /// May it be null?
+        /// Accepts null.
         or_null: bool,
     },
     /// `ARG_PTR_TO_CONST_STR`.
@@ -102,16 +103,17 @@ pub enum Arg {
     Timer,
     /// `ARG_KPTR_XCHG_DEST`.
     KptrXchgDest,
-    /// The second argument of `kptr_xchg`: `ARG_PTR_TO_BTF_ID_OR_NULL | OBJ_RELEASE`, of the type of the destination.
+    /// The second argument of `kptr_xchg`: `ARG_PTR_TO_BTF_ID_OR_NULL | OBJ_RELEASE`, with the
+    /// destination's type.
     KptrXchgSource,
     /// `ARG_PTR_TO_DYNPTR`.
     Dynptr(Dynptr),
 }
 
-/// What a dynptr argument must be, or is made to be.
+/// The kind of dynptr that an argument requires, or that the helper makes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dynptr {
-    /// `MEM_RDONLY`: any that is initialised.
+    /// `MEM_RDONLY`: any initialised dynptr.
     Any,
     /// `DYNPTR_TYPE_LOCAL | MEM_UNINIT`.
     NewLocal,
@@ -145,24 +147,24 @@ pub enum Ret {
     DynptrMemOrNull,
     /// `RET_PTR_TO_BTF_ID`.
     Btf {
-        /// Of the kernel's structure of this name.
+        /// The name of the kernel structure.
         name: &'static str,
         /// `PTR_MAYBE_NULL`.
         or_null: bool,
         /// `PTR_TRUSTED`.
         trusted: bool,
     },
-    /// `RET_PTR_TO_MEM_OR_BTF_ID`: what the first argument is per CPU.
+    /// `RET_PTR_TO_MEM_OR_BTF_ID`: the per-CPU variable that the first argument points to.
     MemOrBtf {
         /// `PTR_MAYBE_NULL`.
         or_null: bool,
     },
-    /// `bpf_kptr_xchg`: what was there.
+    /// `bpf_kptr_xchg`: the previous value.
     KptrOrNull,
 }
 
 impl Helper {
-    /// One that gives a number and of which nothing special is to be said.
+    /// Returns a helper that gives a number and has no special properties.
     pub(super) const fn new(id: HelperId, args: &'static [Arg]) -> Self {
         Self {
             id,

@@ -1,4 +1,4 @@
-//! Helpers on sockets.
+//! Helpers for sockets.
 
 use super::table::*;
 use super::{Arg::*, Helper, HelperId, Ret};
@@ -10,7 +10,7 @@ const RELEASED: super::Arg = BtfSockCommon {
 };
 
 helpers! {
-    // What a socket is.
+    // Socket properties.
     GET_SOCKET_COOKIE(Context);
     GET_SOCKET_UID(Context);
     GET_NETNS_COOKIE(ContextOrNull);
@@ -27,7 +27,7 @@ helpers! {
     SKC_TO_UNIX_SOCK(SOCK) -> found("unix_sock");
     SKC_TO_MPTCP_SOCK(SockCommon) -> found("mptcp_sock");
 
-    // Finding one, choosing one.
+    // Finding and choosing a socket.
     SK_LOOKUP_TCP(Context, READ, SizeOrZero, Any, Any) -> Ret::SocketOrNull, packet_access;
     SK_LOOKUP_UDP(Context, READ, SizeOrZero, Any, Any) -> Ret::SocketOrNull, packet_access;
     SKC_LOOKUP_TCP(Context, READ, SizeOrZero, Any, Any) -> Ret::SockCommonOrNull, packet_access;

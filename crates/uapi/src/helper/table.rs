@@ -1,4 +1,4 @@
-//! The macro and the shorthands that the tables of helpers are written with.
+//! The macro and the shorthands for the tables of helpers.
 
 use super::{Arg, Ret};
 
@@ -77,7 +77,7 @@ pub(super) const SOCK: Arg = Arg::BtfSockCommon {
     release: false,
     or_null: false,
 };
-/// The same or null.
+/// The same, or null.
 pub(super) const SOCK_OR_NULL: Arg = Arg::BtfSockCommon {
     release: false,
     or_null: true,
@@ -95,8 +95,9 @@ pub(super) const fn found(name: &'static str) -> Ret {
     }
 }
 
-/// A table of helpers, one a line: `NAME(arguments) -> result, flags;`. Without a result, a helper returns a number. A helper
-/// whose arguments differ with the type of the program has a line for each further form: `FORM as NAME(arguments)`.
+/// A table of helpers, one per line: `NAME(arguments) -> result, flags;`. Without a result, a
+/// helper returns a number. A helper whose arguments depend on the program type has a line for each
+/// further form: `FORM as NAME(arguments)`.
 macro_rules! helpers {
     ($($name:ident $(as $of:ident)? ($($arg:expr),*) $(-> $ret:expr)? $(, $flag:ident)*;)*) => {
         $(
@@ -105,7 +106,7 @@ macro_rules! helpers {
                 $(.returns($ret))?$(.$flag())*;
         )*
 
-        /// All of this table.
+        /// All helpers of this table.
         pub(super) const ALL: &[&Helper] = &[$(&$name),*];
     };
     (@id $name:ident) => { HelperId::$name };

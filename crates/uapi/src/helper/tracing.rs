@@ -1,4 +1,4 @@
-//! Helpers of programs that trace, iterate over objects of the kernel, or judge as a security module does.
+//! Helpers for programs that trace, iterate over kernel objects, or act as a security module.
 
 use super::table::*;
 use super::{Arg::*, Helper, HelperId};
@@ -23,11 +23,11 @@ helpers! {
     PROBE_READ(FILL, SizeOrZero, Any), gpl;
     PROBE_READ_STR(FILL, SizeOrZero, Any), gpl;
 
-    // What changes who is traced.
+    // Acting on the traced process.
     PROBE_WRITE_USER(Any, READ, Size), gpl;
     OVERRIDE_RETURN(Context, Any), gpl;
 
-    // Objects of the kernel.
+    // Kernel objects.
     SKB_OUTPUT(btf("sk_buff"), Map, Any, READ, SizeOrZero), gpl;
     XDP_OUTPUT(btf("xdp_buff"), Map, Any, READ, SizeOrZero), gpl;
     XDP_GET_BUFF_LEN_TRACING as XDP_GET_BUFF_LEN(btf("xdp_buff"));

@@ -1,4 +1,4 @@
-//! Programs that attach by the kernel's BTF, and what the kernel says of them.
+//! Programs that attach by the kernel's BTF, and the kernel's answers on them.
 #![allow(dead_code)] // Each test uses a part of it.
 
 use beeline_fuzz::kernel::{self, Trial};
@@ -7,7 +7,7 @@ use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::Kind;
 use beeline_verifier::types::KernelTypes;
 
-/// Types of programs that attach to nothing by BTF, with attach types that they load with.
+/// Program types that attach to nothing by BTF, with attach types that they load with.
 pub const PLAIN_KINDS: [(ProgramType, AttachType); 28] = [
     (ProgramType::SOCKET_FILTER, AttachType::UNSPECIFIED),
     (ProgramType::KPROBE, AttachType::UNSPECIFIED),
@@ -70,7 +70,7 @@ pub fn load(dst: u8, src: u8, off: i32, size: u32) -> Insn {
     insn(LDX | MEM | size, dst, src, off as i16, 0)
 }
 
-/// The kernel's types, if its verdicts can be had too.
+/// Returns the kernel's types, if its verdicts are available too.
 pub fn types() -> Option<KernelTypes> {
     let Ok(btf) = std::fs::read("/sys/kernel/btf/vmlinux") else {
         eprintln!("skipped: the kernel has no BTF");
@@ -121,8 +121,8 @@ pub fn iterator(types: &KernelTypes, name: &str) -> Kind {
     }
 }
 
-/// What r2 is after an instruction, by the kernel's log: `R2=...` or `R2_w=...`, on its line or on one that begins with the
-/// number of the next.
+/// Returns the log's description of r2 after an instruction: `R2=...` or `R2_w=...`, on its line or
+/// on one that begins with the number of the next.
 pub fn register(log: &str, at: usize) -> Option<&str> {
     let start = log.find(&format!("\n{at}: ("))?;
     let rest = &log[start..];

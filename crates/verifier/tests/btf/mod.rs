@@ -15,12 +15,12 @@ pub const FLOAT: u32 = 16;
 pub const DECL_TAG: u32 = 17;
 pub const TYPE_TAG: u32 = 18;
 
-/// BTF in the making.
+/// BTF under construction.
 pub struct Builder {
     types: Vec<u32>,
     count: u32,
     strings: Vec<u8>,
-    /// Bytes of the strings that these follow.
+    /// The length of the strings before these.
     base_strings: u32,
 }
 

@@ -14,13 +14,13 @@ const TASK: u8 = 8;
 const MEMORY: u8 = 9;
 const FRAME: u8 = 10;
 
-/// Where the stack has a number that nobody knows; above it are zeros.
+/// The stack slot of an unknown number; above it are zeros.
 const UNKNOWN: i16 = -72;
-/// Where a pointer to a packet is kept over the call.
+/// The stack slot that keeps a pointer to a packet over the call.
 const PACKET: i16 = -80;
-/// Where a dynptr of a map's value is.
+/// The stack slot of a dynptr of a map's value.
 const DYNPTR: i32 = -96;
-/// Where the stack was never written.
+/// An unwritten stack slot.
 const UNWRITTEN: i32 = -160;
 /// Bytes of the map's value that [`MEMORY`] points to.
 const MEMORY_BYTES: u32 = 64;
@@ -56,30 +56,31 @@ pub fn bare(id: HelperId) -> Vec<Insn> {
     vec![number(0, 0), call(id), number(0, 0), end()]
 }
 
-/// A thing to give as an argument.
+/// An argument to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Given {
-    /// What the helper wants.
+    /// A valid one for the helper.
     Right,
     /// 0.
     Null,
     /// Any other number.
     Number(i32),
-    /// A number that is not known.
+    /// An unknown number.
     Unknown,
     /// A pointer to zeros on the stack.
     Stack,
-    /// A pointer to where the stack was never written.
+    /// A pointer to unwritten stack.
     Unwritten,
     /// `struct task_struct`, trusted.
     Task,
-    /// So many bytes before the end of a map's value; what the map's flags forbid, programs may not do with it.
+    /// So many bytes before the end of a map's value; programs may not do with it what the map's
+    /// flags forbid.
     Value { bytes: u32 },
     /// A packet.
     Packet,
 }
 
-/// A call that programs of a type make.
+/// A call by programs of a type.
 pub struct Call<'a> {
     subject: &'a Subject,
     helper: &'static Helper,
@@ -104,19 +105,22 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// The program that gives these; `None` if there are no such things in programs of this type.
+    /// Returns the program with these arguments; `None` if programs of this type have no such
+    /// things.
     pub fn program(&self, given: &[Given]) -> Option<Vec<Insn>> {
         self.calling(self.prologue(), given, &[])
     }
 
-    /// The same for a process with few rights, which has no task, no memory of a map and no unknown number to give.
+    /// Returns the same for a process with few rights, which has no task, no memory of a map and no
+    /// unknown number to give.
     pub fn simple_program(&self, given: &[Given]) -> Option<Vec<Insn>> {
         let mut insns = self.zeros();
         insns.extend(self.socket());
         self.calling(insns, given, &[])
     }
 
-    /// The same, and afterwards it looks into a packet that it had before; `None` if there are no packets.
+    /// Returns the same with a look into an earlier packet afterwards; `None` if there are no
+    /// packets.
     pub fn packet_program(&self, given: &[Given]) -> Option<Vec<Insn>> {
         let mut insns = self.prologue();
         insns.extend(self.packet(1)?);
@@ -142,7 +146,7 @@ impl<'a> Call<'a> {
         Some(insns)
     }
 
-    /// What a program of this type may always return.
+    /// Returns a value that a program of this type may always return.
     fn result(&self) -> i32 {
         let by_btf = [ProgramType::TRACING, ProgramType::LSM];
         i32::from(!by_btf.contains(&self.subject.kind.prog_type))
@@ -199,12 +203,12 @@ impl<'a> Call<'a> {
         ]
     }
 
-    /// Is its context's first argument a socket of TCP?
+    /// Returns whether its context's first argument is a TCP socket.
     fn is_congestion_control(&self) -> bool {
         self.subject.target == Some("tcp_congestion_ops")
     }
 
-    /// Does its context have `sk`?
+    /// Returns whether its context has `sk`.
     fn has_socket(&self) -> bool {
         matches!(
             self.subject.kind.prog_type,
@@ -212,7 +216,8 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// A pointer to a packet of some length in a register, by way of r0 and the next register.
+    /// Puts a pointer to a packet of some length into a register, by way of r0 and the next
+    /// register.
     fn packet(&self, register: u8) -> Option<Vec<Insn>> {
         const BYTES: i32 = 64;
         let (size, data, data_end) = match self.subject.kind.prog_type {
@@ -313,10 +318,11 @@ fn frame(register: u8, off: i32) -> [Insn; 2] {
     ]
 }
 
-/// A map that this helper takes, or an array.
+/// Returns a map that this helper takes, or an array.
 fn map_for(id: HelperId, sleepable: bool) -> Option<File> {
     let name = id.name()?;
-    // Programs that may sleep have few types of maps; what is wrong with this one comes after the arguments.
+    // Programs that may sleep have few types of maps; this one's fault is detected after the
+    // arguments.
     let name = if sleepable && !name.starts_with("ringbuf") {
         ""
     } else {
@@ -348,7 +354,7 @@ fn map_for(id: HelperId, sleepable: bool) -> Option<File> {
     load::map(map_type, key_size, value_size, max_entries, 0).ok()
 }
 
-/// Does a type of programs have what every program here does first?
+/// Returns whether a program type has everything that every program here does first.
 pub fn has_prologue(subject: &Subject) -> bool {
     [
         HelperId::MAP_LOOKUP_ELEM,

@@ -18,21 +18,21 @@ pub const GPL: &CStr = c"GPL";
 /// Another.
 pub const PROPRIETARY: &CStr = c"X";
 
-/// What programs are loaded as.
+/// The type and attachment to load programs with.
 pub struct Subject {
     pub name: String,
     pub kind: Kind,
     pub target: Option<&'static str>,
 }
 
-/// What came of a load.
+/// The result of a load.
 pub struct Loaded {
     pub accepted: bool,
     pub log: String,
 }
 
 impl Loaded {
-    /// The line that says why not.
+    /// Returns the line with the reason for a refusal.
     pub fn reason(&self) -> &str {
         let lines = self.log.trim_end().lines();
         let words = lines.rev().find(|line| !line.starts_with("processed "));
@@ -82,14 +82,14 @@ pub fn map(
 
 fn bpf(command: Command, attr: &mut Attr) -> io::Result<File> {
     let command = libc::c_long::from(command.0);
-    // SAFETY: the kernel reads and writes `attr` within its size, and what its pointers lead to, which the callers
-    // keep for as long.
+    // SAFETY: the kernel reads and writes `attr` within its size, and the memory that its pointers
+    // lead to, which the callers keep for as long.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), size_of::<Attr>()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made for us, and nobody else has it.
+    // SAFETY: the descriptor was just made for us and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(result as i32) }.into())
 }
 
@@ -98,7 +98,7 @@ fn set_pointer<T>(attr: &mut Attr, word: usize, pointer: *const T) {
     (attr[word], attr[word + 1]) = (address as u32, (address >> 32) as u32);
 }
 
-/// An array of zeros that nobody can change.
+/// Makes an array of zeros that nothing can change.
 pub fn constant() -> io::Result<File> {
     const READ_ONLY: u32 = 1 << 7;
     let map = array(8, READ_ONLY)?;
@@ -119,12 +119,13 @@ pub fn constant() -> io::Result<File> {
     }
 }
 
-/// The number of a descriptor, for an instruction.
+/// Returns the number of a descriptor, for an instruction.
 pub fn number(file: &File) -> u64 {
     file.as_raw_fd() as u64
 }
 
-/// Every type of program, with the attach types and targets that matter; only those that load here. Says what does not.
+/// Returns every program type, with the attach types and targets that matter; only those that load
+/// here. Prints the others.
 pub fn subjects(minimal: &[Insn]) -> Vec<Subject> {
     let all = plain().into_iter().chain(by_btf());
     let (there, not): (Vec<_>, Vec<_>) =
@@ -303,7 +304,7 @@ fn plain() -> Vec<Subject> {
     TYPES.into_iter().flat_map(each).collect()
 }
 
-/// Of what kind a target in the kernel's BTF is, and how programs attach to it.
+/// Returns the kind of a target in the kernel's BTF, and the way that programs attach to it.
 type Place = (u8, ProgramType, AttachType);
 
 fn by_btf() -> Vec<Subject> {
@@ -366,7 +367,7 @@ fn by_btf() -> Vec<Subject> {
     TARGETS.into_iter().zip(ids).map(each).collect()
 }
 
-/// Leaves this thread without `CAP_PERFMON` and `CAP_SYS_ADMIN`. Did that work?
+/// Drops `CAP_PERFMON` and `CAP_SYS_ADMIN` from this thread. Returns whether that worked.
 pub fn give_up_perfmon() -> bool {
     const CAP_SYS_ADMIN: u32 = 21;
     const CAP_PERFMON: u32 = 38;

@@ -1,4 +1,4 @@
-//! Every helper in programs of every type: what the running kernel says, and what the tables say.
+//! Every helper in programs of every type: the running kernel's answer, and the tables'.
 
 mod call;
 mod load;
@@ -13,15 +13,15 @@ use beeline_verifier::helpers::{Arg, Helper, Missing, Ret, helper};
 use call::{Call, Given};
 use load::{GPL, Loaded, PROPRIETARY, Subject, subjects};
 
-/// Helpers to try: all that there are, and some more.
+/// The number of helpers to try: all that exist, and some more.
 fn ids() -> impl Iterator<Item = HelperId> {
     (0..215).map(HelperId)
 }
 
-/// A kernel may have them that is not locked down, or is built for it.
+/// Helpers of kernels that are not locked down, or are built with them.
 const ELSEWHERE: [HelperId; 2] = [HelperId::PROBE_WRITE_USER, HelperId::OVERRIDE_RETURN];
 
-/// The types of programs here; says why there are none, or fewer than there could be.
+/// Returns the program types here; says why there are none, or fewer than there could be.
 fn usable() -> Vec<Subject> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     if !release.starts_with("6.18.") {
@@ -37,7 +37,8 @@ fn usable() -> Vec<Subject> {
     subjects(&minimal)
 }
 
-/// The helpers that programs of these types have: each once for a type, unless an attach type has another form.
+/// Returns the helpers that programs of these types have: each once for a type, unless an attach
+/// type has another form.
 fn forms(subjects: &[Subject]) -> Vec<(&Subject, &'static Helper)> {
     let mut seen = HashSet::new();
     let mut forms = Vec::new();
@@ -56,10 +57,10 @@ fn forms(subjects: &[Subject]) -> Vec<(&Subject, &'static Helper)> {
     forms
 }
 
-/// What the kernel says of a call that gave something which was not given back.
+/// The kernel's message on a call whose result was not given back.
 const LEAK: &str = "BPF_EXIT instruction in main prog would lead to reference leak";
 
-/// Collects what differs, so that one run shows all.
+/// Collects differences, so that one run shows all.
 #[derive(Default)]
 struct Differences(Vec<String>);
 
@@ -137,7 +138,7 @@ fn licences_and_sleep() {
     differences.report(tried);
 }
 
-/// What was given for a number of an argument, and what the tables make of it.
+/// The value for one argument, and the tables' answer to it.
 struct Trial {
     given: Given,
     /// `None`: accepted. `Some`: refused, with these words.
@@ -218,9 +219,9 @@ fn trials(found: &Helper, at: usize) -> Vec<Trial> {
     }
 }
 
-/// Does the kernel say that all arguments up to this one are good?
+/// Returns whether the kernel says that all arguments up to this one are good.
 fn is_content(kernel: &Loaded, at: usize) -> bool {
-    // What it looks at when it has looked at all arguments.
+    // The checks that follow those of all arguments.
     const LATER: [&str; 7] = [
         "cannot pass map_type",
         "expected prog array map for tail call",
@@ -236,7 +237,7 @@ fn is_content(kernel: &Loaded, at: usize) -> bool {
     kernel.accepted || is_behind || LATER.iter().any(|later| words.starts_with(later))
 }
 
-/// Everything right, up to and without this argument; `None` if we cannot give that.
+/// Returns valid arguments, up to and without this one; `None` if we cannot give that.
 fn right(call: &Call<'_>, upto: usize) -> Option<Vec<Given>> {
     let given = vec![Given::Right; upto];
     call.program(&given).map(|_| given)
@@ -289,7 +290,7 @@ fn arguments() {
     differences.report(tried);
 }
 
-/// As many arguments as we say, no more and no fewer, and what comes back.
+/// Checks the number of arguments, no more and no fewer, and the result.
 #[test]
 fn counts_and_results() {
     let subjects = usable();
@@ -329,7 +330,7 @@ fn counts_and_results() {
     differences.report(tried);
 }
 
-/// What the log says of r0 after the last call of a helper.
+/// Returns the log's description of r0 after the last call of a helper.
 fn returned(log: &str, id: HelperId) -> Option<&str> {
     let lines: Vec<&str> = log.lines().collect();
     let is_call =
@@ -338,7 +339,8 @@ fn returned(log: &str, id: HelperId) -> Option<&str> {
     let at = lines
         .iter()
         .rposition(|line| is_call(line) && format!("{line} ").contains(&called))?;
-    // Beside the call, or on a line of its own, with the next instruction's number, if more was said of the call.
+    // Beside the call, or on a line of its own, with the next instruction's number, if more was
+    // said of the call.
     let beside = lines[at].split_once("; ").map(|(_, state)| state);
     let below = || {
         let (number, state) = lines[at + 1..]

@@ -1,4 +1,4 @@
-//! What helpers do with memory that they are given.
+//! Helpers' accesses to memory that they are given.
 
 use beeline_verifier::helpers::{Arg, Dynptr, Helper, Ret};
 
@@ -13,7 +13,7 @@ const WRITE_ONLY: u32 = 1 << 8;
 
 const ANY_DYNPTR: Arg = Arg::Dynptr(Dynptr::Any);
 
-/// Each form of a helper with the places of its arguments that are memory.
+/// Each form of a helper with the positions of its memory arguments.
 fn memory_arguments(subjects: &[Subject]) -> Vec<(&Subject, &'static Helper, usize)> {
     let is_memory = |arg: &Arg| {
         matches!(
@@ -29,7 +29,7 @@ fn memory_arguments(subjects: &[Subject]) -> Vec<(&Subject, &'static Helper, usi
     all
 }
 
-/// One argument given, and all others right; memory there is the stack's.
+/// Gives one argument, with all others valid; memory there is the stack's.
 fn given_at(found: &Helper, at: usize, given: Given) -> Vec<Given> {
     let right = |(place, arg): (usize, &Arg)| match arg {
         _ if place == at => given,
@@ -39,7 +39,8 @@ fn given_at(found: &Helper, at: usize, given: Given) -> Vec<Given> {
     found.args.iter().enumerate().map(right).collect()
 }
 
-/// Whether the kernel agrees; the words that it has to refuse with, or `None` if it has to accept.
+/// Checks that the kernel agrees; takes the words that it has to refuse with, or `None` if it has
+/// to accept.
 fn agrees(kernel: &Loaded, refusal: Option<&str>) -> bool {
     match refusal {
         None => is_content(kernel, 5),
@@ -140,7 +141,7 @@ fn packets() {
         };
         let kernel = subject.load(&insns, GPL);
         tried += 1;
-        // A tail call that comes back did nothing.
+        // A tail call that returns did nothing.
         let is_gone = found.changes_packet && found.ret != Ret::Void;
         let gone = "R1 invalid mem access 'scalar'";
         if !agrees(&kernel, is_gone.then_some(gone)) {
@@ -155,7 +156,8 @@ fn packets() {
     differences.report(tried);
 }
 
-/// A process that may not look at memory (without `CAP_PERFMON`) may not hand out what it has never written either.
+/// A process that may not look at memory (without `CAP_PERFMON`) may not hand out unwritten memory
+/// either.
 #[test]
 fn initialisation() {
     let subjects = usable();

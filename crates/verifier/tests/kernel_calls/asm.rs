@@ -51,7 +51,7 @@ pub const fn helper(id: i32) -> Insn {
     insn(JMP | CALL, 0, HELPER_CALL, 0, id)
 }
 
-/// The address of so many bytes below the frame's end.
+/// Puts the address of so many bytes below the frame's end into a register.
 pub fn stack(register: u8, below: i32) -> [Insn; 2] {
     [copy(register, 10), add(register, -below)]
 }

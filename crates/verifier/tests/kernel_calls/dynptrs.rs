@@ -1,4 +1,4 @@
-//! Dynptrs: where they point, how much is there, and who may write.
+//! Dynptrs: their addresses, sizes and write permissions.
 
 use beeline_isa::opcode::{ALU64, AND, B, DW, JEQ, K};
 use beeline_uapi::ProgramType;

@@ -1,4 +1,4 @@
-//! How a program ends: what it returns, and what it throws.
+//! The end of a program: return values and exceptions.
 
 use beeline_isa::{
     imm64,
@@ -10,7 +10,7 @@ use beeline_verifier::program::Kind;
 use crate::asm::{END, R0_IS_0, copy, helper, load, set, skip_if};
 use crate::oracle::{Oracle, plain};
 
-/// What a program returns, whose type is known by the operation that it stands for.
+/// The return value of a program whose type follows from the operation that it implements.
 #[test]
 fn operations() {
     let Some(mut oracle) = Oracle::new() else {

@@ -1,4 +1,5 @@
-//! Calls of kernel functions: the same verdict, error number and last words from the kernel and from here.
+//! Calls of kernel functions: the same verdict, error number and last words from the kernel and
+//! from here.
 
 mod asm;
 mod dynptrs;

@@ -1,4 +1,4 @@
-//! Objects of the kernel's: tasks, masks of CPUs, and what they are cast to.
+//! Kernel objects: tasks, CPU masks, and their casts.
 
 use beeline_isa::{
     Insn,

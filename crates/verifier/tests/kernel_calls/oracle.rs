@@ -1,4 +1,4 @@
-//! The kernel's verdict beside ours.
+//! The kernel's verdict beside Beeline's.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use beeline_verifier::verify;
 
 use crate::asm::{END, R0_IS_0, insn};
 
-/// The kernel that is asked, with its types.
+/// The kernel as an oracle, with its types.
 pub struct Oracle {
     pub types: KernelTypes,
     compared: usize,
@@ -63,7 +63,7 @@ impl Oracle {
         }
     }
 
-    /// Does the kernel load programs of this kind for us?
+    /// Returns whether the kernel loads programs of this kind for us.
     pub fn takes(&self, kind: Kind) -> bool {
         let insns = [R0_IS_0, END];
         let trial = Trial {
@@ -136,7 +136,7 @@ fn last_line(text: &str) -> &str {
     text.lines().next_back().unwrap_or_default()
 }
 
-/// The last line of a log that is neither statistics nor states.
+/// Returns the last line of a log that is neither statistics nor states.
 fn last_words(log: &str) -> &str {
     const OTHER: [&str; 4] = [
         "processed ",

@@ -108,7 +108,7 @@ fn sections() {
     oracle.check();
 }
 
-/// What tells who may call: the same as when nothing is passed.
+/// The check of permitted callers gives the same answer as for functions without arguments.
 #[test]
 fn sleepable_functions() {
     let Some(mut oracle) = Oracle::new() else {

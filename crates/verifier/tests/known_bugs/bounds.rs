@@ -1,4 +1,4 @@
-//! Bounds of numbers that were computed wrongly.
+//! Bounds of numbers that a verifier computed wrongly.
 
 use beeline_fuzz::asm::{alu, alu_imm, load_sized, mov, mov_reg};
 use beeline_isa::opcode::*;

@@ -1,10 +1,11 @@
-//! What a case is made of.
+//! The parts of a case.
 
 use beeline_fuzz::asm::{EXIT, alu, alu_imm, branch, load, load_sized, mov};
 use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_uapi::{MapType, ProgramType};
 
-/// Descriptors, as long as nobody has made the maps: values of 64 bytes, one that programs may not write, a ring buffer, programs.
+/// Descriptors until the maps are made: values of 64 bytes, one that programs may not write, a ring
+/// buffer, programs.
 pub const VALUES: i32 = 1000;
 pub const CONSTANTS: i32 = 1001;
 pub const RING: i32 = 1002;
@@ -44,7 +45,7 @@ pub fn case(what: &'static str, prog_type: ProgramType, good: bool, parts: &[&[I
     }
 }
 
-/// A program that ends where it is unsafe, if it is taken.
+/// A program that does something unsafe at its end, if it is accepted.
 pub fn unsafe_one(what: &'static str, parts: &[&[Insn]]) -> Case {
     case(what, ProgramType::SOCKET_FILTER, false, parts)
 }
@@ -57,13 +58,13 @@ pub fn number(register: u8, value: u64) -> [Insn; 2] {
     imm64(register, 0, value)
 }
 
-/// r9 leads to a value, r6 is what it begins with: any number.
+/// r9 leads to a value, r6 is its first word: any number.
 pub fn any_number() -> [Insn; 3] {
     let [low, high] = imm64(9, PSEUDO_MAP_VALUE, VALUES as u64);
     [low, high, load(6, 9, 0)]
 }
 
-/// Reads the value at r7, which is believed to be 0, times its size.
+/// Reads the value at r7, believed to be 0, times its size.
 pub fn reads_at_r7() -> [Insn; 3] {
     [
         alu_imm(MUL, 7, 64),
@@ -72,7 +73,7 @@ pub fn reads_at_r7() -> [Insn; 3] {
     ]
 }
 
-/// Ends the program if r6 is not as `cond` says.
+/// Ends the program unless r6 satisfies `cond`.
 pub fn only_if(cond: u8, value: i32) -> [Insn; 3] {
     [branch(cond, 6, value, 2), mov(0, 0), EXIT]
 }

@@ -1,5 +1,6 @@
-//! Programs that some kernel's verifier judged wrongly once: unsafe ones that were accepted, among them those behind published
-//! vulnerabilities, and good ones that were refused. The same verdict here as from the kernel, and for each the right one.
+//! Programs that some kernel's verifier once judged wrongly: unsafe ones that were accepted, among
+//! them those behind published vulnerabilities, and good ones that were refused. The verdict here
+//! is the kernel's, and the right one for each.
 
 mod bounds;
 mod cases;

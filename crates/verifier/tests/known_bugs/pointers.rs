@@ -1,4 +1,4 @@
-//! Pointers and what they point to.
+//! Pointers and their targets.
 
 use beeline_fuzz::asm::{
     EXIT, alu, alu_imm, atomic, branch, call, load, load_sized, mov, mov_reg, store, store_imm,
@@ -11,7 +11,7 @@ use crate::cases::{
     RINGBUF_RESERVE, RINGBUF_SUBMIT, STRTOL, any_number, case, unsafe_one,
 };
 
-/// Pointers that were used as they must not be.
+/// Forbidden uses of pointers.
 pub fn pointers() -> Vec<Case> {
     let [ring_low, ring_high] = imm64(1, PSEUDO_MAP_FD, RING as u64);
     let reserve = [

@@ -1,4 +1,4 @@
-//! Paths that were taken for known ones.
+//! Paths wrongly taken for known ones.
 
 use beeline_fuzz::asm::{
     EXIT, alu, alu_imm, branch, call, load, load_sized, mov, mov_reg, store, store_imm,
@@ -7,7 +7,7 @@ use beeline_isa::{Insn, imm64, opcode::*};
 
 use crate::cases::{Case, MAP_LOOKUP_ELEM, VALUES, any_number, reads_at_r7, unsafe_one};
 
-/// States that were taken for covered ones.
+/// States wrongly taken for covered ones.
 pub fn pruning() -> Vec<Case> {
     let [map_low, map_high] = imm64(1, PSEUDO_MAP_FD, VALUES as u64);
     let at_most = |off| Insn {

@@ -1,4 +1,4 @@
-//! A program with its maps, and what the two verifiers say of it.
+//! A program with its maps, and the two verifiers' answers.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -26,25 +26,25 @@ pub struct Case {
     pub maps: Vec<(i32, Map)>,
 }
 
-/// Error numbers of loads that say nothing of the program: no permission, no memory.
+/// Error numbers of loads that do not depend on the program: no permission, no memory.
 const ASIDE: [i32; 3] = [libc::EPERM, libc::ENOMEM, libc::EAGAIN];
 
-/// A program that takes the kernel longer may take us as long as it likes.
+/// Beeline's verifier has no time limit for a program that takes the kernel longer than this.
 const LONG: Duration = Duration::from_millis(100);
 
-/// What came out: error numbers, 0 for yes.
+/// The results: error numbers, 0 for acceptance.
 #[derive(Debug)]
 pub struct Verdicts {
-    /// None if the kernel cannot be asked.
+    /// `None` if the kernel cannot be asked.
     pub kernel: Option<i32>,
-    /// None for a panic.
+    /// `None` for a panic.
     pub ours: Option<i32>,
-    /// That ours took.
+    /// The time that Beeline's verifier took.
     pub took: Duration,
 }
 
 impl Verdicts {
-    /// Is this to be mended?
+    /// Returns whether the difference is to be fixed.
     pub fn differ(&self) -> bool {
         let Some(ours) = self.ours else {
             return true;
@@ -54,7 +54,8 @@ impl Verdicts {
     }
 }
 
-/// Types of maps that are for programs like the first that was loaded with them: arrays of programs, of devices, of CPUs.
+/// Map types for programs like the first one loaded with them: arrays of programs, of devices, of
+/// CPUs.
 const OWNED: [MapType; 4] = [
     MapType::PROG_ARRAY,
     MapType::DEVMAP,
@@ -62,11 +63,11 @@ const OWNED: [MapType; 4] = [
     MapType::DEVMAP_HASH,
 ];
 
-/// What maps are made from.
+/// The parameters of maps.
 type Shape = (MapType, u32, u32, u32, u32, bool);
 
-/// Linux 6.18's verifier can follow a bad pointer where a loop ends by `may_goto`, or where a helper calls back, in a program
-/// that makes no sense.
+/// Linux 6.18's verifier can follow a bad pointer where a loop ends by `may_goto`, or where a
+/// helper calls back, in a senseless program.
 fn endangers_kernel(insns: &[Insn]) -> bool {
     const CALL_BACK: [HelperId; 5] = [
         HelperId::FOR_EACH_MAP_ELEM,
@@ -82,7 +83,7 @@ fn endangers_kernel(insns: &[Insn]) -> bool {
     })
 }
 
-/// Asks both.
+/// Asks both verifiers.
 pub struct Judge {
     types: Option<KernelTypes>,
     maps: HashMap<Shape, Option<OwnedFd>>,
@@ -119,12 +120,12 @@ impl Judge {
         }
     }
 
-    /// Our error number and log, or the words of a panic.
+    /// Returns Beeline's error number and log, or the message of a panic.
     pub fn ours(&self, case: &Case, log: u32) -> Result<(i32, String), String> {
         self.ours_with(case, log, None)
     }
 
-    /// The same where only some helpers are there.
+    /// Does the same where only some helpers are available.
     pub fn ours_with(
         &self,
         case: &Case,
@@ -142,8 +143,8 @@ impl Judge {
         }
     }
 
-    /// What a program does that ours accepts where only some helpers are there, after at most so many instructions. Errors: the words
-    /// of a panic.
+    /// Returns the summary of a program that Beeline's verifier accepts where only some helpers are
+    /// available, after at most so many instructions. Errors: the message of a panic.
     pub fn accepts(
         &self,
         case: &Case,
@@ -156,7 +157,7 @@ impl Judge {
             .map_err(|_| PANIC.lock().map(|it| it.clone()).unwrap_or_default())
     }
 
-    /// Hands on what a verifier is given; nothing if its types are refused.
+    /// Passes on a verifier's input; nothing if its types are refused.
     pub fn with_program<T>(
         &self,
         case: &Case,
@@ -191,7 +192,7 @@ impl Judge {
         }))
     }
 
-    /// The kernel's error number and log; nothing if it does not make the maps.
+    /// Returns the kernel's error number and log; `None` if it does not make the maps.
     pub fn kernel(&mut self, case: &Case, log: u32) -> Option<(i32, String)> {
         if endangers_kernel(&case.insns) {
             return None;
@@ -250,7 +251,8 @@ impl Judge {
     }
 }
 
-/// Where the functions begin of a program that takes the address of one: it has to have types for them.
+/// Returns the beginnings of the functions of a program that takes the address of one: it has to
+/// have types for them.
 fn described_functions(insns: &[Insn]) -> Option<Vec<usize>> {
     let takes_address = |insn: &Insn| insn.is_imm64() && insn.src == PSEUDO_FUNC;
     if !insns.iter().any(takes_address) {
@@ -283,7 +285,7 @@ fn make(map: &Map) -> Option<OwnedFd> {
     Some(made)
 }
 
-/// With the kernel's descriptors; -1 for what is no map of the program's.
+/// Puts in the kernel's descriptors; -1 for anything that is not a map of the program's.
 fn resolved(insns: &[Insn], maps: &HashMap<i32, i32>) -> Vec<Insn> {
     let mut second = false;
     let resolve = |insn: &Insn| {
@@ -325,10 +327,10 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Where and why the last panic was.
+/// The place and reason of the last panic.
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// Panics are told of with their program.
+/// Reports panics together with their program.
 pub fn remember_panics() {
     std::panic::set_hook(Box::new(|info| {
         if let Ok(mut said) = PANIC.lock() {

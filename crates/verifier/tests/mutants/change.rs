@@ -1,4 +1,4 @@
-//! A program with something changed.
+//! Changes a program.
 
 use beeline_fuzz::Random;
 use beeline_isa::Insn;
@@ -90,7 +90,7 @@ fn change_map(random: &mut Random, case: &mut Case) {
     if map.map_type != MapType::ARRAY {
         map.constant = None;
     }
-    // The kernel's are made by this size.
+    // The kernel's map has values of this size.
     if let Some(constant) = &mut map.constant {
         constant.resize(map.value_size as usize, 0);
     }
@@ -150,7 +150,7 @@ fn change_insn(random: &mut Random, insn: &mut Insn) {
             }
         }
     }
-    // The kernel's functions have numbers of its own.
+    // The kernel's functions have their own numbers.
     if is_call(insn) && insn.src == PSEUDO_KFUNC_CALL {
         *insn = operation;
     }
@@ -160,7 +160,7 @@ fn is_call(insn: &Insn) -> bool {
     insn.code == JMP | CALL
 }
 
-/// A number not far away, or one that is often at an edge.
+/// Returns a number nearby, or a typical edge value.
 pub fn near(random: &mut Random, number: i64) -> i64 {
     match random.below(8) {
         0 => number + 1,
@@ -174,7 +174,7 @@ pub fn near(random: &mut Random, number: i64) -> i64 {
     }
 }
 
-/// Any instruction of one slot, with small numbers.
+/// Returns any instruction of one slot, with small numbers.
 fn any(random: &mut Random) -> Insn {
     let class = random.pick(&[LDX, ST, STX, ALU, ALU64, JMP, JMP32]);
     let code = match class {
@@ -199,7 +199,7 @@ fn any(random: &mut Random) -> Insn {
     }
 }
 
-/// Puts an instruction before another. Jumps over the place become longer.
+/// Inserts an instruction before another. Jumps over the place become longer.
 pub fn insert(insns: &mut Vec<Insn>, at: usize, insn: Insn) {
     for (slot, jump) in insns.iter_mut().enumerate() {
         adjust(jump, slot, at, 1);

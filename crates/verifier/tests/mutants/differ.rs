@@ -1,4 +1,4 @@
-//! Programs of which the two verifiers think differently, by what they say.
+//! Programs with different verdicts, by the verifiers' messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use beeline_uapi::ProgramType;
 
 use crate::case::{Case, Judge, Verdicts};
 
-/// What is different: who is stricter, and the reason without its numbers.
+/// The difference: the stricter verifier, and its reason without numbers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Difference {
     Panic(String),
@@ -18,12 +18,12 @@ enum Difference {
 }
 
 impl Difference {
-    /// Is Linux 6.18 wrong here?
+    /// Returns whether Linux 6.18 is wrong here.
     fn is_known(&self, case: &Case) -> bool {
         match self {
-            // It loses its way, and says so; in callbacks that no path calls, for example.
+            // It gets lost, and says so; in callbacks that no path calls, for example.
             Self::WeAccept(reason) => reason.contains("verifier bug"),
-            // An `int` is compared with a `size_t`, so that negative ones pass.
+            // It compares an `int` with a `size_t`, so that negative ones pass.
             Self::WeRefuse(reason) => {
                 case.kind.prog_type == ProgramType::TRACEPOINT
                     && reason.starts_with("invalid bpf_context access off=-")
@@ -33,7 +33,7 @@ impl Difference {
     }
 }
 
-/// One kind of them.
+/// Differences of one kind.
 #[derive(Debug)]
 struct Group {
     programs: u64,
@@ -41,7 +41,7 @@ struct Group {
     example: String,
 }
 
-/// All of them.
+/// All differences.
 #[derive(Debug, Default)]
 pub struct Differences(BTreeMap<Difference, Group>);
 
@@ -110,7 +110,7 @@ fn reduced(judge: &mut Judge, case: &Case, found: &Difference) -> Case {
     with(&insns)
 }
 
-/// The last line that is no aside, with every number replaced, so that alike ones are alike.
+/// Returns the last significant line, with every number replaced, so that similar ones match.
 pub fn reason(errno: i32, log: &str) -> String {
     let lines = log.lines().rev();
     let asides = [

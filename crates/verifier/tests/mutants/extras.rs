@@ -1,8 +1,10 @@
-//! Units for [`invent`](crate::invent): what programs of the world do besides: callbacks, locks, tail calls, maps of maps, dynptrs,
-//! numbers on their way through the stack, and arithmetic before a number moves a pointer.
+//! Units for [`invent`](crate::invent), for the other features of the world's programs: callbacks,
+//! locks, tail calls, maps of maps, dynptrs, numbers on their way through the stack, and arithmetic
+//! before a number moves a pointer.
 //!
-//! A unit finds numbers in r0 and r5 to r7, a map's value at r8 and the context at r9, and leaves them so; r1 to r4 are its own, and
-//! the stack below the slots that [`invent`](crate::invent) uses.
+//! A unit finds numbers in r0 and r5 to r7, a map's value at r8 and the context at r9, and leaves
+//! them so; r1 to r4 are its own, and the stack below the slots that [`invent`](crate::invent)
+//! uses.
 
 use beeline_fuzz::Random;
 use beeline_fuzz::asm::{
@@ -19,12 +21,12 @@ use crate::worldly::FIRST_FD;
 
 /// Bytes of the value at r8.
 const VALUE_BYTES: i32 = 64;
-/// The stack of units, from here down; a dynptr or a key at its top.
+/// The stack of units, from here down, with a dynptr or a key at its top.
 const OWN: i16 = -64;
-/// Of [`LOCKED`].
+/// The size of values of [`LOCKED`].
 const LOCKED_BYTES: i32 = 32;
 
-// Maps that are not in the world that programs share with the kernel.
+// Maps outside the world that programs share with the kernel.
 
 /// An array whose values begin with a lock.
 const LOCKED: i32 = FIRST_FD + MAPS.len() as i32;
@@ -62,7 +64,7 @@ pub fn maps() -> Vec<(i32, Map)> {
     ]
 }
 
-/// May a program of this type take locks (`check_map_prog_compatibility`)?
+/// Returns whether a program of this type may take locks (`check_map_prog_compatibility`).
 pub fn may_lock(prog_type: ProgramType) -> bool {
     !matches!(
         prog_type,
@@ -74,14 +76,14 @@ pub fn may_lock(prog_type: ProgramType) -> bool {
     )
 }
 
-/// Does a program name the array with locks?
+/// Returns whether a program names the array with locks.
 pub fn locks(insns: &[Insn]) -> bool {
     insns
         .iter()
         .any(|insn| insn.is_imm64() && insn.src == PSEUDO_MAP_FD && insn.imm == LOCKED)
 }
 
-/// The function that an address in a unit stands for, until [`link`] knows where it is.
+/// The function that an address in a unit stands for, until [`link`] knows its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Callback {
     OfLoop,
@@ -134,7 +136,7 @@ fn callback(dst: u8, which: Callback) -> [Insn; 2] {
     imm64(dst, PSEUDO_FUNC, which as u64)
 }
 
-/// What a callback is handed: the stack's slots.
+/// The argument of a callback: the stack's slots.
 fn handed(dst: u8) -> [Insn; 2] {
     [mov_reg(dst, 10), alu_imm(ADD, dst, -40)]
 }
@@ -190,7 +192,7 @@ fn locked(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// A key, mostly one that is there.
+/// Returns a key, mostly an existing one.
 fn key(random: &mut Random) -> Vec<Insn> {
     if random.once_in(2) {
         return vec![store_imm(DW, 10, OWN, random.below(5) as i32)];
@@ -227,7 +229,7 @@ fn inner_map(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Memory by a dynptr at [`OWN`], with a length that is not always known.
+/// Accesses memory through a dynptr at [`OWN`], with a length that is not always known.
 fn dynptr(random: &mut Random) -> Vec<Insn> {
     const ROOM: i32 = 48;
     let of_ring = random.once_in(2);
@@ -415,7 +417,7 @@ fn through_stack(random: &mut Random) -> Vec<Insn> {
         MEM
     };
     unit.push(load_sized(mode | back, 3, 10, slot + from));
-    // What is learnt of the one may be true of the other.
+    // Facts about the one may be true of the other.
     let (known, used) = random.pick(&[(2, 3), (3, 2), (3, 3), (2, 2)]);
     if !first || random.once_in(2) {
         bound(random, &mut unit, known, most);
@@ -423,7 +425,7 @@ fn through_stack(random: &mut Random) -> Vec<Insn> {
     if random.once_in(3) {
         unit.push(load_sized(MEM | DW, 4, 10, slot));
     }
-    // Without, only a link between the two tells enough: where it is wrong it comes to light.
+    // Without it, only a link between the two reveals enough: a wrong one shows.
     if !random.once_in(10) {
         bound(random, &mut unit, used, most);
     }
@@ -431,7 +433,7 @@ fn through_stack(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// How far apart two pointers are is a number; so is what they are compared to be.
+/// The distance between two pointers is a number; so is the result of their comparison.
 fn between_pointers(random: &mut Random) -> Vec<Insn> {
     let mut unit = vec![mov_reg(1, 8), mov_reg(2, 6)];
     bound(random, &mut unit, 2, 31);
@@ -458,7 +460,7 @@ fn between_pointers(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// What atomic operations fetch, from a value or from the stack.
+/// Uses numbers fetched by atomic operations, from a value or from the stack.
 fn fetched(random: &mut Random) -> Vec<Insn> {
     let (size, _) = random.pick(&[(W, 4), (DW, 8)]);
     let ops = [ADD, AND, OR, XOR].map(|op| i32::from(op) | FETCH);
@@ -487,7 +489,7 @@ fn fetched(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Puts the callbacks behind a program whose units take their addresses.
+/// Appends the callbacks to a program whose units take their addresses.
 pub fn link(random: &mut Random, insns: &mut Vec<Insn>) {
     for which in [Callback::OfLoop, Callback::OfEachElement] {
         let is_user = |insns: &[Insn], at: usize| {
@@ -500,14 +502,14 @@ pub fn link(random: &mut Random, insns: &mut Vec<Insn>) {
         }
         let start = insns.len();
         for at in users {
-            // Not to be taken for one that is still to be linked.
+            // Distinct from an address that is still to be linked.
             insns[at].imm = (start - at - 1) as i32;
         }
         insns.extend(function(random, which));
     }
 }
 
-/// A callback: r6 and r7 are numbers, r8 what it was handed, 8 bytes of which may be used.
+/// A callback: r6 and r7 are numbers, r8 its argument, 8 bytes of which may be used.
 fn function(random: &mut Random, which: Callback) -> Vec<Insn> {
     let mut insns = match which {
         Callback::OfLoop => vec![mov_reg(6, 1), mov_reg(8, 2), load(7, 2, 0)],

@@ -1,5 +1,5 @@
-//! Programs made up: numbers of which something is known, pointers moved by them, and what is done with these. About a third
-//! of them break a rule.
+//! Generated programs: partly known numbers, pointers moved by them, and accesses through these.
+//! About a third of the programs break a rule.
 
 #[path = "invent/memory.rs"]
 mod memory;
@@ -18,19 +18,19 @@ use beeline_verifier::program::{Kind, SLEEPABLE, STRICT_ALIGNMENT, TEST_STATE_FR
 use crate::case::Case;
 use crate::worldly::world;
 
-/// Where the context is kept.
+/// The stack slot that keeps the context.
 const CONTEXT: u8 = 9;
-/// A pointer to a map's value that is known to be there, or something else in a program that went another way.
+/// A pointer to an existing map value, or something else in a program that took another path.
 const VALUE: u8 = 8;
 /// Registers for numbers.
 const NUMBERS: [u8; 4] = [0, 5, 6, 7];
 /// Slots of the stack, of 8 bytes, that are used.
 const SLOTS: u64 = 5;
 
-/// A type of programs, the bytes of its context, and where the packet's begin and end stand in it.
+/// A program type, the bytes of its context, and the offsets of the packet's begin and end in it.
 pub type ContextOf = (ProgramType, u64, Option<(i16, i16)>);
 
-/// Those that are made up.
+/// The types to generate.
 pub const KINDS: [ContextOf; 8] = [
     (ProgramType::SOCKET_FILTER, 192, None),
     (ProgramType::XDP, 24, Some((0, 4))),
@@ -42,15 +42,16 @@ pub const KINDS: [ContextOf; 8] = [
     (ProgramType::SK_MSG, 80, None),
 ];
 
-/// Makes a unit that programs have besides those made here.
+/// Makes a unit of a kind that is not made here.
 pub type Extra = fn(&mut Random) -> Vec<Insn>;
 
-/// A program.
+/// Returns a program.
 pub fn invent(random: &mut Random) -> Case {
     invent_with(random, None)
 }
 
-/// A program with other units as well: they leave numbers in r0 and r5 to r7, and use r1 to r4 and the stack beyond the slots.
+/// Returns a program with other units as well: they leave numbers in r0 and r5 to r7, and use r1 to
+/// r4 and the stack beyond the slots.
 pub fn invent_with(random: &mut Random, extra: Option<Extra>) -> Case {
     let (prog_type, context_bytes, packet) = random.pick(&KINDS);
     let care = match extra {
@@ -66,7 +67,7 @@ pub fn invent_with(random: &mut Random, extra: Option<Extra>) -> Case {
         extra,
     };
     let mut insns = inventor.function(true, 0);
-    // Functions that nothing calls are refused; so is one call to none.
+    // Functions that nothing calls are refused; so is a call to no function.
     let calls: Vec<usize> = (0..insns.len())
         .filter(|&at| insns[at].code == JMP | CALL && insns[at].src == PSEUDO_CALL)
         .collect();
@@ -149,7 +150,7 @@ impl Inventor<'_> {
         units.concat()
     }
 
-    /// Gives values to what all units use.
+    /// Gives values to everything that all units use.
     fn beginning(&mut self, main: bool) -> Vec<Insn> {
         let mut unit = vec![mov_reg(CONTEXT, 1)];
         if main || self.random.once_in(2) {
@@ -181,7 +182,7 @@ impl Inventor<'_> {
         self.random.pick(&[(B, 1), (H, 2), (W, 4), (DW, 8)])
     }
 
-    /// A number that nobody knows, of some size.
+    /// Loads an unknown number of some size.
     fn unknown(&mut self, register: u8) -> Insn {
         let (size, width) = self.size();
         let off = self.random.below(8) * width;
@@ -268,7 +269,7 @@ impl Inventor<'_> {
         }
     }
 
-    /// Atomic operations and places that are not aligned.
+    /// Makes atomic and unaligned accesses.
     fn odd_slot(&mut self) -> Insn {
         let off = -(self.random.below(8 * SLOTS + 9) as i16);
         let (size, _) = self.size();
@@ -322,7 +323,7 @@ impl Inventor<'_> {
         }
     }
 
-    /// Compares two numbers, or one with a constant, and goes on only one way.
+    /// Compares two numbers, or one with a constant, and continues on one path only.
     fn narrowed(&mut self) -> Vec<Insn> {
         let condition = self.condition(1);
         vec![condition, EXIT]
@@ -342,7 +343,7 @@ impl Inventor<'_> {
         }
     }
 
-    /// What is learnt of a number is learnt of its copies.
+    /// Facts about a number also apply to its copies.
     fn linked(&mut self) -> Vec<Insn> {
         let (from, to) = (self.random.pick(&[6, 7]), self.random.pick(&[5, 0]));
         let mut unit = vec![mov_reg(to, from)];
@@ -374,7 +375,7 @@ impl Inventor<'_> {
         unit
     }
 
-    /// A few operations again and again.
+    /// Repeats a few operations.
     fn counted(&mut self) -> Vec<Insn> {
         let counter = 4;
         let mut body = Vec::new();

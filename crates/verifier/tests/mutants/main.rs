@@ -1,8 +1,10 @@
-//! The same verdict from here as from the running kernel, on programs that nobody wrote: random ones, and those of the kernel's
-//! own tests (found as in the test `verdicts`) with some instructions, maps or types changed.
+//! The verdict here is the running kernel's, on generated programs: random ones, and those of the
+//! kernel's own tests (found as in the test `verdicts`) with some instructions, maps or types
+//! changed.
 //!
-//! It goes on for half a minute, or for 20,000 programs. `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` names the first program. What differs
-//! is reduced, and printed.
+//! The test runs for half a minute, or for 20,000 programs. `BEELINE_SOAK` runs it for that many
+//! seconds, `BEELINE_SEED` names the first program. A program with a difference is reduced, and
+//! printed.
 //!
 //! ```text
 //! cargo test -p beeline-verifier --test mutants -- [OPTION ...]
@@ -32,7 +34,7 @@ use case::{Judge, Verdicts};
 use differ::Differences;
 use source::Sources;
 
-/// What a verifier said, as the corpus has it.
+/// A verifier's answer, as the corpus has it.
 #[derive(Debug, Default)]
 #[allow(dead_code, reason = "recorded verdicts are not looked at")]
 struct Answer {
@@ -43,9 +45,9 @@ struct Answer {
 }
 
 const HALF_A_MINUTE: Duration = Duration::from_secs(30);
-/// As many at the most, unless it is to go on for longer.
+/// The most programs, unless it is to run longer.
 const PROGRAMS: u64 = 20_000;
-/// Longer than any verdict shall take.
+/// Longer than any verdict may take.
 const SLOW: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
@@ -56,7 +58,7 @@ struct Options {
 }
 
 impl Options {
-    /// What else test runners are given is none of ours.
+    /// Other arguments of test runners do not apply here.
     fn parse() -> Self {
         let mut options = Self::default();
         let mut words = std::env::args().skip(1);
@@ -137,12 +139,12 @@ impl Counts {
     }
 }
 
-/// How much longer than half a minute it shall go on.
+/// Returns how far beyond half a minute it runs.
 fn soak() -> Duration {
     Duration::from_secs(number("BEELINE_SOAK").unwrap_or(0))
 }
 
-/// The first program's number; always the same, or, when soaking, a new one each time.
+/// Returns the first program's number; always the same, or, when soaking, a new one each time.
 fn seed() -> u64 {
     let fresh = || {
         let now = std::time::UNIX_EPOCH.elapsed();

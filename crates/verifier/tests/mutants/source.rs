@@ -1,4 +1,4 @@
-//! Where programs come from.
+//! The sources of programs.
 
 use beeline_fuzz::Random;
 
@@ -11,10 +11,11 @@ use crate::extras;
 use crate::invent::{invent, invent_with};
 use crate::worldly::worldly;
 
-/// Programs that took the kernel more than so many instructions are not changed: some changes make loops of them.
+/// Programs that took the kernel more instructions than this are not changed: some changes make
+/// loops of them.
 const MOST_PROCESSED: u32 = 3000;
 
-/// The programs that there are to begin with.
+/// The programs to start from.
 pub struct Sources {
     selftests: Vec<Case>,
     only: Option<String>,
@@ -41,7 +42,7 @@ impl Sources {
         }
     }
 
-    /// The program with a seed.
+    /// Returns the program of a seed.
     pub fn case(&self, seed: u64) -> Case {
         let mut random = Random::new(seed);
         random.bits();
@@ -69,7 +70,7 @@ impl Sources {
     }
 }
 
-/// A program with all kinds of units but locks: the kernel would have to be told their types.
+/// Returns a program with all kinds of units but locks: the kernel would need types for them.
 fn with_extras(random: &mut Random) -> Case {
     let mut case = loop {
         let case = invent_with(random, Some(extras::unit));

@@ -1,4 +1,4 @@
-//! Programs of the generator that makes good ones, and the maps that random programs use.
+//! Programs from the generator of valid ones, and the maps that random programs use.
 
 use beeline_fuzz::world::{CONSTANTS, MAPS};
 use beeline_fuzz::{Random, program};
@@ -8,10 +8,10 @@ use beeline_verifier::program::{Kind, Map, SLEEPABLE};
 
 use crate::case::Case;
 
-/// Descriptors of the maps begin here.
+/// The first descriptor of the maps.
 pub const FIRST_FD: i32 = 1000;
 
-/// A program that the kernel accepts, as long as it takes the address of no function.
+/// Returns a program that the kernel accepts, as long as it takes the address of no function.
 pub fn worldly(random: &mut Random) -> Case {
     let length = 1 + random.below(6) as usize;
     let mut insns = program::worldly(random.bits(), length);

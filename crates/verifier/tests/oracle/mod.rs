@@ -1,6 +1,6 @@
 //! The running kernel's verdict on small programs of any kind.
 
-// Each test program uses its part.
+// Each test program uses a part of it.
 #![allow(dead_code)]
 
 use std::fmt;
@@ -22,8 +22,8 @@ pub const PRANDOM_U32: i32 = 7;
 pub const TCP_SOCK: i32 = 96;
 pub const DYNPTR_FROM_MEM: i32 = 197;
 
-/// Every type of program that is not attached by BTF, with attach types that may make a difference, and how many bytes its context
-/// has.
+/// Every program type that is not attached by BTF, with attach types that may make a difference,
+/// and the bytes of its context.
 pub const KINDS: &[(ProgramType, &[AttachType], i32)] = &[
     (ProgramType::SOCKET_FILTER, &[AttachType::UNSPECIFIED], 192),
     (
@@ -152,7 +152,7 @@ pub const KINDS: &[(ProgramType, &[AttachType], i32)] = &[
     (ProgramType::NETFILTER, &[AttachType::NETFILTER], 16),
 ];
 
-/// The kinds of [`KINDS`] that the kernel here loads; says which ones it does not.
+/// Returns the kinds of [`KINDS`] that the kernel here loads; prints the others.
 pub fn kinds() -> Vec<(Kind, i32)> {
     if !is_usable() {
         return Vec::new();
@@ -174,7 +174,7 @@ pub fn is_usable() -> bool {
     beeline_fuzz::kernel::is_usable()
 }
 
-/// With the flags that the type asks for.
+/// Adds the flags that the type requires.
 pub fn kind(prog_type: ProgramType, attach_type: AttachType) -> Kind {
     Kind {
         prog_type,
@@ -189,7 +189,7 @@ pub fn kind(prog_type: ProgramType, attach_type: AttachType) -> Kind {
     }
 }
 
-/// The log of every path through a program, or why it is refused.
+/// Returns the log of every path through a program, or the reason for its refusal.
 pub fn load(kind: &Kind, insns: &[Insn]) -> Result<String, Refusal> {
     let bytes: Vec<u8> = insns.iter().flat_map(|insn| insn.encode()).collect();
     let mut log = vec![0_u8; 1 << 16];
@@ -202,7 +202,8 @@ pub fn load(kind: &Kind, insns: &[Insn]) -> Result<String, Refusal> {
     (attr[11], attr[17], attr[27]) = (kind.flags, kind.attach_type.0, kind.attach_btf_id);
     let command = libc::c_long::from(Command::PROG_LOAD.0);
     let (place, size) = (attr.as_mut_ptr(), size_of_val(&attr));
-    // SAFETY: the kernel reads and writes `attr` within its size; what its pointers lead to lives on.
+    // SAFETY: the kernel reads and writes `attr` within its size; the memory that its pointers lead
+    // to lives on.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, command, place, size) };
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     log.truncate(log.iter().position(|&byte| byte == 0).unwrap_or(0));
@@ -210,7 +211,7 @@ pub fn load(kind: &Kind, insns: &[Insn]) -> Result<String, Refusal> {
     if fd < 0 {
         return Err(Refusal { errno, log });
     }
-    // SAFETY: nobody else has it.
+    // SAFETY: it has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     Ok(log)
 }
@@ -229,7 +230,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The last line that is no statistics.
+    /// Returns the last line that is no statistics.
     pub fn last_words(&self) -> &str {
         let is_other = |line: &&str| !line.starts_with("processed ");
         self.log.lines().rfind(is_other).unwrap_or_default()
@@ -242,13 +243,13 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The last that a log says of a register's type.
+/// Returns the log's last description of a register's type.
 pub fn register(log: &str, number: u8) -> Option<&str> {
     let (_, rest) = log.rsplit_once(&format!("R{number}="))?;
     rest.split(['(', ' ', '\n']).next()
 }
 
-/// The number of something in the kernel's BTF.
+/// Returns the number of something in the kernel's BTF.
 pub fn btf_id(kind: u8, name: &str) -> Option<u32> {
     let data = std::fs::read("/sys/kernel/btf/vmlinux").ok()?;
     let [id] = Btf::parse(&data)?.find([(kind, name)]);

@@ -12,7 +12,7 @@ use crate::Answer;
 
 /// The file in its directory.
 const FILE: &str = "selftests.jsonl.xz";
-/// Descriptors that stand for maps here: index plus this, so that an index that was left is noticed.
+/// Descriptors that stand for maps here: index plus this, so that a forgotten index is noticed.
 const FIRST_FD: i32 = 1000;
 
 /// A program with the kernel's verdict.
@@ -24,7 +24,7 @@ pub struct Row {
     /// Maps by the descriptors of [`Row::maps`].
     pub insns: Vec<Insn>,
     pub maps: Vec<(i32, Map)>,
-    /// Has it all that the kernel was given?
+    /// Everything that the kernel was given is here.
     pub self_contained: bool,
     accepted: bool,
     processed: Option<u32>,
@@ -32,12 +32,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// The file that the program is from.
+    /// Returns the file that the program is from.
     pub fn category(&self) -> &str {
         self.id.split('/').nth(1).unwrap_or_default()
     }
 
-    /// What the kernel said when the file was made. It had type information then.
+    /// The kernel's answer when the file was made. It had type information then.
     pub fn recorded(&self) -> Answer {
         Answer {
             accepted: self.accepted,
@@ -48,7 +48,7 @@ impl Row {
     }
 }
 
-/// All programs. Errors: why they are not there.
+/// Reads all programs. Errors: the reason why they are not there.
 pub fn read() -> Result<Vec<Row>, String> {
     let directory = std::env::var_os("BEELINE_VERDICTS").map_or_else(beside, PathBuf::from);
     let file = directory.join(FILE);
@@ -129,7 +129,7 @@ fn map(at: u32, it: &Value) -> Option<(i32, Map)> {
     Some((FIRST_FD + at.cast_signed(), map))
 }
 
-/// What the tests put into their maps of maps: an array of one number.
+/// The inner map of the tests' maps of maps: an array of one number.
 fn inner() -> Map {
     Map {
         map_type: MapType::ARRAY,

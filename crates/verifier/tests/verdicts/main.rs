@@ -1,9 +1,10 @@
-//! The kernel's own verifier tests: the same verdict from here as from the kernel.
+//! The kernel's own verifier tests: the verdict here is the kernel's.
 //!
-//! The programs are not part of this project. They are looked for where `BEELINE_VERDICTS` says, or in `../shared/verdicts`
-//! beside the checkout: `selftests.jsonl.xz`, a JSON object a line with the program, its maps and the kernel's verdict.
+//! The programs are not part of this project. The test looks for them at `BEELINE_VERDICTS`, or in
+//! `../shared/verdicts` beside the checkout: `selftests.jsonl.xz`, a JSON object per line with the
+//! program, its maps and the kernel's verdict.
 //!
-//! While one works on the verifier:
+//! For work on the verifier:
 //!
 //! ```text
 //! cargo test -p beeline-verifier --test verdicts -- [OPTION ...]
@@ -31,14 +32,14 @@ use beeline_verifier::verdict::{LogLevel, Verdict};
 use corpus::Row;
 use report::{Outcome, Report};
 
-/// What a verifier said.
+/// A verifier's answer.
 #[derive(Debug, Default)]
 struct Answer {
     accepted: bool,
     /// The last line before the statistics.
     reason: String,
     processed: Option<u32>,
-    /// Empty if not known.
+    /// Empty if unknown.
     log: String,
 }
 
@@ -53,7 +54,7 @@ struct Options {
 }
 
 impl Options {
-    /// What else test runners are given is none of ours.
+    /// Other arguments of test runners do not apply here.
     fn parse() -> Self {
         let mut options = Self::default();
         let mut words = std::env::args().skip(1);
@@ -142,7 +143,7 @@ fn answer(verdict: Verdict) -> Answer {
     }
 }
 
-/// Where and why the last panic was.
+/// The place and reason of the last panic.
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Panics are part of the report instead of standing between its lines.

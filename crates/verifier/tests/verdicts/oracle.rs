@@ -71,7 +71,7 @@ fn real(mut insn: Insn, maps: &HashMap<i32, OwnedFd>) -> Insn {
     insn
 }
 
-/// The last line before the statistics, and before states that were compared.
+/// Returns the last line before the statistics, and before compared states.
 fn reason(log: &str) -> &str {
     let lines = log.lines().rev();
     let mut said = lines.skip_while(|line| is_aside(line));

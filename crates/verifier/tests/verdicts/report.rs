@@ -1,4 +1,4 @@
-//! Where the two differ.
+//! The differences between the two.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use crate::corpus::Row;
 use crate::{Answer, Options};
 
-/// What came of asking our verifier.
+/// The result of Beeline's verifier.
 #[derive(Debug)]
 pub enum Outcome {
     Answer(Answer),
-    /// What it said.
+    /// Its answer.
     Panic(String),
 }
 
-/// Of programs of one category, or of all.
+/// The counts for programs of one category, or of all.
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
     programs: usize,
@@ -59,7 +59,7 @@ impl<'a> Report<'a> {
         println!("not loadable: {}: {why}", row.id);
     }
 
-    /// Compares two answers, and prints what differs.
+    /// Compares two answers, and prints the differences.
     pub fn add(&mut self, row: &Row, ours: &Outcome, theirs: &Answer, took: Duration) {
         let mut count = Count {
             programs: 1,
@@ -115,12 +115,12 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Do the logs differ?
+    /// Returns whether the logs differ.
     fn compare_logs(&self, row: &Row, ours: &Answer, theirs: &Answer) -> bool {
         if self.single {
             println!("== ours\n{}== kernel\n{}==", ours.log, theirs.log);
         }
-        // The kernel's has the time that it took, and ends where its buffer does.
+        // The kernel's log has the time that it took, and ends where its buffer does.
         let is_said = |line: &&str| !line.starts_with("verification time ");
         let mut lines = (
             ours.log.lines().filter(is_said),
@@ -144,7 +144,7 @@ impl<'a> Report<'a> {
         false
     }
 
-    /// The table: categories with differences, and all together.
+    /// Returns the table: categories with differences, and all together.
     pub fn print(&self) {
         println!(
             "{:40} {:>8} {:>8} {:>8} {:>6} {:>7} {:>9} {:>5}",

@@ -1,4 +1,4 @@
-//! A proxy that lies: whatever it says, the host gets an error that names it, and goes on.
+//! A lying proxy: whatever it says, the host gets an error that names it, and goes on.
 
 use beeline_isa::{Insn, opcode};
 use beeline_object::{MapDefinition, Object, Program, SectionKind};
@@ -54,7 +54,7 @@ fn object() -> Object {
     }
 }
 
-/// What a proxy says that does as it should.
+/// An honest proxy's answer.
 fn honest(asked: &Asked, count: u32) -> Said {
     match asked {
         Asked::Bpf(_) => Said::BpfDone(BpfDone {
@@ -71,7 +71,7 @@ fn honest(asked: &Asked, count: u32) -> Said {
     }
 }
 
-/// A proxy whose answers `says` gives, with what it says of its own behind them. `None` closes the connection.
+/// A proxy that answers by `says`, followed by messages of its own. `None` closes the connection.
 struct Proxy {
     _folder: TempDir,
     address: Address,
@@ -142,10 +142,10 @@ fn records(handle: u32, data: Vec<u8>) -> Said {
     Said::Records(Records { handle, data })
 }
 
-/// The ring is the first object that is made.
+/// The ring is the first object created.
 const RING_HANDLE: u32 = 1;
 
-/// Says something of its own when it is asked to watch a ring.
+/// Sends messages of its own when it is asked to watch a ring.
 fn at_watch(asked: &Asked, count: u32, own: Vec<Said>) -> Option<(Said, Vec<Said>)> {
     let own = if matches!(asked, Asked::Watch(_)) {
         own
@@ -222,7 +222,7 @@ fn lies_are_named() {
     }
 }
 
-/// A walk through a map that never ends is ended, and the wait goes on.
+/// A walk through a map that never ends is aborted, and the wait goes on.
 #[test]
 fn a_map_without_an_end_is_left() {
     let proxy = Proxy::start(|asked, count| {

@@ -283,7 +283,7 @@ mod tests {
         for (stream, _other) in streams().drain(..2) {
             let writer = Arc::clone(&stream);
             let writes = asleep(move || {
-                // Nobody reads, so it gets to wait.
+                // Nothing reads, so it has to wait.
                 loop {
                     if let Err(error) = writer.write_all(&[0; PIECE]) {
                         return error.kind();

@@ -42,7 +42,7 @@ fn echo(listener: Listener, connections: usize) -> JoinHandle<Vec<std::io::Resul
     })
 }
 
-/// Asks with messages short and long, before the answers are read.
+/// Sends requests short and long, before the answers are read.
 fn ask(address: &Address, tls: Option<&Tls>) {
     let channel = Channel::connect(address, tls).unwrap();
     let (mut receiver, sender) = conversation::begin(channel).unwrap();
@@ -71,11 +71,11 @@ fn unix_sockets_carry_messages() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let address = Address::Unix { path: path.clone() };
-    // What an earlier process has left behind is no obstacle; what one uses is.
+    // Remains of an earlier process are no obstacle; an address in use is.
     drop(UnixListener::bind(&path).unwrap());
     let listener = Listener::new(&address, None).unwrap();
     assert!(Listener::new(&address, None).is_err());
-    // One of them was the other listener's, which has looked if anybody is here.
+    // One of them was the other listener's, which has checked for a listener here.
     let served = echo(listener, 3);
     ask(&address, None);
     ask(&address, None);
@@ -102,7 +102,7 @@ fn tcp_is_insecure_only_if_it_is_said() {
     }
 }
 
-/// An authority, with which certificates are made.
+/// An authority that signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -141,7 +141,7 @@ fn both_sides_of_tls_show_certificates() {
     let place = listener.address();
     let served = echo(listener, 5);
     ask(&place, Some(&good.tls(dir.path(), "host", &good)));
-    // One that the guest does not believe hears it at the first read.
+    // A host that the guest does not trust learns it at the first read.
     let stranger = other.tls(dir.path(), "host", &good);
     let heard = Channel::connect(&place, Some(&stranger))
         .map_err(|error| error.to_string())
@@ -154,7 +154,7 @@ fn both_sides_of_tls_show_certificates() {
         heard.clone().unwrap_err().contains("fatal alert"),
         "{heard:?}"
     );
-    // A guest that the host does not believe, or with another name.
+    // A guest that the host does not trust, or with another name.
     let doubter = good.tls(dir.path(), "host", &other);
     let error = Channel::connect(&place, Some(&doubter))
         .unwrap_err()
@@ -166,7 +166,7 @@ fn both_sides_of_tls_show_certificates() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("certificate"), "{error}");
-    // Who speaks no TLS.
+    // A peer without TLS.
     let mut plain =
         std::net::TcpStream::connect(place.to_string().trim_start_matches("tcp:")).unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -178,7 +178,8 @@ fn both_sides_of_tls_show_certificates() {
     assert_eq!(good, [true, false, false, false, false], "{served:?}");
 }
 
-/// A virtual machine monitor's socket: says `answer` to the first line, and then sends everything back.
+/// A virtual machine monitor's socket: answers the first line with `answer`, and then sends
+/// everything back.
 fn monitor(path: &Path, answer: &'static str) -> JoinHandle<String> {
     let listener = UnixListener::bind(path).unwrap();
     spawn(move || {
@@ -215,9 +216,11 @@ fn monitors_are_asked_for_the_port() {
     assert!(Listener::new(&address, None).is_err());
 }
 
-/// A serial line: a terminal for the guest, whose other end goes over a socket, one connection after the other.
+/// A serial line: a terminal for the guest, whose other end goes over a socket, one connection
+/// after the other.
 fn line(path: &Path) -> String {
-    // SAFETY: makes a descriptor that is ours alone; the others work on that one, with a buffer as long as they are told.
+    // SAFETY: makes a descriptor that is ours alone; the others work on that one, with a buffer as
+    // long as they are told.
     let (master, name) = unsafe {
         let master = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY);
         assert!(master >= 0);
@@ -260,13 +263,13 @@ fn serial_lines_find_their_feet_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("line");
     let device = line(&path);
-    // The terminal stays open, and raw, whoever comes and goes.
+    // The terminal stays open, and raw, whichever hosts come and go.
     let guest: Address = format!("serial:{device}").parse().unwrap();
     let listener = Listener::new(&guest, None).unwrap();
     echo(listener, 4);
     let host = Address::Serial { path: path.clone() };
     ask(&host, None);
-    // Bytes of nobody's, and a host that dies in the middle of a message.
+    // Stray bytes, and a host that dies in the middle of a message.
     let mut noise = UnixStream::connect(&path).unwrap();
     noise.write_all(&[0x55; 5000]).unwrap();
     drop(noise);

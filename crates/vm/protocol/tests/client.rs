@@ -1,4 +1,4 @@
-//! Requests from many threads, and what the guest says on its own.
+//! Requests from many threads, and the guest's unsolicited messages.
 
 use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,10 +20,11 @@ use beeline_vm_protocol::messages::{
     Done, EventNumber, GuestMessage, HostMessage, Pages, Readable, Refused, Settle, Welcome,
 };
 
-/// What a proxy says behind a request: the numbers of the messages that it answers, and their content.
+/// A proxy's messages after a request: the numbers of the messages that it answers, and their
+/// content.
 type Script = Box<dyn FnMut(u64, Asked) -> Vec<(u64, Said)> + Send>;
 
-/// A client, what it hears without having asked, and why it was lost.
+/// A client, its unsolicited messages, and the reason for its end.
 struct Greeted {
     client: Arc<Client>,
     heard: Receiver<Said>,
@@ -31,8 +32,8 @@ struct Greeted {
     proxy: JoinHandle<()>,
 }
 
-/// A proxy that says what a script wants, and ends the connection where that has nothing to say. It gives no sign of life beside: what a
-/// client leaves lying comes to light as silence.
+/// A proxy that follows a script, and ends the connection where the script has nothing to say. It
+/// sends no other signs of life: a message that the client ignores shows as silence.
 fn greet(mut script: Script) -> Greeted {
     let (client, lost, proxy) = greet_by(move |mut stream| {
         while let Ok(Some(HostMessage { id, body })) = frame::read(&mut stream) {
@@ -58,7 +59,8 @@ fn greet(mut script: Script) -> Greeted {
     }
 }
 
-/// A client, and why it was lost, of a proxy that says welcome and goes on as it likes.
+/// Starts a client of a proxy that says welcome and then acts as it likes; returns the client and
+/// the reason for its end.
 fn greet_by(
     go_on: impl FnOnce(UnixStream) + Send + 'static,
 ) -> (Arc<Client>, Receiver<String>, JoinHandle<()>) {
@@ -100,7 +102,7 @@ fn readable(handle: u32) -> Said {
     Said::Readable(Readable { handle })
 }
 
-/// A request by whose answer it is known again.
+/// A request recognisable by its answer.
 fn request(handle: u32) -> Asked {
     Asked::Pages(Pages { handle, pages: 0 })
 }
@@ -118,7 +120,7 @@ fn each_thread_gets_its_own_answer_in_whatever_order_they_come() {
     const REQUESTS: u32 = 500;
     let mut held = VecDeque::new();
     let mut left = THREADS * REQUESTS;
-    // Up to three answers are held back, as long as others will ask.
+    // Up to three answers are held back, as long as further requests will come.
     let Greeted {
         client,
         heard,
@@ -165,7 +167,7 @@ fn each_thread_gets_its_own_answer_in_whatever_order_they_come() {
 #[test]
 fn messages_arrive_during_and_after_a_request() {
     let greeted = greet(Box::new(|id, asked| match asked {
-        // Nothing is said but news: the next request brings the answer to this one.
+        // Only news is sent: the next request brings the answer to this one.
         Asked::Pages(_) => vec![(0, readable(1))],
         _ => vec![
             (0, readable(2)),
@@ -224,7 +226,7 @@ fn silence_is_a_loss_whether_or_not_somebody_waits() {
     }
 }
 
-/// Reads what the client sends when it closes.
+/// Reads the client's bytes until it closes.
 fn receive_release(stream: &mut UnixStream) -> u64 {
     loop {
         let message: HostMessage = frame::read(&mut *stream).unwrap().unwrap();
@@ -301,7 +303,7 @@ fn an_answers_callback_runs_exactly_once() {
     assert_eq!(done.recv(), Ok((3, Ok(number(3)))));
     ask(2);
     assert_eq!(done.recv(), Ok((2, Err(Failure::Refused(refused)))));
-    // On its way when the connection ends, the cause of that, and behind it.
+    // One on its way when the connection ends, its cause, and one after it.
     ask(0);
     assert_eq!(heard.recv(), Ok(readable(0)));
     ask(1);
@@ -314,7 +316,7 @@ fn an_answers_callback_runs_exactly_once() {
     assert!(done.recv().is_err(), "each once");
 }
 
-/// A channel to a socket of ours, and what listens there.
+/// Returns a channel to a socket of ours, and its listener.
 fn listen_at(path: &std::path::Path) -> (UnixListener, Address) {
     let listener = UnixListener::bind(path).unwrap();
     let path = path.to_owned();
@@ -358,7 +360,7 @@ fn a_socket_whose_queue_is_full_is_no_wait_for_ever() {
     let directory = tempfile::tempdir().unwrap();
     let (listener, address) = listen_at(&directory.path().join("s"));
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener);
-    // SAFETY: takes numbers. One waits where none may, as the kernel counts.
+    // SAFETY: takes numbers. A thread waits where none may, as the kernel counts.
     let listens = unsafe { libc::listen(fd, 0) };
     assert_eq!(listens, 0);
     let first = Channel::connect(&address, None).unwrap();

@@ -31,7 +31,7 @@ fn watch(host: &mut Host, handle: u32, manner: Manner, credit: u64) {
     host.ask(Request::Watch(watch)).unwrap();
 }
 
-/// The numbers in the next records.
+/// Returns the numbers in the next records.
 fn records(host: &mut Host) -> Vec<u64> {
     let Answer::Records(Records { data, .. }) = host.next_told() else {
         panic!("something else was told");
@@ -44,7 +44,7 @@ fn records(host: &mut Host) -> Vec<u64> {
     records.iter().map(|record| long_at(record, 8)).collect()
 }
 
-/// A ring, the program that writes so many records to it, and its counter.
+/// Makes a ring, the program that writes so many records to it, and its counter.
 fn ring(host: &mut Host, bytes: u32, count: i32) -> (u32, u32, u32) {
     let ring = host.make_map(MapType::RINGBUF, [0, 0, bytes, 0]);
     let counter = host.make_map(MapType::ARRAY, [4, 8, 1, 0]);
@@ -77,7 +77,7 @@ fn records_come_once_and_in_order() {
         got.extend(records);
     }
     assert!(got.iter().copied().eq(0..10_000));
-    // It is watched by one, and what is no ring by nobody.
+    // Only one connection may watch it, and none may watch something other than a ring.
     let again = Watch {
         handle: ring,
         ..Watch::default()
@@ -102,7 +102,7 @@ fn without_credit_the_ring_fills_and_the_kernel_drops() {
     if !may() {
         return;
     }
-    // The kernel leaves one byte free at the least.
+    // The kernel leaves at least one byte free.
     const ROOM: u64 = 4096 / RECORD as u64 - 1;
     let proxy = Proxy::start();
     let mut host = Host::connect(&proxy);
@@ -115,7 +115,7 @@ fn without_credit_the_ring_fills_and_the_kernel_drops() {
     }
     assert!(first.iter().copied().eq(0..10), "{first:?}");
     assert!(host.told.is_empty());
-    // What is in the ring still comes, behind it there is a gap.
+    // The ring's records still come, followed by a gap.
     host.send(Request::Credit(Credit {
         handle: ring,
         bytes: 1 << 20,
@@ -170,7 +170,7 @@ fn readers_of_mapped_memory_are_woken() {
     assert!(matches!(host.next_told(), Answer::Readable(told) if told.handle == ring));
 }
 
-/// This process's own look at a map, by its id.
+/// Maps a map into this process, by its id.
 fn mapped(id: u32, offset: i64, len: usize) -> (OwnedFd, *const u8) {
     let mut attr = [id, 0, 0, 0];
     // SAFETY: the command reads numbers; the descriptor is ours.
@@ -279,7 +279,7 @@ fn changes_of_arrays_go_both_ways() {
     for offset in [8185, u64::MAX] {
         assert_eq!(host.refused(store(offset)).errno, libc::EINVAL as u32);
     }
-    // As long as nobody stores, the array is not mapped for writing, and can be frozen.
+    // As long as nothing stores to it, the array is not mapped for writing, and can be frozen.
     let frozen = host.bpf(Command::MAP_FREEZE, words(&[array], 4), vec![]);
     assert_eq!(frozen.errno, 0);
     assert_eq!(host.refused(store(16)).errno, libc::EPERM as u32);
@@ -327,7 +327,7 @@ fn directories_show_what_is_served() {
     let names: Vec<_> = root.entries.iter().map(|entry| &entry.name[..]).collect();
     assert!(names.contains(&"version") && names.contains(&"sys"));
     assert!(!names.contains(&"self") && !names.contains(&"1"));
-    // Where nobody has mounted it as well.
+    // Also where it is not mounted.
     let events = look(&mut host, "/sys/kernel/debug/tracing/events/sched", true).unwrap();
     assert!(
         events

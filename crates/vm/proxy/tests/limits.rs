@@ -1,4 +1,4 @@
-//! What a host cannot do: more than the policy says, take the proxy down, stay when it is gone.
+//! Limits of a host: it cannot exceed the policy, take the proxy down, or stay when it is gone.
 
 mod harness;
 
@@ -74,7 +74,7 @@ fn the_guests_owner_decides() {
     }
     let allowed = host.ask(attach("sys_exit"));
     assert!(matches!(allowed, Ok(Answer::BpfDone(done)) if done.errno == 0));
-    // Of all hosts together, as long as they are there.
+    // The limit is for all hosts together, as long as they are connected.
     let mut other = Host::connect(&proxy);
     assert!(matches!(host.ask(create(10_000)), Ok(Answer::BpfDone(done)) if done.errno == 0));
     assert_eq!(other.refused(create(10_000)).rule, "maps.total-bytes");
@@ -82,7 +82,7 @@ fn the_guests_owner_decides() {
     eventually(
         || matches!(other.ask(create(10_000)), Ok(Answer::BpfDone(done)) if done.errno == 0),
     );
-    // And it is all written down.
+    // And everything is logged.
     let audit = proxy.audit();
     let rules: Vec<_> = audit
         .iter()
@@ -124,21 +124,21 @@ fn programs_can_have_to_be_signed() {
     };
     let refused = host.refused(Request::Bpf(signed.clone()));
     assert_eq!(refused.rule, "programs.signed-by");
-    // Whatever the map's handle is.
+    // For any handle of the map.
     let digest = beeline_vm_protocol::instructions::digest(&signed.parts[0].data);
     signed.signature = pair.sign(&digest).as_ref().to_vec();
     let done = host.ask(Request::Bpf(signed));
     assert!(matches!(done, Ok(Answer::BpfDone(done)) if done.errno == 0));
 }
 
-/// How long until the other side has ended it.
+/// Returns the time until the other side has ended it.
 fn ended(mut stream: UnixStream) -> Duration {
     let start = Instant::now();
     stream
         .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     let mut rest = Vec::new();
-    // A reset is an end as well; no end within the time is not.
+    // A reset is an end as well; a timeout is not.
     let read = stream.read_to_end(&mut rest);
     let timed_out = read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
     assert!(!timed_out, "it is still there");
@@ -181,7 +181,7 @@ fn bytes_that_are_no_messages_end_their_connection_only() {
         &request,
         &old,
         &twice,
-        // Silence, and a frame that does not go on.
+        // Silence, and a frame that does not continue.
         &[],
         &half,
     ] {
@@ -237,7 +237,8 @@ fn messages_with_random_changes_do_no_harm() {
         let mut bytes = framed(&hello);
         for message in &good {
             let mut framed = framed(message);
-            // Not the instructions: what the kernel's verifier makes of random ones is another matter, and not a safe one.
+            // Not the instructions: random ones would test the kernel's verifier, which is not
+            // safe.
             let start = framed
                 .windows(insns.len())
                 .position(|window| window == insns);
@@ -277,7 +278,7 @@ fn a_killed_hosts_objects_are_given_back() {
     if !may() {
         return;
     }
-    // This very test, as a process of its own that is killed, says which map it has made.
+    // This very test, as a process of its own that is killed, prints the map that it has made.
     if let Ok(path) = std::env::var("BEELINE_TEST_HOST") {
         let stream = std::path::PathBuf::from(path);
         let address = beeline_vm_protocol::address::Address::Unix { path: stream };
@@ -326,7 +327,7 @@ fn a_connection_lives_on_as_long_as_both_sides_do() {
 
 #[test]
 fn connections_to_a_full_proxy_are_refused_with_a_reason() {
-    /// What it serves at most.
+    /// The most that it serves.
     const CONNECTIONS: usize = 96;
     if !may() {
         return;

@@ -1,4 +1,4 @@
-//! Further connections of a tool's, over the wire.
+//! A tool's further connections, over the wire.
 
 mod harness;
 
@@ -15,7 +15,7 @@ use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{Content, GuestMessage, HostMessage, LookUp, Release};
 use harness::*;
 
-/// A channel, and what a tool would have of it.
+/// A channel, and the tool's end of it.
 fn join(proxy: &Proxy, host: &Host) -> (LookupChannel, UnixStream) {
     let channel =
         LookupChannel::join(&Address::Unix { path: proxy.path() }, &host.welcome.token).unwrap();
@@ -69,7 +69,7 @@ fn lines_look_up_what_their_session_has() {
     assert!(matches!(missing, Some(Answer::Refused(_))));
 }
 
-/// It is said nothing on a channel but what was asked for, however long it takes; and it ends with its session.
+/// A channel carries only answers to requests, however long it takes; and it ends with its session.
 #[test]
 fn lines_are_silent_and_end_with_their_session() {
     let proxy = Proxy::start();
@@ -103,7 +103,7 @@ fn lines_do_nothing_else_and_join_nobody_else() {
     assert_eq!(answer, None);
     let channels: Vec<_> = (0..16).map(|_| join(&proxy, &host)).collect();
     assert!(LookupChannel::join(&address, &host.welcome.token).is_err());
-    // A channel that ends makes room for another.
+    // The end of a channel makes room for another.
     drop(channels);
     eventually(|| LookupChannel::join(&address, &host.welcome.token).is_ok());
 }

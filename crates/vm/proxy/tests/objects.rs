@@ -86,7 +86,7 @@ fn elements_are_set_and_read() {
     assert_eq!(lengths, [(8, 4), (16, 40), (24, 80)]);
 }
 
-/// The keys of a map as the kernel gives them one after the other, by its own calls.
+/// Returns the keys of a map in the kernel's order, by its own calls.
 fn keys_in_order(host: &mut Host, map: u32) -> Vec<[u8; 4]> {
     let mut keys: Vec<[u8; 4]> = Vec::new();
     loop {
@@ -101,7 +101,7 @@ fn keys_in_order(host: &mut Host, map: u32) -> Vec<[u8; 4]> {
     }
 }
 
-/// Whatever the pieces, and also where the tool deletes what it has just got.
+/// Holds for pieces of any size, and also if the tool deletes the elements that it has just got.
 #[test]
 fn walks_are_in_the_kernels_order() {
     if !may() {
@@ -119,7 +119,7 @@ fn walks_are_in_the_kernels_order() {
         let of_cpus = matches!(kind, MapType::PERCPU_HASH | MapType::LRU_PERCPU_HASH);
         let len = if of_cpus { 8 * cpus } else { 8 };
         let value_of = |key: &[u8]| [key, key].concat().repeat(len / 8);
-        // Where there are few CPUs, LRU maps have less room than they say.
+        // With few CPUs, LRU maps have less room than they say.
         let map = host.make_map(kind, [4, 8, 4000, 0]);
         for key in 0..300_u32 {
             let key = key.to_ne_bytes();
@@ -160,7 +160,7 @@ fn walks_are_in_the_kernels_order() {
             }
             assert_eq!(keys, expected, "{kind} {count}");
         }
-        // Another key than the last one goes on from there.
+        // A key other than the last one continues from there.
         piece(&mut host, &[], 16);
         assert_eq!(piece(&mut host, &expected[7], 16).0[0], expected[8]);
         let (first, _) = piece(&mut host, &[], 16);
@@ -296,7 +296,7 @@ fn elements_of_program_arrays_are_handles() {
     assert_eq!(host.refused(request(4242)).errno, libc::EBADF as u32);
 }
 
-/// A value that is asked for by the shorter message is that which the call gives; what such a message is not for is refused.
+/// The shorter message returns the same value as the call, and is refused for any other use.
 #[test]
 fn values_are_looked_up_in_few_words() {
     if !may() {
@@ -360,13 +360,14 @@ fn commands_outside_the_table_are_refused() {
     let proxy = Proxy::start();
     let mut host = Host::connect(&proxy);
     let map = host.make_map(MapType::ARRAY, [4, 8, 1, 0]);
-    // A pointer where there is none, an unknown command, fields behind the known ones.
+    // A pointer where none belongs, an unknown command, fields after the known ones.
     let parts = vec![given(24, vec![0; 8])];
     let request = bpf(Command::MAP_LOOKUP_ELEM, words(&[map], 32), parts);
     assert_eq!(host.refused(request).errno, libc::EINVAL as u32);
     let pinned = bpf(Command::OBJ_PIN, words(&[0, 0, map], 16), vec![]);
     assert_eq!(host.refused(pinned).errno, libc::EOPNOTSUPP as u32);
-    // Links to cgroups and network devices, and attaching to them: a place that no policy names, by a number of another machine's.
+    // Links to cgroups and network devices, and attaching to them: a place that no policy names, by
+    // a number from another machine.
     for attach_type in [
         AttachType::CGROUP_INET_INGRESS,
         AttachType::XDP,
@@ -387,7 +388,7 @@ fn commands_outside_the_table_are_refused() {
     }
     let long = bpf(Command::MAP_LOOKUP_ELEM, vec![1; 100], vec![]);
     assert_eq!(host.refused(long).errno, libc::E2BIG as u32);
-    // Addresses in the attribute are not used: there is null.
+    // Addresses in the attribute are not used: null is there.
     let attr = longs(&[(8, 0x1000), (16, 0x1000)], words(&[map], 32));
     let done = host.bpf(Command::MAP_LOOKUP_ELEM, attr, vec![]);
     assert_eq!(done.errno, libc::EFAULT as u32);
@@ -406,14 +407,14 @@ fn others_objects_are_not_seen() {
         one.make_map(MapType::ARRAY, [4, 8, 1, 0]),
         two.make_map(MapType::ARRAY, [4, 8, 1, 0]),
     );
-    // Handles are a connection's own.
+    // Handles belong to one connection.
     assert_eq!(map, other);
     let (id, other_id) = (one.id(map), two.id(other));
     assert_ne!(id, other_id);
     let by_id = |id| bpf(Command::MAP_GET_FD_BY_ID, words(&[id], 12), vec![]);
     assert_eq!(two.refused(by_id(id)).rule, "objects.foreign");
     assert!(matches!(one.ask(by_id(id)), Ok(Answer::BpfDone(done)) if done.handle != 0));
-    // And of a list there are only these.
+    // And a list contains only these.
     let mut listed = Vec::new();
     let mut last = 0;
     loop {
@@ -426,7 +427,7 @@ fn others_objects_are_not_seen() {
         listed.push(last);
     }
     assert_eq!(listed, [other_id]);
-    // The kernel's own types are everybody's.
+    // The kernel's own types are open to all connections.
     let done = two.bpf(Command::BTF_GET_NEXT_ID, words(&[0], 12), vec![]);
     let types = number_at(&done.attr, 4);
     let done = two.bpf(Command::BTF_GET_FD_BY_ID, words(&[types], 12), vec![]);

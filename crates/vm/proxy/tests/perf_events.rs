@@ -106,7 +106,7 @@ fn programs_at_tracepoints_write_perf_rings() {
         host.ask(control(handle, ID, 0)),
         Ok(Answer::EventNumber(number)) if number.number > 0
     ));
-    // SAFETY: a call without pointers, of a process that there is not.
+    // SAFETY: a call without pointers, for a nonexistent process.
     unsafe { libc::getpgid(-0x1234_5678) };
     let deadline = Instant::now() + Duration::from_secs(60);
     let found = loop {
@@ -157,7 +157,7 @@ fn events_that_lead_elsewhere_are_not_opened() {
     probe.name = "/nonexistent".into();
     let refused = host.refused(Request::PerfEventOpen(probe));
     assert_eq!(refused.errno, libc::ENOENT as u32);
-    // A cgroup's descriptor, a name for what has none, an unknown type, a length that is none.
+    // A cgroup's descriptor, a name for a type without one, an unknown type, an invalid length.
     let mut of_cgroup = open(event(1, 0), "");
     of_cgroup.flags = 4;
     let mut long = open(event(1, 0), "");

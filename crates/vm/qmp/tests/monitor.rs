@@ -14,7 +14,7 @@ const EVENT: &str = r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event":
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A server that does what it is told with the one connection that it takes.
+/// A server that follows its script on the one connection that it takes.
 struct Server {
     folder: TempDir,
     thread: JoinHandle<()>,
@@ -31,7 +31,8 @@ impl Server {
         Server { folder, thread }
     }
 
-    /// Greets, and answers each line by what `answer` makes of it, written in pieces of so many bytes.
+    /// Greets, and answers each line with the result of `answer`, written in pieces of so many
+    /// bytes.
     fn answering(piece: usize, answer: impl Fn(&Value) -> String + Send + 'static) -> Server {
         Server::start(move |mut stream| {
             write(&mut stream, &format!("{GREETING}\r\n"), piece);
@@ -60,7 +61,7 @@ fn write(stream: &mut UnixStream, text: &str, piece: usize) {
     }
 }
 
-/// What QEMU says to a command.
+/// Returns QEMU's answer to a command.
 fn returns(line: &Value, value: &Value) -> String {
     format!("{}\r\n", json!({ "return": value, "id": line["id"] }))
 }
@@ -170,7 +171,7 @@ fn a_peer_that_is_no_monitor_is_named() {
         let server = Server::start(move |mut stream| {
             stream.write_all(said.as_bytes()).expect("the client reads");
             if !said.is_empty() {
-                // So that what was said is read before the end.
+                // So that the bytes are read before the end.
                 std::thread::sleep(Duration::from_millis(100));
             }
         });

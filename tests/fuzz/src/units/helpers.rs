@@ -27,7 +27,7 @@ const DYNPTR_READ: i32 = 201;
 const DYNPTR_WRITE: i32 = 202;
 const DYNPTR_DATA: i32 = 203;
 
-/// Where the slots of the stack begin, and their bytes.
+/// The offset of the slots on the stack, and their bytes.
 const SLOTS_START: i16 = -8 * SLOTS as i16;
 const SLOTS_BYTES: u64 = 8 * SLOTS;
 
@@ -41,7 +41,7 @@ pub fn change(random: &mut Random) -> Vec<Insn> {
         unit.push(call(MAP_DELETE_ELEM));
     } else {
         unit.extend(value(random));
-        // `BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`, and flags that there are not.
+        // `BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`, and nonexistent flags.
         unit.push(mov(4, random.pick(&[0, 0, 0, 1, 2, 3, 8])));
         unit.extend(imm64(1, PSEUDO_MAP_FD, map as u64));
         unit.extend(stack_address(2, KEY));
@@ -52,7 +52,7 @@ pub fn change(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Pushes to a queue, or takes or looks at what comes next.
+/// Pushes to a queue, or pops or peeks at the next element.
 pub fn queue(random: &mut Random) -> Vec<Insn> {
     let mut unit = value(random);
     unit.extend(imm64(1, PSEUDO_MAP_FD, QUEUE as u64));
@@ -68,7 +68,7 @@ pub fn queue(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Numbers out of text, and text compared.
+/// Parses numbers from text, and compares text.
 pub fn parse(random: &mut Random) -> Vec<Insn> {
     let text: [u8; 8] = std::array::from_fn(|at| {
         random.pick(if at < 2 {
@@ -95,7 +95,7 @@ pub fn parse(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Text out of the slots of the stack.
+/// Reads text from the slots of the stack.
 pub fn print(random: &mut Random) -> Vec<Insn> {
     let text = random.below(TEXTS.len() as u64) as usize;
     let mut unit: Vec<Insn> = words(|at| store_imm(DW, 10, at, 0)).collect();
@@ -113,7 +113,7 @@ pub fn print(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// A record of what stands on the stack.
+/// Outputs a record of stack contents.
 pub fn output(random: &mut Random) -> Vec<Insn> {
     let mut unit = imm64(1, PSEUDO_MAP_FD, RING as u64).to_vec();
     unit.extend(stack_address(2, SLOTS_START));
@@ -124,7 +124,7 @@ pub fn output(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Memory by a dynptr: of a ring buffer, or of a map's value.
+/// Accesses memory through a dynptr: of a ring buffer, or of a map's value.
 pub fn dynptr(random: &mut Random) -> Vec<Insn> {
     let of_ring = random.once_in(2);
     let bytes = 8 * (1 + random.below(SLOTS));
@@ -140,7 +140,7 @@ pub fn dynptr(random: &mut Random) -> Vec<Insn> {
     } else {
         DYNPTR_FROM_MEM
     }));
-    // All of it, so that nothing of a record is left to chance.
+    // All of it, so that no byte of a record is random.
     write(&mut unit, 0, bytes);
     for _ in 0..random.below(3) {
         let offset = random.below(bytes + 2);
@@ -148,7 +148,7 @@ pub fn dynptr(random: &mut Random) -> Vec<Insn> {
         match random.below(3) {
             0 => write(&mut unit, offset, len),
             1 => read(&mut unit, offset, len),
-            // Aligned, as atomic accesses have to be; the kernel's verifier does not see to it here.
+            // Aligned, as atomic accesses have to be; the kernel's verifier does not check it here.
             _ => data(random, &mut unit, offset & !7, len),
         }
         unit.push(mov_reg(8, 0));
@@ -161,7 +161,7 @@ pub fn dynptr(random: &mut Random) -> Vec<Insn> {
         ));
     }
     renew_from(random, &mut unit, 0);
-    // No dynptr any more: helpers do not write over one.
+    // No longer a dynptr: helpers do not overwrite one.
     unit.extend([store(10, VALUE, 0), store(10, VALUE + 8, 0)]);
     unit
 }

@@ -1,4 +1,5 @@
-//! Memory by pointers: map values, the context, ring-buffer records, the stack at places that are not constant.
+//! Memory through pointers: map values, the context, ring-buffer records, the stack at variable
+//! offsets.
 
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
@@ -24,14 +25,14 @@ const RINGBUF_DISCARD: i32 = 133;
 /// The maps with keys whose elements can be used.
 pub const KEYED: [usize; 5] = [ARRAY, WORDS, PERCPU_ARRAY, HASH, PERCPU_HASH];
 
-/// What may be done with memory.
+/// The permitted accesses to memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum May {
-    /// Read it.
+    /// Reads.
     Read,
-    /// And write it, but at constant, aligned places only: a context.
+    /// Reads, and writes at constant, aligned offsets only: a context.
     WriteInPlace,
-    /// And write it anywhere, also atomically.
+    /// Reads and writes anywhere, also atomically.
     Share,
 }
 
@@ -94,7 +95,8 @@ pub fn copied(random: &mut Random) -> Vec<Insn> {
             ..branch(JLT, 3, 0, back)
         },
     });
-    // Where the places are is nobody's business, and each way through is one for the kernel's verifier to follow.
+    // The places themselves do not matter, and the kernel's verifier has to follow each way
+    // through.
     renew(random, &mut unit, 1);
     renew(random, &mut unit, 2);
     unit
@@ -131,7 +133,7 @@ pub fn spilled(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Reads and writes a byte of the stack at a place that is not constant.
+/// Reads and writes a byte of the stack at a variable offset.
 pub fn stack(random: &mut Random) -> Vec<Insn> {
     let (index, value) = (random.pick(&[6, 7, 8, 9]), random.pick(&[0, 6, 7, 8, 9]));
     let first = -8 * SLOTS as i32;
@@ -152,7 +154,7 @@ pub fn stack(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Takes room for a record in a ring buffer, fills it and gives it back.
+/// Reserves a record in a ring buffer, fills it and releases it.
 pub fn record(random: &mut Random) -> Vec<Insn> {
     let bytes = 8 * (1 + random.below(5));
     let mut unit = imm64(1, PSEUDO_MAP_FD, RING as u64).to_vec();
@@ -171,7 +173,7 @@ pub fn record(random: &mut Random) -> Vec<Insn> {
     unit
 }
 
-/// Writes a key of a map to [`KEY`]: one that may be there.
+/// Writes to [`KEY`] a key that a map may have.
 pub fn key(random: &mut Random, map: usize) -> Vec<Insn> {
     let shape = MAPS[map];
     let size = if shape.key == 8 { DW } else { W };
@@ -203,7 +205,7 @@ pub fn unless_null(random: &mut Random, unit: &mut Vec<Insn>, body: Vec<Insn>) {
     renew_from(random, unit, 0);
 }
 
-/// A few accesses to memory at r1. Uses r2 for addresses, and r0 and r6 to r9 for numbers, which they have to have.
+/// Makes a few accesses to memory at r1. Uses r2 for addresses, and the numbers in r0 and r6 to r9.
 pub fn some_accesses(random: &mut Random, unit: &mut Vec<Insn>, bytes: u64) {
     accesses(random, unit, bytes, May::Share);
 }
@@ -219,7 +221,7 @@ fn accesses(random: &mut Random, unit: &mut Vec<Insn>, bytes: u64, may: May) {
     }
 }
 
-/// An access at a place that is not constant.
+/// Makes an access at a variable offset.
 fn indexed(random: &mut Random, unit: &mut Vec<Insn>, bytes: u64, may: May) {
     let (index, number) = (random.pick(&[0, 6, 7, 8, 9]), random.pick(&[0, 6, 7, 8, 9]));
     let mask = if bytes >= 24 { 15 } else { 7 };
@@ -227,7 +229,7 @@ fn indexed(random: &mut Random, unit: &mut Vec<Insn>, bytes: u64, may: May) {
     unit.push(plain_access(random, 2, number, bytes - mask as u64, may));
 }
 
-/// One access to any of the `bytes` at `base`, atomic or plain.
+/// Makes one access to any of the `bytes` at `base`, atomic or plain.
 fn access(random: &mut Random, base: u8, number: u8, bytes: u64, may: May) -> Insn {
     if may != May::Share || !random.once_in(3) {
         return plain_access(random, base, number, bytes, may);
@@ -255,7 +257,7 @@ fn plain_access(random: &mut Random, base: u8, number: u8, bytes: u64, may: May)
     }
 }
 
-/// A size of an access, and its bytes.
+/// Returns a size of an access, and its bytes.
 fn size_within(random: &mut Random, bytes: u64) -> (u8, u64) {
     let (size, width) = random.pick(&[(B, 1), (H, 2), (W, 4), (DW, 8)]);
     if width > bytes { (B, 1) } else { (size, width) }

@@ -1,4 +1,4 @@
-//! Arithmetic, and the stack at fixed places.
+//! Arithmetic, and the stack at fixed offsets.
 
 use beeline_isa::Insn;
 use beeline_isa::opcode::*;
@@ -102,11 +102,12 @@ pub fn scalar(random: &mut Random) -> Vec<Insn> {
     vec![one]
 }
 
-/// An atomic operation that changes a slot of the stack.
+/// Changes a slot of the stack atomically.
 ///
-/// One byte of it is written just before: then the kernel's verifier knows no constant to be there. Linux 6.18's forgets, when
-/// it takes two states for the same, that branches on what an atomic operation fetched depend on what stood on the stack, and
-/// makes them go one way for good.
+/// Writes one byte of it just before: then the kernel's verifier knows of no constant there. Linux
+/// 6.18's verifier, when it takes two states for the same, forgets that branches on the fetched
+/// result of an atomic operation depend on the stack's contents, and makes them go one way for
+/// good.
 fn change_atomically(random: &mut Random, off: i16, src: u8) -> Vec<Insn> {
     vec![
         store_sized(B, 10, off + 1, random.below(10) as u8),
@@ -114,7 +115,7 @@ fn change_atomically(random: &mut Random, off: i16, src: u8) -> Vec<Insn> {
     ]
 }
 
-/// The operation of an atomic instruction that changes memory.
+/// Returns the operation of an atomic instruction that changes memory.
 pub fn atomic_op(random: &mut Random) -> i32 {
     let plain: i32 = random.pick(&[ADD, OR, AND, XOR]).into();
     random.pick(&[plain, plain | FETCH, XCHG, CMPXCHG])

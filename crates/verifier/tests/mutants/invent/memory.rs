@@ -1,4 +1,4 @@
-//! Pointers and what they lead to: values of maps, the stack, packets, records, contexts.
+//! Pointers and their targets: values of maps, the stack, packets, records, contexts.
 
 use beeline_fuzz::asm::{
     alu, alu_imm, atomic, branch, call, load, load_sized, mov, mov_reg, store, store_imm,
@@ -23,7 +23,7 @@ impl Inventor<'_> {
         imm64(dst, PSEUDO_MAP_FD, fd).to_vec()
     }
 
-    /// Reads or writes what a register leads to.
+    /// Reads or writes a register's target.
     pub(super) fn access(&mut self, pointer: u8, off: i16) -> Insn {
         let (size, _) = self.size();
         let register = self.register();
@@ -31,7 +31,7 @@ impl Inventor<'_> {
             0 => store_imm(size, pointer, off, 1),
             1 => store_sized(size, pointer, off, register),
             2 if size != DW => load_sized(MEMSX | size, register, pointer, off),
-            // Aligned it has to be, which is seldom known.
+            // It has to be aligned, which is seldom known.
             3 if self.extra.is_none() || self.breaks() => {
                 atomic(W, pointer, off, register, (ADD | FETCH as u8).into())
             }
@@ -154,7 +154,7 @@ impl Inventor<'_> {
         unit
     }
 
-    /// A helper that takes memory and its size.
+    /// Calls a helper that takes memory and its size.
     pub(super) fn helper(&mut self) -> Vec<Insn> {
         // Number, registers of memory and size.
         let (id, memory, size) = self.random.pick(&[
@@ -204,7 +204,7 @@ impl Inventor<'_> {
 
     pub(super) fn context_access(&mut self) -> Insn {
         if !self.breaks() {
-            // Words at the start are there in most contexts.
+            // Most contexts have words at the start.
             let off = 4 * self.random.below(4) as i16;
             let register = self.register();
             return load_sized(MEM | W, register, CONTEXT, off);
@@ -233,7 +233,7 @@ impl Inventor<'_> {
         unit
     }
 
-    /// Memory of a ring buffer, which is to be given back.
+    /// Reserves memory of a ring buffer, which has to be released.
     pub(super) fn record(&mut self) -> Vec<Insn> {
         let mut unit = self.map(1, RING);
         unit.extend([mov(2, 16), mov(3, 0), call(131)]);
@@ -244,7 +244,7 @@ impl Inventor<'_> {
         let moved = self.moved(1, index);
         body.extend(moved);
         body.extend([mov_reg(1, 0), mov(2, 0), call(132)]);
-        // Where a number leads out of the program the record is lost.
+        // If a number leads out of the program, the record is lost.
         unit.push(branch(JEQ, 0, 0, body.len() as i16));
         unit.extend(body);
         unit.extend([mov(0, 0), mov(5, 1)]);

@@ -1,4 +1,5 @@
-//! A proxy on this machine's own kernel, and a host that speaks to it as `beeline run --guest` does, but by hand.
+//! A proxy on this machine's own kernel, and a host that speaks to it as `beeline run --guest`
+//! does, but by hand.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::VecDeque;
@@ -19,7 +20,7 @@ use beeline_vm_protocol::messages::{
     Bpf, BpfDone, File, GuestMessage, Hello, HostMessage, Look, Part, Refused, Welcome,
 };
 
-/// Can programs be loaded here?
+/// Returns whether programs can be loaded here.
 pub fn may() -> bool {
     let may = rustix::process::geteuid().is_root();
     if !may {
@@ -43,7 +44,7 @@ impl Proxy {
         Self::by(process::Command::new(env!("CARGO_BIN_EXE_guest")), policy)
     }
 
-    /// Where the kernel's file systems are mounted nowhere.
+    /// Starts it where the kernel's file systems are mounted nowhere.
     pub fn in_a_bare_place() -> Self {
         let mut command = process::Command::new("unshare");
         command.args([
@@ -94,7 +95,7 @@ impl Proxy {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Descriptors and threads of it, once it has done what it does at its start.
+    /// Returns its descriptors and threads, once its start is complete.
     pub fn size(&self) -> (usize, usize) {
         eventually(|| self.has_begun());
         let count = |what| {
@@ -104,7 +105,7 @@ impl Proxy {
         (count("fd"), count("task"))
     }
 
-    /// It listens, and has taken its digests. A thread that has just begun has the first one's name yet.
+    /// It listens, and has computed its digests. A new thread still has the first one's name.
     fn has_begun(&self) -> bool {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
         let name = |thread: &std::path::Path| {
@@ -132,7 +133,8 @@ impl Drop for Proxy {
 
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Waits until it is so. On a busy machine that takes long, so the end is far.
+/// Waits until the condition holds. On a busy machine that takes long, so the time limit is
+/// generous.
 #[track_caller]
 pub fn eventually(mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -148,7 +150,7 @@ pub struct Host {
     sender: Sender,
     receiver: Receiver,
     last: u64,
-    /// What the guest has said on its own.
+    /// The guest's unsolicited messages.
     pub told: VecDeque<Answer>,
 }
 
@@ -205,7 +207,7 @@ impl Host {
         }
     }
 
-    /// The next that the guest says on its own.
+    /// Returns the guest's next unsolicited message.
     pub fn next_told(&mut self) -> Answer {
         if let Some(told) = self.told.pop_front() {
             return told;
@@ -222,7 +224,7 @@ impl Host {
         }
     }
 
-    /// The errno and words of a refusal.
+    /// Returns the errno and message of a refusal.
     pub fn refused(&mut self, body: Request) -> Refused {
         match self.ask(body) {
             Err(refused) => refused,
@@ -230,7 +232,8 @@ impl Host {
         }
     }
 
-    /// By the sizes of its keys and values, the number of its elements, and its flags.
+    /// Creates a map by the sizes of its keys and values, the number of its elements, and its
+    /// flags.
     pub fn make_map(&mut self, map_type: MapType, [key, value, entries, flags]: [u32; 4]) -> u32 {
         let map = [map_type.0, key, value, entries, flags];
         let done = self.bpf(Command::MAP_CREATE, words(&map, 80), vec![]);
@@ -238,13 +241,13 @@ impl Host {
         done.handle
     }
 
-    /// The kernel's id of an object.
+    /// Returns the kernel's id of an object.
     pub fn id(&mut self, handle: u32) -> u32 {
         let info = self.info(handle, 80, vec![]);
         number_at(&info[0].data, 4)
     }
 
-    /// The structure, and the buffers in it.
+    /// Returns the structure, and the buffers in it.
     pub fn info(&mut self, handle: u32, len: u32, inside: Vec<Part>) -> Vec<Part> {
         let attr = words(&[handle, len], 16);
         let mut parts = vec![given(8, vec![0; len as usize])];
@@ -276,7 +279,7 @@ impl Host {
         }
     }
 
-    /// Runs a program of type `raw_tracepoint` once; what it returned.
+    /// Runs a program of type `raw_tracepoint` once; returns its result.
     pub fn run(&mut self, program: u32) -> u32 {
         let attr = words(&[program], 80);
         let done = self.bpf(Command::PROG_TEST_RUN, attr, vec![]);
@@ -334,7 +337,7 @@ pub fn room(at: u32, room: u32) -> Part {
     }
 }
 
-/// An instruction.
+/// Returns an instruction.
 pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> [u8; 8] {
     let mut insn = [code, src << 4 | dst, 0, 0, 0, 0, 0, 0];
     insn[2..4].copy_from_slice(&off.to_le_bytes());
@@ -358,7 +361,8 @@ pub fn map(dst: u8, handle: u32) -> [[u8; 8]; 2] {
     [insn(0x18, dst, 1, 0, handle as i32), [0; 8]]
 }
 
-/// A program that writes so many records into a ring buffer, of 8 bytes each: the first word of an array that counts them.
+/// Returns a program that writes so many records into a ring buffer, of 8 bytes each: the first
+/// word of an array that counts them.
 pub fn writes_records(ring: u32, counter: u32, count: i32) -> Vec<[u8; 8]> {
     let mut insns = vec![
         // A key of 0, and the counter's address.
@@ -397,7 +401,8 @@ pub fn writes_records(ring: u32, counter: u32, count: i32) -> Vec<[u8; 8]> {
     insns
 }
 
-/// A descriptor of an object by its id, by this process itself; `None` if there is none any more.
+/// Returns a descriptor of an object by its id, opened by this process itself; `None` if there is
+/// none any more.
 pub fn is_there(command: Command, id: u32) -> bool {
     let mut attr = [id, 0, 0, 0];
     // SAFETY: the command reads numbers only; the descriptor is closed at once.
