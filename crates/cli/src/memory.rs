@@ -7,8 +7,8 @@ use rustix::process::{Resource, getrlimit};
 /// What the user says about memory.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// What maps, programs and all else that the tool makes may take, such as 512M or 2G; beyond
-    /// that its calls fail with ENOMEM [default: half of the memory that there is]
+    /// The most that maps, programs and all else that the tool makes may take, such as 512M or 2G;
+    /// beyond that its calls fail with ENOMEM [default: half of the memory that there is]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory_limit: Option<u64>,
 }

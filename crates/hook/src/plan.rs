@@ -213,7 +213,7 @@ pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
 
 /// Decides how `site` is hooked, knowing what the other functions of the same file branch to.
 ///
-/// What stays unknown are exception landing pads, for sites that are not their function's start.
+/// Exception landing pads stay unknown, for sites that are not their function's start.
 pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result<Plan, PlanError> {
     decide(site, function, Some(incoming), Role::Any)
 }

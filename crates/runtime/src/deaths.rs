@@ -1,7 +1,7 @@
 //! Notification of process deaths: one thread waits for all processes at once.
 //!
-//! What a dead process held in shared memory keeps others waiting until it is freed, so this is not
-//! left to the next round.
+//! A dead process may hold things in shared memory, and others wait until those are freed, so this
+//! is not left to the next round.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,9 +1,10 @@
 //! Trampoline pools: memory in a target that Beeline writes and the target can only read and
 //! execute.
 //!
-//! What is placed here (trampolines, programs, descriptors) is written once. It is then published
-//! by a single word in memory that has already been published. Nothing is freed before Beeline
-//! leaves the target, so a thread that still runs through an older generation finds it whole.
+//! Everything placed here (trampolines, programs, descriptors) is written once. It is then
+//! published by a single word in memory that has already been published. Nothing is freed before
+//! Beeline leaves the target, so a thread that still runs through an older generation finds it
+//! whole.
 
 use std::io;
 use std::mem::{align_of, size_of};

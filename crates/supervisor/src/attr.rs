@@ -95,7 +95,7 @@ pub struct PerfAttr {
     pub config: u64,
     /// True if the event starts disabled.
     pub disabled: bool,
-    /// How often the event is sampled.
+    /// The sampling period or frequency.
     pub sampling: Sampling,
     /// For a probe: the address of the path or of the function's name.
     pub config1: u64,

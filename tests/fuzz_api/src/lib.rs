@@ -1,4 +1,4 @@
-//! What Beeline does with bytes that nobody vouches for, one function for each kind of them:
+//! The parsers of bytes that nobody vouches for, one function for each kind of bytes:
 //! [`object`] files, [`btf`], [`bytecode`], `files` of code, what hosts and `guests` say to each
 //! other, and the calls of a tool at the `supervisor`.
 //!

@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Runs, one after the other
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// What runs it [default: the baseline compiler's code, or the file's own]
+    /// The engine that runs it [default: the baseline compiler's code, or the file's own]
     #[arg(long, value_enum)]
     engine: Option<EngineName>,
     #[command(flatten)]

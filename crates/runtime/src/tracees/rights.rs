@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_millis(500);
 impl Tracees {
     /// True if the program that a process is about to run would lose rights by being followed.
     ///
-    /// What the process says of the program need not be true, or not for long. At worst the program
+    /// The process may lie about the program, or run it only briefly. At worst the program
     /// runs without rights, or is not followed.
     pub(super) fn gains_rights(
         self: &Arc<Self>,

@@ -1,6 +1,6 @@
 //! Finds the stack slots that are read later (`kernel/bpf/liveness.c`).
 //!
-//! Whether a slot's content matters after an instruction depends on the caller of the function. So
+//! The caller of a function decides whether a slot's content matters after an instruction. So
 //! reads and writes are recorded for each chain of calls (an *instance*): by the program's own
 //! walk, for the function's own frame and for those of its callers that it reaches through
 //! pointers. When a path ends, all its reads have been recorded. The slots that are alive before
