@@ -61,7 +61,7 @@ impl Handler<'_> {
             Command::PROG_GET_FD_BY_ID => self.fd_by_id(attr, program_id, 4),
             Command::LINK_GET_FD_BY_ID => self.fd_by_id(attr, link_id, 4),
             Command::BTF_GET_FD_BY_ID => self.fd_by_id(attr, btf_id, 4),
-            Command::OBJ_PIN => self.files().obj_pin(attr),
+            Command::OBJ_PIN => self.bpffs().obj_pin(attr),
             Command::OBJ_GET => self.obj_get(attr),
             Command::TASK_FD_QUERY => Err(ENOENT),
             Command::ENABLE_STATS => Err(Errno(libc::EPERM)),

@@ -10,7 +10,7 @@ use beeline_inject::with_remedy;
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
 use beeline_supervisor::keys::key_of;
-use beeline_supervisor::{Answer, Answers, Call, HERE, HotSites, Listener, Reply, Request};
+use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request};
 use beeline_uapi::Errno;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -74,7 +74,7 @@ impl Local {
 impl Answers for Local {
     fn answer(&self, call: &Call<'_>, nr: i64) -> Answer {
         let call = &Handler { local: self, call };
-        let [a, b, c, d, e, _] = call.args;
+        let [a, b, ..] = call.args;
         match nr {
             libc::SYS_bpf => call.bpf(),
             libc::SYS_perf_event_open => call.with_room(|| call.perf_event_open()),
@@ -83,49 +83,21 @@ impl Answers for Local {
             libc::SYS_epoll_ctl => call.epoll_ctl(),
             libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
             libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
-            libc::SYS_openat => call.open(a, b, c),
-            libc::SYS_open => call.open(HERE, a, b),
-            libc::SYS_mkdirat => call.files().mkdir(a, b, c),
-            libc::SYS_mkdir => call.files().mkdir(HERE, a, b),
-            libc::SYS_unlinkat => call.files().unlink(a, b, c),
-            libc::SYS_unlink => call.files().unlink(HERE, a, 0),
-            libc::SYS_rmdir => call.files().unlink(HERE, a, libc::AT_REMOVEDIR as u64),
-            libc::SYS_rename => call.files().rename((HERE, a), (HERE, b), 0),
-            libc::SYS_renameat => call.files().rename((a, b), (c, d), 0),
-            libc::SYS_renameat2 => call.files().rename((a, b), (c, d), e),
-            libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(a, b, c),
-            libc::SYS_access => call.access(HERE, a, b),
-            libc::SYS_stat | libc::SYS_lstat => call.stat(HERE, a, b),
-            libc::SYS_newfstatat => call.stat(a, b, c),
-            libc::SYS_statx => call.statx(a, b, d, e),
-            libc::SYS_getxattr | libc::SYS_lgetxattr => {
-                call.files().xattr(a, Err(Errno(libc::EOPNOTSUPP)))
-            }
-            libc::SYS_listxattr | libc::SYS_llistxattr => call.files().xattr(a, Ok(0)),
             libc::SYS_statfs => call.statfs(a, b),
-            libc::SYS_fstatfs => call.files().fstatfs(a, b),
-            libc::SYS_readlink => call.readlink(a, b, c),
-            libc::SYS_readlinkat => call.readlink(b, c, d),
             libc::SYS_execve | libc::SYS_execveat => call.run_program(),
-            _ => Err(Errno(libc::ENOSYS)),
+            _ => match call.at_arguments(nr) {
+                Some(arguments) => call.file(nr, arguments),
+                None => call.bpffs().answer(nr).unwrap_or(Err(Errno(libc::ENOSYS))),
+            },
         }
     }
 
     fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
         let call = &Handler { local: self, call };
-        let [a, b, ..] = call.args;
+        if let Some([at, path, ..]) = call.at_arguments(nr) {
+            return call.is_elsewhere(at, path);
+        }
         match nr {
-            libc::SYS_openat
-            | libc::SYS_newfstatat
-            | libc::SYS_statx
-            | libc::SYS_faccessat
-            | libc::SYS_faccessat2
-            | libc::SYS_readlinkat => call.is_elsewhere(a, b),
-            libc::SYS_open
-            | libc::SYS_stat
-            | libc::SYS_lstat
-            | libc::SYS_access
-            | libc::SYS_readlink => call.is_elsewhere(HERE, a),
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
                 !self.fds.has_rings()
             }
@@ -196,7 +168,7 @@ pub(crate) struct Handler<'a> {
 
 impl Handler<'_> {
     /// Returns the same call, as a handler for paths in the BPF file system.
-    pub(crate) fn files(&self) -> BpfFsCall<'_, Local> {
+    pub(crate) fn bpffs(&self) -> BpfFsCall<'_, Local> {
         BpfFsCall::new(self.local, self.call)
     }
 

@@ -14,6 +14,20 @@ use crate::local::Handler;
 use crate::objects::Object;
 
 impl Handler<'_> {
+    /// Answers a call that opens or inspects a file by its path; for its arguments see
+    /// [`Call::at_arguments`](beeline_supervisor::Call::at_arguments).
+    pub(crate) fn file(&self, nr: i64, [at, path, c, d, e]: [u64; 5]) -> Answer {
+        match nr {
+            libc::SYS_open | libc::SYS_openat => self.open(at, path, c),
+            libc::SYS_access | libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                self.access(at, path, c)
+            }
+            libc::SYS_statx => self.statx(at, path, d, e),
+            libc::SYS_readlink | libc::SYS_readlinkat => self.readlink(path, c, d),
+            _ => self.stat(at, path, c),
+        }
+    }
+
     /// Returns whether a path leads to nothing that any handler looks at. A path that cannot be
     /// read leads nowhere.
     pub(crate) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
@@ -22,14 +36,14 @@ impl Handler<'_> {
             return true;
         };
         !ANSWERED.iter().any(|start| path.starts_with(start))
-            && self.files().inside_of(directory, &path).is_none()
+            && self.bpffs().inside_of(directory, &path).is_none()
     }
 
     /// Returns the destination of a path that is answered here, in the BPF file system or in
     /// tracefs; `None` for all others.
     fn served(&self, directory: u64, path: u64) -> Option<Result<Place, Errno>> {
         let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
-        match self.files().inside_of(directory, &path) {
+        match self.bpffs().inside_of(directory, &path) {
             Some(inside) => Some(self.local.bpffs.place(&inside)),
             None => self.local.tracefs.place(&path).map(Ok),
         }
@@ -61,8 +75,8 @@ impl Handler<'_> {
 
     /// Answers `statfs(path, buffer)`, by which tools recognise a BPF file system and tracefs.
     pub(crate) fn statfs(&self, path: u64, buffer: u64) -> Answer {
-        if let Some(inside) = self.files().inside(HERE, path) {
-            return self.files().statfs_inside(&inside, buffer);
+        if let Some(inside) = self.bpffs().inside(HERE, path) {
+            return self.bpffs().statfs_inside(&inside, buffer);
         }
         let path = self.memory.string(path, libc::PATH_MAX as usize);
         let place = path.ok().and_then(|path| self.local.tracefs.place(&path));

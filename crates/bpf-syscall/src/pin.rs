@@ -43,7 +43,7 @@ impl HasBpfFs for Local {
 
 impl Handler<'_> {
     pub(crate) fn obj_get(&self, attr: &BpfAttr) -> Answer {
-        let (Pinned { object, .. }, mode) = self.files().pinned(attr)?;
+        let (Pinned { object, .. }, mode) = self.bpffs().pinned(attr)?;
         if matches!(object, Object::Link(_)) && mode != Mode::BOTH {
             return Err(EINVAL);
         }

@@ -65,7 +65,7 @@ impl Handler<'_> {
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,
             });
         }
-        if let Some(inside) = self.files().inside_of(at, &path) {
+        if let Some(inside) = self.bpffs().inside_of(at, &path) {
             return Ok(Reply::Descriptor {
                 file: self.local.bpffs.open(&inside, flags)?,
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,

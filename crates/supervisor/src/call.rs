@@ -44,6 +44,27 @@ impl Call<'_> {
         (self.let_lead)();
     }
 
+    /// Returns the arguments of a call that opens or inspects a file by its path, in the form of the
+    /// variant with a directory: directory, path, and the ones that follow. `None` for all other
+    /// calls.
+    pub fn at_arguments(&self, nr: i64) -> Option<[u64; 5]> {
+        let [a, b, c, d, e, _] = self.args;
+        match nr {
+            libc::SYS_openat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat => Some([a, b, c, d, e]),
+            libc::SYS_open
+            | libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_access
+            | libc::SYS_readlink => Some([HERE, a, b, c, d]),
+            _ => None,
+        }
+    }
+
     /// Returns whether a descriptor of the tool's is closed on `execve`.
     pub fn closes_on_exec(&self, fd: i32) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid));

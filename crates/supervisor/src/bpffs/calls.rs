@@ -34,8 +34,28 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         self.owner.bpffs().inside(path.as_os_str().as_bytes())
     }
 
+    /// Answers a call that changes the BPF file system or asks for facts that are the same for all
+    /// of it; `None` for all other calls.
+    pub fn answer(&self, nr: i64) -> Option<Answer> {
+        let [a, b, c, d, e, _] = self.args;
+        Some(match nr {
+            libc::SYS_mkdirat => self.mkdir(a, b, c),
+            libc::SYS_mkdir => self.mkdir(HERE, a, b),
+            libc::SYS_unlinkat => self.unlink(a, b, c),
+            libc::SYS_unlink => self.unlink(HERE, a, 0),
+            libc::SYS_rmdir => self.unlink(HERE, a, libc::AT_REMOVEDIR as u64),
+            libc::SYS_rename => self.rename((HERE, a), (HERE, b), 0),
+            libc::SYS_renameat => self.rename((a, b), (c, d), 0),
+            libc::SYS_renameat2 => self.rename((a, b), (c, d), e),
+            libc::SYS_getxattr | libc::SYS_lgetxattr => self.xattr(a, Err(Errno(libc::EOPNOTSUPP))),
+            libc::SYS_listxattr | libc::SYS_llistxattr => self.xattr(a, Ok(0)),
+            libc::SYS_fstatfs => self.fstatfs(a, b),
+            _ => return None,
+        })
+    }
+
     /// Answers `mkdir(path, mode)`.
-    pub fn mkdir(&self, at: u64, path: u64, mode: u64) -> Answer {
+    fn mkdir(&self, at: u64, path: u64, mode: u64) -> Answer {
         let Some(inside) = self.inside(at, path) else {
             return Ok(Reply::Continue);
         };
@@ -51,7 +71,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
 
     /// Answers `unlink(path)` and `rmdir(path)`, also relative to a directory's descriptor there:
     /// the object must go at once.
-    pub fn unlink(&self, at: u64, path: u64, flags: u64) -> Answer {
+    fn unlink(&self, at: u64, path: u64, flags: u64) -> Answer {
         let path = self.memory.string(path, libc::PATH_MAX as usize);
         let path = path.and_then(|path| match path.is_empty() {
             true => Err(Errno(libc::ENOENT)),
@@ -67,7 +87,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 
     /// Answers `rename(from, to)`.
-    pub fn rename(&self, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
+    fn rename(&self, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
         match (self.inside(from.0, from.1), self.inside(to.0, to.1)) {
             (None, None) => Ok(Reply::Continue),
             (Some(from), Some(to)) => {
@@ -81,7 +101,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
 
     /// Answers `getxattr(path, name, ..)` and `listxattr(path, ..)`: files in the BPF file system
     /// have no attributes.
-    pub fn xattr(&self, path: u64, answer: Result<i64, Errno>) -> Answer {
+    fn xattr(&self, path: u64, answer: Result<i64, Errno>) -> Answer {
         let Some(inside) = self.inside(HERE, path) else {
             return Ok(Reply::Continue);
         };
@@ -92,7 +112,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 
     /// Answers `fstatfs(descriptor, buffer)` on a directory there.
-    pub fn fstatfs(&self, fd: u64, buffer: u64) -> Answer {
+    fn fstatfs(&self, fd: u64, buffer: u64) -> Answer {
         let link = std::fs::read_link(format!("/proc/{}/fd/{}", self.tid, fd as i32));
         let inside = link.is_ok_and(|to| {
             self.owner

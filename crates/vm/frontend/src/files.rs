@@ -126,6 +126,20 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 impl Handler<'_> {
+    /// Answers a call that opens or inspects a file by its path; for its arguments see
+    /// [`Call::at_arguments`](beeline_supervisor::Call::at_arguments).
+    pub(super) fn file(&self, nr: i64, [at, path, c, d, e]: [u64; 5]) -> Answer {
+        match nr {
+            libc::SYS_open | libc::SYS_openat => self.open(at, path, c),
+            libc::SYS_access | libc::SYS_faccessat | libc::SYS_faccessat2 => {
+                self.access(at, path, c)
+            }
+            libc::SYS_statx => self.statx(at, path, d, e),
+            libc::SYS_readlink | libc::SYS_readlinkat => self.readlink(path, c, d),
+            _ => self.stat(at, path, c),
+        }
+    }
+
     /// Returns whether a path leads to nothing that is looked at here. A path that cannot be read
     /// leads nowhere.
     pub(super) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {

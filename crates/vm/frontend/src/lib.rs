@@ -44,7 +44,7 @@ use std::sync::Arc;
 use beeline_runtime::fast_path::Prefetch;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
 use beeline_supervisor::keys::Key;
-use beeline_supervisor::{Answer, Answers, Call, HERE, HotSites, Listener, Reply, Request};
+use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::messages::Welcome;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -147,7 +147,7 @@ impl Guest {
 impl Answers for Guest {
     fn answer(&self, call: &Call<'_>, nr: i64) -> Answer {
         let call = &Handler { guest: self, call };
-        let [a, b, c, d, e, _] = call.args;
+        let [a, b, c, ..] = call.args;
         match nr {
             libc::SYS_bpf => call.bpf(),
             libc::SYS_perf_event_open => call.perf_event_open(),
@@ -156,55 +156,27 @@ impl Answers for Guest {
             libc::SYS_epoll_ctl => call.epoll_ctl(),
             libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
             libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
-            libc::SYS_openat => call.open(a, b, c),
-            libc::SYS_open => call.open(HERE, a, b),
-            libc::SYS_mkdirat => call.bpffs().mkdir(a, b, c),
-            libc::SYS_mkdir => call.bpffs().mkdir(HERE, a, b),
-            libc::SYS_unlinkat => call.bpffs().unlink(a, b, c),
-            libc::SYS_unlink => call.bpffs().unlink(HERE, a, 0),
-            libc::SYS_rmdir => call.bpffs().unlink(HERE, a, libc::AT_REMOVEDIR as u64),
-            libc::SYS_rename => call.bpffs().rename((HERE, a), (HERE, b), 0),
-            libc::SYS_renameat => call.bpffs().rename((a, b), (c, d), 0),
-            libc::SYS_renameat2 => call.bpffs().rename((a, b), (c, d), e),
-            libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(a, b, c),
-            libc::SYS_access => call.access(HERE, a, b),
-            libc::SYS_stat | libc::SYS_lstat => call.stat(HERE, a, b),
-            libc::SYS_newfstatat => call.stat(a, b, c),
-            libc::SYS_statx => call.statx(a, b, d, e),
-            libc::SYS_getxattr | libc::SYS_lgetxattr => {
-                call.bpffs().xattr(a, Err(Errno(libc::EOPNOTSUPP)))
-            }
-            libc::SYS_listxattr | libc::SYS_llistxattr => call.bpffs().xattr(a, Ok(0)),
             libc::SYS_statfs => call.statfs(a, b),
-            libc::SYS_fstatfs => call.bpffs().fstatfs(a, b),
-            libc::SYS_readlink => call.readlink(a, b, c),
-            libc::SYS_readlinkat => call.readlink(b, c, d),
             libc::SYS_read => call.read(a, b, c),
             libc::SYS_uname => call.uname(a),
             libc::SYS_rt_sigreturn => call.settle(),
-            _ => Ok(Reply::Continue),
+            _ => match call.at_arguments(nr) {
+                Some(arguments) => call.file(nr, arguments),
+                None => call.bpffs().answer(nr).unwrap_or(Ok(Reply::Continue)),
+            },
         }
     }
 
     fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
         let call = &Handler { guest: self, call };
-        let [a, b, ..] = call.args;
+        if let Some([at, path, ..]) = call.at_arguments(nr) {
+            return call.is_elsewhere(at, path);
+        }
         match nr {
-            libc::SYS_openat
-            | libc::SYS_newfstatat
-            | libc::SYS_statx
-            | libc::SYS_faccessat
-            | libc::SYS_faccessat2
-            | libc::SYS_readlinkat => call.is_elsewhere(a, b),
-            libc::SYS_open
-            | libc::SYS_stat
-            | libc::SYS_lstat
-            | libc::SYS_access
-            | libc::SYS_readlink => call.is_elsewhere(HERE, a),
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
                 self.objects.none_to_wait_for()
             }
-            libc::SYS_read => call.is_no_object(a),
+            libc::SYS_read => call.is_no_object(call.args[0]),
             libc::SYS_rt_sigreturn => self.rings.none_to_settle(),
             _ => false,
         }
