@@ -12,26 +12,17 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use beeline_vm_loader::{Attachment, Guest, Loaded, Selection, Watching};
-use beeline_vm_protocol::address::Address;
+use beeline_vm_loader::{Attachment, Loaded, Selection, Watching};
 use clap::Args;
 
-use crate::run_guest::Certificates;
+use crate::proxy::Proxy;
 use crate::{ending, say};
 use lines::Printer;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
-    /// serial:PATH
-    #[arg(long, value_name = "ADDRESS")]
-    #[allow(
-        rustdoc::broken_intra_doc_links,
-        reason = "clap prints the text as it stands"
-    )]
-    guest: Address,
     #[command(flatten)]
-    tls: Certificates,
+    proxy: Proxy,
     /// Only this program (may be repeated; the default is all whose section's name does not begin
     /// with `?`)
     #[arg(long, value_name = "NAME")]
@@ -85,8 +76,7 @@ pub fn inject(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     ending::prepare().context("starting a thread")?;
-    let tls = arguments.tls.tls();
-    let guest = Guest::connect(&arguments.guest, tls.as_ref(), &format!("inject {name}"))?;
+    let guest = arguments.proxy.connect(&format!("inject {name}"))?;
     let object = match guest.parse(&data) {
         Ok(object) => object,
         Err(error) => {

@@ -10,6 +10,7 @@ mod guest_load;
 mod log;
 mod memory;
 mod prog;
+mod proxy;
 mod ps;
 mod run;
 mod run_guest;

@@ -13,12 +13,12 @@ use beeline_vm_frontend::{Connection, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
-use beeline_vm_protocol::tls::Tls;
 use beeline_vm_qmp::Monitor;
 use clap::Args;
 use rustix::process::{Pid, Signal};
 
 use crate::fallback;
+use crate::proxy::Certificates;
 use crate::run::{self, exit_code};
 use crate::say;
 
@@ -52,35 +52,6 @@ pub struct Memory {
     /// part of it (may be repeated): PATH@ADDRESS,LENGTH,OFFSET, in bytes
     #[arg(long, value_name = "PATH", requires = "guest", conflicts_with = "qmp")]
     pub memory: Vec<Part>,
-}
-
-/// What TCP needs.
-#[derive(Debug, Args)]
-pub struct Certificates {
-    /// This side's certificate, for tcp: addresses (PEM)
-    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
-    pub tls_cert: Option<PathBuf>,
-    /// Its private key (PEM)
-    #[arg(long, value_name = "FILE")]
-    pub tls_key: Option<PathBuf>,
-    /// The certificates that the other side's has to be signed by (PEM)
-    #[arg(long, value_name = "FILE")]
-    pub tls_ca: Option<PathBuf>,
-    /// The name in the other side's certificate, if it is not its address
-    #[arg(long, value_name = "NAME")]
-    pub tls_name: Option<String>,
-}
-
-impl Certificates {
-    /// Returns the certificates for TCP; `None` if none were given.
-    pub fn tls(&self) -> Option<Tls> {
-        Some(Tls {
-            certificate: self.tls_cert.clone()?,
-            key: self.tls_key.clone()?,
-            authority: self.tls_ca.clone()?,
-            name: self.tls_name.clone(),
-        })
-    }
 }
 
 /// Runs the tool to its end. Its exit code is ours, unless the guest is lost before.

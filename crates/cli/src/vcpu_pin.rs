@@ -6,28 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::Context;
-use beeline_vm_loader::Guest;
-use beeline_vm_protocol::address::Address;
 use beeline_vm_qmp::Monitor;
 use beeline_vm_vcpu::cpus::CpuList;
 use beeline_vm_vcpu::{Change, Options, Pinner, Policy, Report};
 use clap::{Args, ValueEnum};
 
-use crate::run_guest::Certificates;
+use crate::proxy::Proxy;
 use crate::{ending, say};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
-    /// serial:PATH
-    #[arg(long, value_name = "ADDRESS")]
-    #[allow(
-        rustdoc::broken_intra_doc_links,
-        reason = "clap prints the text as it stands"
-    )]
-    guest: Address,
     #[command(flatten)]
-    tls: Certificates,
+    proxy: Proxy,
     /// The Unix socket of QEMU's monitor: -qmp unix:PATH,server=on,wait=off
     #[arg(long, value_name = "SOCKET")]
     qmp: PathBuf,
@@ -69,8 +59,7 @@ pub fn pin(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ending::prepare().context("starting a thread")?;
     // Kept only as long as needed: QEMU serves one client of a monitor at a time.
     let vcpus = Monitor::connect(&arguments.qmp)?.vcpus()?;
-    let tls = arguments.tls.tls();
-    let guest = Guest::connect(&arguments.guest, tls.as_ref(), "vcpu-pin")?;
+    let guest = arguments.proxy.connect("vcpu-pin")?;
     let interrupter = guest.interrupter();
     let over = Arc::new(AtomicBool::new(false));
     let ends = Arc::clone(&over);

@@ -31,13 +31,10 @@ pub unsafe extern "sysv64" fn send_signal(
 ) -> u64 {
     // SAFETY: called by a program with its own run.
     let context = unsafe { context(run) };
-    match bit(context, signal) {
-        Ok(bit) => {
-            context.signals.process |= bit;
-            0
-        }
-        Err(errno) => failed(errno),
-    }
+    bit(context, signal).map_or_else(failed, |bit| {
+        context.signals.process |= bit;
+        0
+    })
 }
 
 /// `bpf_send_signal_thread(sig)`: to the thread.
@@ -51,13 +48,10 @@ pub unsafe extern "sysv64" fn send_signal_thread(
 ) -> u64 {
     // SAFETY: called by a program with its own run.
     let context = unsafe { context(run) };
-    match bit(context, signal) {
-        Ok(bit) => {
-            context.signals.thread |= bit;
-            0
-        }
-        Err(errno) => failed(errno),
-    }
+    bit(context, signal).map_or_else(failed, |bit| {
+        context.signals.thread |= bit;
+        0
+    })
 }
 
 /// Returns a signal's bit, or no bit for 0, which sends nothing. A program that runs in Beeline
