@@ -16,7 +16,6 @@ mod workers;
 #[allow(dead_code, reason = "one way to run is for the test of soundness")]
 mod world;
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use beeline_e2e::{seed, skipped, soak};
@@ -24,6 +23,7 @@ use beeline_fuzz::asm::{EXIT, atomic, branch, load, mov, mov_reg, store};
 use beeline_fuzz::{kernel as bpf, program, reduce::reduce};
 use beeline_isa::opcode::{DW, JEQ, JSET, XCHG};
 use beeline_isa::{Insn, Listing};
+use parking_lot::Mutex;
 
 use judge::{Judge, PLACES, is_for_kernel};
 use workers::{Alone, Care, Ended, Tally};

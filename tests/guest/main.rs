@@ -23,7 +23,9 @@ mod wire;
 
 use beeline_e2e::{Guest, Options, Scratch, need};
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The guest that tests share, held by one of them.
 struct Shared(MutexGuard<'static, Guest>);
@@ -42,7 +44,7 @@ fn shared() -> Result<Shared, String> {
     let guest = GUEST.get_or_init(|| Ok(Mutex::new(boot("6.12")?)));
     let guest = guest.as_ref().map_err(String::clone)?;
     // A test that failed while it had the guest does not make the next one fail.
-    Ok(Shared(guest.lock().unwrap_or_else(PoisonError::into_inner)))
+    Ok(Shared(guest.lock()))
 }
 
 /// Boots a guest with the programs that these tests run in it.

@@ -84,7 +84,7 @@ impl Default for Options<'_> {
 /// It is killed when dropped, and does not outlive the tests' process either.
 pub struct Guest {
     control: Control,
-    machine: std::sync::Mutex<Machine>,
+    machine: parking_lot::Mutex<Machine>,
     folder: PathBuf,
     pid: u32,
 }
@@ -141,7 +141,7 @@ impl Guest {
             control,
             folder: machine.folder.clone(),
             pid: machine.pid,
-            machine: std::sync::Mutex::new(machine),
+            machine: parking_lot::Mutex::new(machine),
         })
     }
 
@@ -178,7 +178,7 @@ impl Guest {
 
     fn answer(&self, id: u64, script: &str, patience: Duration) -> Answer {
         self.control.answer(id, patience).unwrap_or_else(|| {
-            let machine = self.machine.lock().expect("no test broke it");
+            let machine = self.machine.lock();
             let words = words(&machine, "no answer from the guest");
             // A dead guest must not hide the reason from the next test.
             drop(machine);
@@ -229,7 +229,7 @@ impl Guest {
 
     /// Returns the lines of its console so far.
     pub fn console(&self) -> Vec<String> {
-        let machine = self.machine.lock().expect("no test broke it");
+        let machine = self.machine.lock();
         machine.console.so_far()
     }
 
@@ -295,7 +295,7 @@ impl Guest {
         let before = self.control.hellos();
         self.reset();
         let up = self.control.wait_hello(before, GUEST_PATIENCE);
-        let machine = self.machine.lock().expect("no test broke it");
+        let machine = self.machine.lock();
         assert!(
             up,
             "{}",
@@ -305,7 +305,7 @@ impl Guest {
 
     /// Ends it like a power cut.
     pub fn kill(&self) {
-        self.machine.lock().expect("no test broke it").kill();
+        self.machine.lock().kill();
     }
 }
 

@@ -1,9 +1,11 @@
 //! A process's output, line by line, while it runs.
 
 use std::io::{BufRead, BufReader, Read};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The lines read so far from a stream, which a thread keeps reading.
 pub struct Lines {
@@ -25,7 +27,7 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -65,8 +67,7 @@ impl Lines {
             if state.ended || left.is_zero() {
                 return None;
             }
-            let waited = self.shared.grown.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.grown.wait_for(&mut state, left);
         }
     }
 

@@ -1,10 +1,11 @@
 //! Records the programs that are attached, for places that take a program once only.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Id};
 use beeline_uapi::Errno;
+use parking_lot::Mutex;
 
 /// The most programs on one tracepoint: the kernel's `BPF_TRACE_MAX_PROGS`.
 const PROGRAM_LIMIT: usize = 64;
@@ -62,7 +63,7 @@ impl Claims {
         let Some(spot) = Spot::of(program, point) else {
             return Ok(None);
         };
-        let mut claimed = self.lock();
+        let mut claimed = self.0.lock();
         let programs = claimed.entry(spot).or_default();
         let refused = match spot {
             _ if programs.len() >= PROGRAM_LIMIT => Some(libc::E2BIG),
@@ -81,17 +82,11 @@ impl Claims {
             program,
         }))
     }
-
-    /// Locks the claims. Each change is a single step, so they are consistent whenever the lock is
-    /// free.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Spot, Vec<Id>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if let Some(programs) = self.claims.lock().get_mut(&self.spot) {
+        if let Some(programs) = self.claims.0.lock().get_mut(&self.spot) {
             programs.retain(|&program| program != self.program);
         }
     }

@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use beeline_runtime::backend::ObjectRef;
 use beeline_supervisor::attr::u32_at;
 use beeline_uapi::{Errno, MapType};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::attr::MapCreate;
 use crate::local::Handler;
@@ -36,7 +37,7 @@ pub(crate) struct Elements(Mutex<BTreeMap<Vec<u8>, Object>>);
 impl Elements {
     /// Locks the elements. Each change is a single step, made after the backend's.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Object>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -167,7 +168,7 @@ impl Members {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Member>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

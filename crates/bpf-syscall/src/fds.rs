@@ -13,14 +13,15 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use beeline_runtime::Charge;
 use beeline_supervisor::Mode;
 use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of, key_of_descriptor};
 use beeline_uapi::Errno;
+use parking_lot::Mutex;
 use rustix::event::epoll;
 
 use crate::elements::Use;
@@ -134,7 +135,7 @@ impl Descriptors {
     ) -> Result<OwnedFd, Errno> {
         let (ours, file) = anchor().map_err(errno)?;
         let key = key_of(&file).map_err(errno)?;
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         // A hang-up is always reported, and none happens before the tool's end is closed, so the
         // entry is there in time.
         epoll::add(
@@ -159,7 +160,7 @@ impl Descriptors {
         if object.wakeup().is_some() {
             self.has_rings.store(true, Ordering::Release);
         }
-        self.lock().entry(key).or_insert_with(|| {
+        self.entries.lock().entry(key).or_insert_with(|| {
             let hold = Hold::Memory {
                 installed: false,
                 waiter: None,
@@ -172,7 +173,7 @@ impl Descriptors {
     /// Records whether the tool got the descriptor. If it did not, and has no other descriptor of
     /// the object, the object goes.
     pub(crate) fn installed(&self, key: Key, got: bool) {
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let Some(Entry {
             hold: Hold::Memory { installed, .. },
             ..
@@ -196,7 +197,11 @@ impl Descriptors {
         if key == self.anonymous && self.has_waiters.load(Ordering::Acquire) {
             return Ok(self.waiter_of(tid, fd).map(|(_, object)| object));
         }
-        Ok(self.lock().get(&key).map(|entry| entry.object.clone()))
+        Ok(self
+            .entries
+            .lock()
+            .get(&key)
+            .map(|entry| entry.object.clone()))
     }
 
     /// Returns whether the object was created with this descriptor of a thread's. The kernel has
@@ -212,7 +217,7 @@ impl Descriptors {
                 }
             )
         };
-        !key.is_ok_and(|key| self.lock().get(&key).is_some_and(is_other))
+        !key.is_ok_and(|key| self.entries.lock().get(&key).is_some_and(is_other))
     }
 
     /// Returns whether there were ever rings to wait for.
@@ -226,7 +231,7 @@ impl Descriptors {
         if let Some(Entry {
             hold: Hold::Memory { waiter, .. },
             ..
-        }) = self.lock().get_mut(&memory)
+        }) = self.entries.lock().get_mut(&memory)
         {
             *waiter = Some(number);
         }
@@ -238,7 +243,7 @@ impl Descriptors {
     /// memory.
     pub(crate) fn waiter_of(&self, tid: i32, fd: i32) -> Option<(Key, Object)> {
         let number = eventfd_number(&tid.to_string(), fd)?;
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let mut entries = entries.iter();
         let found = entries.find(|(_, entry)| entry.waiter() == Some(number));
         found.map(|(key, entry)| (*key, entry.object.clone()))
@@ -246,7 +251,7 @@ impl Descriptors {
 
     /// Returns the eventfds that stand for memory files, by their numbers.
     pub(crate) fn waiters(&self) -> HashMap<u32, Key> {
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let waiters = entries.iter();
         waiters
             .filter_map(|(key, entry)| Some((entry.waiter()?, *key)))
@@ -322,7 +327,7 @@ impl Descriptors {
         others: &[Object],
         number: impl Fn(&Object) -> Option<u32>,
     ) -> Option<(u32, Object)> {
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let objects = entries.values().map(|entry| &entry.object).chain(others);
         let numbered = objects
             .chain(&self.kernels_btf)
@@ -355,7 +360,7 @@ impl Descriptors {
     /// Forgets the objects of closed anchors. When it returns they are gone, whichever thread found
     /// them closed.
     pub(crate) fn reap_closed(&self) -> io::Result<()> {
-        let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.reaping.lock();
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
         loop {
@@ -413,7 +418,7 @@ impl Descriptors {
     /// Drops the tool's hold on an object. This closes our end of the anchor, which removes it from
     /// the epoll set.
     pub(crate) fn forget(&self, key: Key) {
-        let gone = self.lock().remove(&key);
+        let gone = self.entries.lock().remove(&key);
         // Dropped outside the lock, because detaching takes time.
         drop(gone);
     }
@@ -421,7 +426,7 @@ impl Descriptors {
     /// Returns whether there are objects with anchors that have not hung up.
     pub(crate) fn has_anchored(&self) -> bool {
         let is_anchored = |entry: &Entry| matches!(entry.hold, Hold::Anchor { .. });
-        self.lock().values().any(is_anchored)
+        self.entries.lock().values().any(is_anchored)
     }
 
     /// Returns the memory files that the tool was given.
@@ -435,7 +440,8 @@ impl Descriptors {
                 }
             )
         };
-        self.lock()
+        self.entries
+            .lock()
             .iter()
             .filter(|(_, entry)| given(entry))
             .map(|(key, _)| *key)
@@ -445,17 +451,11 @@ impl Descriptors {
     /// Drops everything, with the objects that the tool had pinned. Links and events go first, so
     /// that nothing fires into objects that go after them.
     pub(crate) fn clear(&self, pinned: Vec<Object>) {
-        let entries = std::mem::take(&mut *self.lock());
+        let entries = std::mem::take(&mut *self.entries.lock());
         let objects = entries.into_values().map(|entry| entry.object);
         let attached = |object: &Object| matches!(object, Object::Link(_) | Object::Event(_));
         let (first, then): (Vec<_>, Vec<_>) = objects.chain(pinned).partition(attached);
         drop(first);
         drop(then);
-    }
-
-    /// Locks the table. Each change is a single step, so the table is consistent whenever the lock
-    /// is free.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,11 +6,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use beeline_runtime::Charge;
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, MapSpec};
 use beeline_uapi::{AttachType, Errno, ProgramType};
+use parking_lot::Mutex;
 
 use crate::claims::{Claim, Claims};
 use crate::elements::Elements;
@@ -190,7 +191,7 @@ impl Ring {
         wanted: u32,
         resize: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pages = self.pages.lock();
         match *pages {
             Some(settled) if settled != wanted => Err(Errno(libc::EINVAL)),
             Some(_) => Ok(()),
@@ -337,7 +338,7 @@ impl Event {
     /// the event; with EACCES if it looks beyond the context.
     pub(crate) fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
         self.check_program(program)?;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.program.is_some() {
             return Err(Errno(libc::EEXIST));
         }
@@ -379,14 +380,14 @@ impl Event {
 
     /// Removes the program again.
     pub(crate) fn clear_program(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.attached.clear();
         state.claim = None;
         state.program = None;
     }
 
     pub(crate) fn enable(&self) -> Result<(), Errno> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.attached.is_empty()
             && let Some((program, cookie)) = &state.program
         {
@@ -398,7 +399,7 @@ impl Event {
 
     /// Detaches before it returns.
     pub(crate) fn disable(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !self.runs_disabled() {
             state.attached.clear();
         }
@@ -412,12 +413,6 @@ impl Event {
         let points = std::iter::once(&self.point).chain(&self.more);
         let attach = |point| attach(&self.backend, program, point, with_cookie);
         points.map(attach).collect()
-    }
-
-    /// Locks the state. Every step above leaves it consistent, so a panic of the backend in between
-    /// does no harm.
-    fn lock(&self) -> MutexGuard<'_, EventState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,10 +12,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use beeline_supervisor::Scratch;
 use beeline_supervisor::bpffs::{Place, lexically_normal};
+use parking_lot::Mutex;
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::functions;
@@ -101,7 +102,7 @@ impl TraceFs {
     /// Writes the file or directory that a path below the root leads to, and the directories above
     /// it.
     fn write(&self, root: &Path, inside: &Path) -> io::Result<()> {
-        let _lock = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.writing.lock();
         let events = root.join("events");
         if !events.exists() {
             write_root(root)?;

@@ -1,7 +1,8 @@
 //! Ctrl-C and similar signals, for commands that have something to give back before they end.
 
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The exit code of a command that was ended by signal n is this plus n, as in shells.
 const SIGNALLED: i32 = 128;
@@ -30,7 +31,7 @@ pub fn prepare() -> std::io::Result<()> {
             if unsafe { libc::sigwait(&signals, &mut signal) } != 0 {
                 continue;
             }
-            match &*END.lock().unwrap_or_else(PoisonError::into_inner) {
+            match &*END.lock() {
                 Some(end) => end(),
                 None => std::process::exit(SIGNALLED + signal),
             }
@@ -41,7 +42,7 @@ pub fn prepare() -> std::io::Result<()> {
 
 /// Sets the action of the signals from now on; it runs on a thread of its own, each time.
 pub fn at_end(end: impl Fn() + Send + 'static) {
-    *END.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
+    *END.lock() = Some(Box::new(end));
 }
 
 fn waited_for() -> libc::sigset_t {

@@ -10,12 +10,12 @@ use std::io::PipeWriter;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use anyhow::Context;
 use beeline_inject::{Holds, holds};
 use beeline_supervisor::Tool;
+use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::say;
@@ -38,7 +38,7 @@ pub fn with_fallback(tool: Tool) -> anyhow::Result<Tool> {
     go_on_when_told(pid);
     let lifeline = Mutex::new(Some(lifeline));
     Ok(tool.leave_to(last, move || {
-        lifeline.lock().map(|mut lifeline| lifeline.take()).ok();
+        lifeline.lock().take();
         say(&format!(
             "what the tool has started lives on, so process {pid} of Beeline stays in the background until that has ended"
         ));

@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use beeline_inject::Process;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 /// Watches processes until it is dropped.
@@ -56,7 +57,7 @@ impl Deaths {
     ///
     /// If that fails, its end is found in some other way, later.
     pub fn watch(&self, process: &Process, number: u32) {
-        let mut processes = self.shared.lock();
+        let mut processes = self.shared.processes.lock();
         let is_other = |other: &Process| other.pidfd().as_raw_fd() != process.pidfd().as_raw_fd();
         processes.retain(|_, other| is_other(other));
         processes.insert(number, process.clone());
@@ -86,7 +87,7 @@ impl Watched {
             for event in &events {
                 match u32::try_from(event.data.u64()) {
                     Ok(number) => {
-                        let mut processes = self.lock();
+                        let mut processes = self.processes.lock();
                         if let Some(process) = processes.remove(&number) {
                             // Under the lock, as it may just be being watched anew.
                             let _ = epoll::delete(&self.epoll, process.pidfd());
@@ -98,12 +99,6 @@ impl Watched {
                 }
             }
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Process>> {
-        self.processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

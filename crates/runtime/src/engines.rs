@@ -6,8 +6,8 @@
 //! at once. Each distinct program is compiled once in a session.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use beeline_agent::helpers;
 use beeline_codegen::aot::{Aot, Unusable};
@@ -15,6 +15,7 @@ use beeline_codegen::{
     Baseline, Code, CodeStore, Compiler, Digest, Error, Machine, MapShape, Program, RegisterSet,
 };
 use beeline_isa::Insn;
+use parking_lot::Mutex;
 
 use crate::budget::Budget;
 use crate::session::Report;
@@ -251,7 +252,7 @@ impl Engines {
             return Ok(kept);
         }
         // A thread that wants the same program meanwhile waits here, and finds it.
-        let mut made = lock(&self.optimized);
+        let mut made = self.optimized.lock();
         if let Some(known) = made.get(&source.digest) {
             return Ok(known.clone());
         }
@@ -286,11 +287,11 @@ impl Engines {
     }
 
     fn by_baseline(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
-        if let Some(known) = lock(&self.baseline).get(&source.digest) {
+        if let Some(known) = self.baseline.lock().get(&source.digest) {
             return Ok(known.clone());
         }
         let compiled = compile(&Baseline, source)?;
-        lock(&self.baseline).insert(source.digest, compiled.clone());
+        self.baseline.lock().insert(source.digest, compiled.clone());
         Ok(compiled)
     }
 
@@ -301,7 +302,7 @@ impl Engines {
         optimizer: &(dyn Compiler + Send + Sync),
     ) -> Option<Arc<Compiled>> {
         // Does not wait for the lock: it is held for as long as a program is compiled.
-        let mut made = self.optimized.try_lock().ok()?;
+        let mut made = self.optimized.try_lock()?;
         if let Some(known) = made.get(&source.digest) {
             return Some(known.clone());
         }
@@ -359,11 +360,6 @@ fn compile(compiler: &(impl Compiler + ?Sized), source: &Source) -> Result<Arc<C
     }))
 }
 
-/// A panic cannot leave it inconsistent, as only whole entries are added.
-fn lock(made: &Mutex<Made>) -> MutexGuard<'_, Made> {
-    made.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
@@ -415,7 +411,9 @@ mod tests {
         let mut most = 0;
         for number in 0..1000 {
             engines.first(&long_source(number)).expect("code");
-            let kept: usize = lock(&engines.baseline)
+            let kept: usize = engines
+                .baseline
+                .lock()
                 .code
                 .values()
                 .map(|it| it.size())

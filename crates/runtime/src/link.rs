@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use beeline_agent::abi;
 use beeline_hook::{Exit, Function, Incoming, Plan};
 use beeline_inject::Region;
+use parking_lot::Mutex;
 
 use crate::backend::{CallContext, Edge, Id};
 use crate::binary::Binary;
@@ -194,13 +195,13 @@ impl Files {
 
     /// True if the file has been read.
     pub fn knows(&self, path: &Path) -> bool {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         file_id(path).is_ok_and(|id| known.contains_key(&id))
     }
 
     fn file(&self, path: &Path) -> Result<Arc<ProbedFile>, Error> {
         let key = file_id(path)?;
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if let Some(file) = known.get(&key) {
             return Ok(file.clone());
         }

@@ -3,10 +3,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use beeline_codegen::MapShape;
@@ -15,6 +15,7 @@ use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, ringbuf};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::program;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
+use parking_lot::Mutex;
 
 use crate::backend::{Id, MapSpec, ValueType};
 use crate::budget::{Budget, Charge};
@@ -191,23 +192,17 @@ impl MapObject {
 
     /// Returns the number of rings that a perf event array can hold; 0 for other maps.
     pub fn ring_elements(&self) -> usize {
-        self.rings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len()
+        self.rings.lock().len()
     }
 
     /// Returns a perf event array's elements.
     pub fn rings(&self) -> Vec<Option<Arc<Ring>>> {
-        self.rings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.rings.lock().clone()
     }
 
     /// Sets or clears an element of a perf event array.
     pub fn set_ring(&self, index: u32, ring: Option<Arc<Ring>>) -> Result<(), Errno> {
-        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rings = self.rings.lock();
         let element = rings.get_mut(index as usize).ok_or(Errno(libc::E2BIG))?;
         if ring.is_none() && element.is_none() {
             return Err(Errno(libc::ENOENT));

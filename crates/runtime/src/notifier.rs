@@ -4,11 +4,12 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use beeline_agent::abi::Session;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 use rustix::time::Timespec;
@@ -93,11 +94,7 @@ impl Notifier {
     /// Watches one more source, as long as it lives.
     pub fn watch(&self, source: &Arc<impl Source + 'static>) {
         let source: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
-        self.shared
-            .sources
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(source);
+        self.shared.sources.lock().push(source);
     }
 }
 
@@ -136,7 +133,7 @@ impl Shared {
 
     /// Wakes the tool for each source with news, and returns their number.
     fn notify(&self) -> usize {
-        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sources = self.sources.lock();
         sources.retain(|source| source.strong_count() > 0);
         let with_news = sources
             .iter()

@@ -9,11 +9,12 @@
 //! id that its process does not know.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use beeline_maps::Kind;
 use beeline_uapi::flags;
 use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
+use parking_lot::Mutex;
 
 use crate::backend::{Id, MapSpec};
 use crate::map::MapObject;
@@ -71,12 +72,12 @@ impl Elements {
         announce: impl FnOnce(),
         store: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let _changing = lock(&self.changing);
-        lock(&self.held).coming = Some(object.clone());
+        let _changing = self.changing.lock();
+        self.held.lock().coming = Some(object.clone());
         announce();
         let stored = store();
         let replaced = {
-            let mut held = lock(&self.held);
+            let mut held = self.held.lock();
             held.coming = None;
             match stored {
                 Ok(()) => held.by_key.insert(key.to_vec(), object),
@@ -97,16 +98,16 @@ impl Elements {
         key: &[u8],
         store: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let _changing = lock(&self.changing);
+        let _changing = self.changing.lock();
         store()?;
-        let removed = lock(&self.held).by_key.remove(key);
+        let removed = self.held.lock().by_key.remove(key);
         drop(removed);
         Ok(())
     }
 
     /// Returns all of them, including one that is coming.
     fn all(&self) -> Vec<Object> {
-        let held = lock(&self.held);
+        let held = self.held.lock();
         held.by_key.values().chain(&held.coming).cloned().collect()
     }
 }
@@ -123,7 +124,7 @@ impl ProgramKind {
     /// `EINVAL` for a program of another kind.
     pub fn admit(&self, program: &Program) -> Result<(), Errno> {
         let kind = (program.prog_type, program.expected_attach_type);
-        let mut decided = lock(&self.0);
+        let mut decided = self.0.lock();
         if *decided.get_or_insert(kind) == kind {
             Ok(())
         } else {
@@ -212,10 +213,4 @@ fn behind(object: &Object) -> Vec<Arc<MapObject>> {
         Object::Program(program) => program.maps.clone(),
         Object::Cgroup { .. } => Vec::new(),
     }
-}
-
-/// Each change under the locks here is a single one, so what they protect is consistent whenever
-/// they are free.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

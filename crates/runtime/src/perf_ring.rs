@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_maps::perf;
 use beeline_uapi::Errno;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::Id;
 use crate::budget::{Budget, Charge};
@@ -74,7 +74,7 @@ impl Ring {
                 Err(Errno(libc::EINVAL))
             };
         }
-        let mut charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut charge = self.charge.lock();
         charge.resize(bytes_of(len))?;
         memory.resize(len).map_err(failed)?;
         self.pages.store(pages, Relaxed);
@@ -144,7 +144,7 @@ impl Ring {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 }
 

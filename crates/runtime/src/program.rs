@@ -1,13 +1,14 @@
 //! A program: verified, compiled, and ready to be placed into targets.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use beeline_codegen::Code;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{MapUse, ProgramSummary};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};
@@ -300,7 +301,7 @@ impl Program {
     }
 
     fn charge(&self) -> MutexGuard<'_, Charge> {
-        self.charge.lock().unwrap_or_else(PoisonError::into_inner)
+        self.charge.lock()
     }
 
     /// Gives it the trace buffer to print to.
@@ -311,10 +312,7 @@ impl Program {
 
     /// `BPF_PROG_BIND_MAP`.
     pub fn bind(&self, map: Arc<MapObject>) {
-        self.bound
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(map);
+        self.bound.lock().push(map);
     }
 
     /// Returns every map of the tool that it keeps alive: those that it uses, then those bound to
@@ -322,12 +320,7 @@ impl Program {
     pub fn map_ids(&self) -> Vec<Id> {
         let used = self.maps.iter().map(|map| map.id);
         let mut ids: Vec<Id> = used.filter(|id| self.trace != Some(*id)).collect();
-        for map in self
-            .bound
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-        {
+        for map in self.bound.lock().iter() {
             if !ids.contains(&map.id) {
                 ids.push(map.id);
             }

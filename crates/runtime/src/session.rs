@@ -7,10 +7,11 @@ mod objects;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_uapi::Errno;
+use parking_lot::Mutex;
 
 use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
@@ -165,11 +166,7 @@ impl Runtime {
     pub fn close(&self) {
         self.engines.stop();
         self.tracees.close();
-        let trace = self
-            .trace
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let trace = self.trace.lock().take();
         let (unread, dropped) = trace.map(|trace| trace.close()).unwrap_or_default();
         if unread > 0 {
             (self.report)(&format!(
@@ -184,7 +181,7 @@ impl Runtime {
     }
 
     fn trace(&self) -> Result<Arc<Trace>, Errno> {
-        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trace = self.trace.lock();
         if let Some(trace) = &*trace {
             return Ok(trace.clone());
         }
@@ -567,7 +564,7 @@ impl Backend for Runtime {
     }
 
     fn unsupported(&self, what: &str) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock();
         if told.len() < MOST_TOLD && told.insert(what.to_owned()) {
             (self.report)(what);
         }

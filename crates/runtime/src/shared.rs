@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use beeline_agent::abi::Session;
 use beeline_inject::Unblocked;
 use beeline_verifier::types::KernelTypes;
+use parking_lot::Mutex;
 
 use crate::agent::Agent;
 use crate::cgroup::Cgroups;
@@ -87,9 +88,8 @@ impl Shared {
         self.unblocked().remove(&pid).unwrap_or_default()
     }
 
-    fn unblocked(&self) -> std::sync::MutexGuard<'_, BTreeMap<i32, BTreeSet<Unblocked>>> {
-        let unblocked = self.unblocked.lock();
-        unblocked.unwrap_or_else(PoisonError::into_inner)
+    fn unblocked(&self) -> parking_lot::MutexGuard<'_, BTreeMap<i32, BTreeSet<Unblocked>>> {
+        self.unblocked.lock()
     }
 
     /// Returns the layout of a task in the running kernel, or `None` if the kernel does not

@@ -6,11 +6,12 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Unhookable, UnhookableCall};
 use beeline_inject::Region;
+use parking_lot::Mutex;
 
 use crate::binary::Binary;
 use crate::binary::parts::Parts;
@@ -157,7 +158,7 @@ impl FileCalls {
 
     /// Returns the stubs that were written for such a layout.
     pub fn written(&self, layout: &Layout) -> Option<Arc<StubSet>> {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.written.lock();
         let mut sets = written.iter();
         sets.find(|set| set.layout.as_ref() == Some(layout))
             .cloned()
@@ -165,7 +166,7 @@ impl FileCalls {
 
     /// Remembers written stubs.
     pub fn remember(&self, set: &Arc<StubSet>) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         written.retain(|known| known.layout != set.layout);
         written.truncate(LAYOUTS - 1);
         written.push_front(set.clone());

@@ -8,13 +8,14 @@
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use beeline_agent::abi::TraceLine;
 use beeline_maps::ringbuf::{self, Record};
 use beeline_uapi::{Errno, MapType};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno as OsError;
@@ -84,7 +85,7 @@ impl Trace {
             pipe_with(PipeFlags::CLOEXEC).map_err(|error| Errno(error.raw_os_error()))?;
         rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)
             .map_err(|error| Errno(error.raw_os_error()))?;
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread.lock();
         if thread.is_none() {
             notifier.watch(&self.shared.map);
             let shared = self.shared.clone();
@@ -103,11 +104,7 @@ impl Trace {
     pub fn close(&self) -> (u64, u64) {
         self.shared.stop.store(true, SeqCst);
         self.shared.wake();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }
@@ -200,8 +197,8 @@ impl Shared {
         ringbuf::Ring::of(self.map.here())
     }
 
-    fn pipes(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
-        self.pipes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pipes(&self) -> parking_lot::MutexGuard<'_, Vec<OwnedFd>> {
+        self.pipes.lock()
     }
 
     fn wake(&self) {

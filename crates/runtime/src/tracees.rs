@@ -20,11 +20,12 @@ mod targets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use beeline_inject::{Process, Seccomp, Stopped};
+use parking_lot::Mutex;
 
 use crate::backend::Id;
 use crate::deaths::Deaths;
@@ -209,20 +210,20 @@ impl Tracees {
                 let tracees = tracees.clone();
                 move || tracees.watch()
             });
-        *lock(&tracees.watcher) = Some(thread.map_err(os("starting a thread"))?);
+        *tracees.watcher.lock() = Some(thread.map_err(os("starting a thread"))?);
         let thread = std::thread::Builder::new()
             .name("beeline-upcalls".into())
             .spawn({
                 let tracees = tracees.clone();
                 move || tracees.serve_upcalls()
             });
-        *lock(&tracees.upcall_server) = Some(thread.map_err(os("starting a thread"))?);
+        *tracees.upcall_server.lock() = Some(thread.map_err(os("starting a thread"))?);
         Ok(tracees)
     }
 
     /// Attaches a link to every process that it concerns now, and to those that come later.
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
-        lock(&self.links).insert(link.id, link.clone());
+        self.links.lock().insert(link.id, link.clone());
         self.say_what_is_sought();
         self.hold_openers();
         let pids = self.candidates_now(link.pid);
@@ -255,7 +256,7 @@ impl Tracees {
         let told = format!(
             "{error}; {name} maps a file that is probed, and is not traced: only the kernel's own probes, without Beeline, see it"
         );
-        if lock(&self.untraceable).insert(name) {
+        if self.untraceable.lock().insert(name) {
             (self.report)(&told);
         }
     }
@@ -271,10 +272,10 @@ impl Tracees {
 
     /// Ends a link everywhere.
     pub fn detach(&self, link: &Uprobe) {
-        lock(&self.links).remove(&link.id);
+        self.links.lock().remove(&link.id);
         self.say_what_is_sought();
         for target in self.all_targets() {
-            lock(&target).detach(link.id);
+            target.lock().detach(link.id);
         }
         self.forget_reachable();
     }
@@ -285,7 +286,7 @@ impl Tracees {
     }
 
     fn all_targets(&self) -> Vec<Arc<Mutex<Target>>> {
-        lock(&self.targets).values().cloned().collect()
+        self.targets.lock().values().cloned().collect()
     }
 
     /// Updates every target after a perf event array has changed.
@@ -305,7 +306,7 @@ impl Tracees {
     /// `failed`.
     pub fn renew(&self, program: &Program, failed: &dyn Fn(Error)) {
         for target in self.all_targets() {
-            if let Err(error) = lock(&target).renew(program) {
+            if let Err(error) = target.lock().renew(program) {
                 failed(error);
             }
         }
@@ -314,9 +315,9 @@ impl Tracees {
     /// Makes a change in every process and reports failures.
     fn tell(&self, change: impl Fn(&mut Target) -> Result<(), Error>) {
         for target in self.all_targets() {
-            let outcome = retry_open::patiently(|| change(&mut lock(&target)));
+            let outcome = retry_open::patiently(|| change(&mut target.lock()));
             if let Err(error) = outcome
-                && lock(&target).process().is_alive()
+                && target.lock().process().is_alive()
             {
                 (self.report)(&error.to_string());
             }
@@ -325,14 +326,14 @@ impl Tracees {
 
     /// Frees this map's locks when a process dies.
     pub fn watch_map(&self, map: &Arc<MapObject>) {
-        let mut maps = lock(&self.maps);
+        let mut maps = self.maps.lock();
         maps.retain(|map| map.strong_count() > 0);
         maps.push(Arc::downgrade(map));
     }
 
     /// Frees this ring's lock when a process dies.
     pub fn watch_ring(&self, ring: &Arc<Ring>) {
-        let mut rings = lock(&self.rings);
+        let mut rings = self.rings.lock();
         rings.retain(|ring| ring.strong_count() > 0);
         rings.push(Arc::downgrade(ring));
     }
@@ -361,7 +362,7 @@ impl Tracees {
             && let (Some(target), _) = self.make_target(process)
         {
             self.plan_calls(process);
-            self.follow_for_functions(&mut lock(&target), &wanted, &mut Hold::Brief);
+            self.follow_for_functions(&mut target.lock(), &wanted, &mut Hold::Brief);
         }
     }
 
@@ -370,9 +371,9 @@ impl Tracees {
     /// A process that is traced already may just now be held by another thread of Beeline, and
     /// would then look taken.
     fn known_or_open(&self, pid: i32) -> Result<Process, Error> {
-        let known = lock(&self.targets).get(&pid).cloned();
+        let known = self.targets.lock().get(&pid).cloned();
         if let Some(target) = known {
-            let known = lock(&target);
+            let known = target.lock();
             if !known.is_gone() {
                 return Ok(known.process().clone());
             }
@@ -433,7 +434,7 @@ impl Tracees {
         let (Some(target), _) = self.make_target(process) else {
             return Ok(());
         };
-        self.attach_at(&mut lock(&target), link, &addresses, hold)
+        self.attach_at(&mut target.lock(), link, &addresses, hold)
     }
 
     fn attach_at(
@@ -502,17 +503,19 @@ impl Tracees {
                 self.attach_to(process, &link, &mut Hold::Held(stopped))?;
             }
         }
-        let known = lock(&self.targets).get(&process.pid()).cloned();
+        let known = self.targets.lock().get(&process.pid()).cloned();
         if let Some(target) = known {
             let regions = stopped.regions()?;
-            lock(&target).keep_unwinding(&regions, &mut Hold::Held(stopped));
+            target
+                .lock()
+                .keep_unwinding(&regions, &mut Hold::Held(stopped));
         }
         Ok(())
     }
 
     /// Returns the links to functions.
     fn links(&self) -> Vec<Arc<Uprobe>> {
-        lock(&self.links).values().cloned().collect()
+        self.links.lock().values().cloned().collect()
     }
 
     /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`.
@@ -525,7 +528,7 @@ impl Tracees {
     /// rest to the next round.
     fn died(&self, owner: u32) {
         if !self.free(owner) {
-            lock(&self.dead).push(owner);
+            self.dead.lock().push(owner);
         }
     }
 
@@ -535,10 +538,10 @@ impl Tracees {
     fn free(&self, owner: u32) -> bool {
         let caller = MapObject::caller();
         let mut is_done = true;
-        for map in lock(&self.maps).iter().filter_map(Weak::upgrade) {
+        for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
             is_done &= map.here().release_owner(owner, &caller).is_ok();
         }
-        for ring in lock(&self.rings).iter().filter_map(Weak::upgrade) {
+        for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
             ring.release(&|tag| tag == owner);
         }
         // The next user of a slot overwrites what the maps know of the dead one.
@@ -555,7 +558,7 @@ impl Tracees {
 fn told_to(tracees: Weak<Tracees>) -> impl Fn(u32) + Send + 'static {
     move |owner| {
         if let Some(tracees) = tracees.upgrade() {
-            lock(&tracees.ended).insert(owner);
+            tracees.ended.lock().insert(owner);
             tracees.died(owner);
         }
     }
@@ -589,8 +592,4 @@ fn unless_changed(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), 
         }
     }
     attempt()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,8 +3,8 @@
 mod common;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
 
 use beeline_codegen::CodeStore;
 use beeline_codegen::aot::{Aot, AotProgram};
@@ -13,6 +13,7 @@ use beeline_runtime::engines::{Choice, Engines, Optimizer};
 use beeline_runtime::{Report, Runtime, Scope};
 use beeline_uapi::{AttachType, MapType, ProgramType};
 use common::*;
+use parking_lot::Mutex;
 
 /// A session, and its reports.
 struct Session {
@@ -25,7 +26,7 @@ impl Session {
         let said: Arc<Mutex<Vec<String>>> = Arc::default();
         let report: Report = {
             let said = said.clone();
-            Arc::new(move |line: &str| said.lock().unwrap().push(line.to_owned()))
+            Arc::new(move |line: &str| said.lock().push(line.to_owned()))
         };
         let scope = Scope::Processes(targets.iter().map(Target::pid).collect());
         let engines = engines(report.clone());
@@ -43,17 +44,13 @@ impl Session {
     }
 
     fn has_said(&self, what: &str) -> bool {
-        self.said
-            .lock()
-            .unwrap()
-            .iter()
-            .any(|line| line.contains(what))
+        self.said.lock().iter().any(|line| line.contains(what))
     }
 
     /// Ends the session; returns the hits that ran no program.
     fn close(&self) -> u64 {
         self.runtime.close();
-        let said = self.said.lock().unwrap();
+        let said = self.said.lock();
         let missed = said.iter().find_map(|line| {
             let (number, _) = line.split_once(" probe hits ran no program")?;
             number.parse().ok()

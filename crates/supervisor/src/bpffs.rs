@@ -16,8 +16,9 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 
 use beeline_uapi::Errno;
@@ -246,7 +247,7 @@ impl<P: Clone> BpfFs<P> {
     /// Locks the pins. Each change is a single step, so the map is consistent whenever the lock is
     /// free.
     fn pins(&self) -> MutexGuard<'_, HashMap<u64, Pin<P>>> {
-        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pins.lock()
     }
 }
 

@@ -2,7 +2,8 @@
 //! fast path.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The number of calls before it is worth stopping the process for a moment.
 const OFTEN: u32 = 32;
@@ -22,7 +23,7 @@ struct Count {
 impl HotSites {
     /// Counts a map operation; `true` each time that there have been many.
     pub fn count(&self, tid: i32, ip: u64) -> bool {
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.0.lock();
         if calls.len() >= COUNTED {
             calls.clear();
         }

@@ -5,11 +5,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_inject::procfs;
 use beeline_uapi::Errno;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// A system call of the tool that waits for its answer.
@@ -48,10 +49,6 @@ impl Request {
         // A memory file always takes 8 bytes.
         let _ = file.write_all_at(&self.id.to_ne_bytes(), 0);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The answer to a call.
@@ -143,7 +140,7 @@ impl Listener {
     /// It writes the 8 bytes before it looks at the call.
     pub fn write_last_to(&mut self, file: File) {
         let file = self.last.insert(Arc::new(file));
-        if let Some(first) = &*lock(&self.first) {
+        if let Some(first) = &*self.first.lock() {
             first.write_to(file);
         }
     }
@@ -172,7 +169,7 @@ impl Listener {
                     self.answer(request.id, Ok(Reply::Continue));
                 }
                 Some(request) => {
-                    *lock(&self.first) = Some(request);
+                    *self.first.lock() = Some(request);
                     return;
                 }
                 None => {}
@@ -249,7 +246,7 @@ impl Listener {
     /// Waits for the next call; returns `None` when no process is left under the filter, or after
     /// [`Self::stop`].
     pub fn receive(&self) -> Option<Request> {
-        if let Some(first) = lock(&self.first).take() {
+        if let Some(first) = self.first.lock().take() {
             return Some(first);
         }
         loop {

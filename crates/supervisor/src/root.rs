@@ -6,9 +6,9 @@
 //! it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use beeline_inject::procfs::Stat;
+use parking_lot::Mutex;
 
 /// The number of processes remembered to have made eBPF calls.
 const MOST_TOOLS: usize = 1024;
@@ -44,7 +44,7 @@ impl Tools {
         let Some(stat) = Stat::of(process) else {
             return;
         };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.len() >= MOST_TOOLS {
             known.retain(|pid, _| Stat::of(*pid).is_some());
         }
@@ -53,11 +53,7 @@ impl Tools {
 
     /// Returns whether a process is to be told that it is root: it is a tool, or may become one.
     pub(crate) fn takes_for_root(&self, process: i32) -> bool {
-        let known = self
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let known = self.0.lock().clone();
         if known.is_empty() {
             return true;
         }

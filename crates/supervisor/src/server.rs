@@ -14,10 +14,10 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use beeline_uapi::Errno;
@@ -148,7 +148,7 @@ impl<D: Answers> Server<D> {
         if !matches!(request.nr, libc::SYS_bpf | libc::SYS_perf_event_open) {
             return;
         }
-        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut callers = self.callers.lock();
         if !callers.insert(request.tid) {
             return;
         }
@@ -198,7 +198,7 @@ impl<D: Answers> Server<D> {
 
     /// Waits to lead.
     fn lead(&self) -> Lead<'_> {
-        self.lead.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lead.lock()
     }
 
     fn add_worker<'scope, 'env>(&'scope self, scope: &'scope Scope<'scope, 'env>) {

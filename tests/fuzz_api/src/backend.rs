@@ -3,13 +3,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_runtime::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
     VerifierLog,
 };
 use beeline_uapi::Errno;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -33,7 +33,7 @@ fn memory() -> Result<OwnedFd, Errno> {
 
 impl Pretended {
     fn objects(&self) -> MutexGuard<'_, (HashMap<u32, Object>, u32)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn add(&self, object: Object) -> Id {

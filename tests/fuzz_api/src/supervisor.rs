@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use beeline_bpf_syscall::fuzz_api::Tool;
 use beeline_uapi::{AttachType, Command, Errno, MapType, ProgramType};
+use parking_lot::Mutex;
 use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::backend::Pretended;
@@ -57,7 +58,7 @@ pub fn tool_answers(data: &[u8]) -> Vec<Result<(), Errno>> {
     let Some((calls, memory)) = calls else {
         return Vec::new();
     };
-    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut world = WORLD.lock();
     let calls = calls.as_chunks().0.iter();
     let answers = calls.map(|call| world.call(*call, memory)).collect();
     world.tool.unpin_all();

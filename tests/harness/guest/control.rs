@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The outcome of a command in a guest.
 #[derive(Clone, Debug)]
@@ -41,7 +43,7 @@ struct Inner {
 
 impl State {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -75,7 +77,7 @@ impl Control {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let mut request = format!("{id} {} {}\n{script}", script.len(), input.len()).into_bytes();
         request.extend(input);
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.stream.lock();
         // If the guest is gone, the answer does not come, and that is reported.
         let _ = stream.write_all(&request);
         id
@@ -101,8 +103,7 @@ impl Control {
             if left.is_zero() || inner.ended {
                 return None;
             }
-            let waited = self.state.changed.wait_timeout(inner, left);
-            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.state.changed.wait_for(&mut inner, left);
         }
     }
 }
@@ -111,9 +112,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         let stream = self.stream.get_mut();
         // The reader has a copy of the descriptor and would keep waiting.
-        let _ = stream
-            .unwrap_or_else(PoisonError::into_inner)
-            .shutdown(std::net::Shutdown::Both);
+        let _ = stream.shutdown(std::net::Shutdown::Both);
     }
 }
 

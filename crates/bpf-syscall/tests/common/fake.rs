@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use beeline_runtime::backend::{
@@ -12,6 +11,7 @@ use beeline_runtime::backend::{
     VerifierLog,
 };
 use beeline_uapi::{Errno, MapType};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -61,7 +61,7 @@ const ENOENT: Errno = Errno(libc::ENOENT);
 impl Fake {
     /// The requests so far, in order.
     pub fn log(&self) -> Vec<String> {
-        self.state.lock().unwrap().log.clone()
+        self.state.lock().log.clone()
     }
 
     /// Returns whether any request starts so.
@@ -71,15 +71,15 @@ impl Fake {
 
     /// Returns the objects that were never released.
     pub fn alive(&self) -> usize {
-        self.state.lock().unwrap().objects.len()
+        self.state.lock().objects.len()
     }
 
     fn note(&self, line: String) {
-        self.state.lock().unwrap().log.push(line);
+        self.state.lock().log.push(line);
     }
 
     fn add(&self, kind: Kind, line: &str) -> Id {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         state.last += 1;
         let id = state.last;
         state.objects.insert(id, kind);
@@ -92,14 +92,7 @@ impl Fake {
         id: Id,
         then: impl FnOnce(&mut Kind) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        then(
-            self.state
-                .lock()
-                .unwrap()
-                .objects
-                .get_mut(&id.0)
-                .ok_or(ENOENT)?,
-        )
+        then(self.state.lock().objects.get_mut(&id.0).ok_or(ENOENT)?)
     }
 
     fn elements<T>(
@@ -310,7 +303,7 @@ impl Backend for Fake {
     fn perf_ring_enable(&self, ring: Id, on: bool) -> Result<(), Errno> {
         self.note(format!("ring_enable {} {on}", ring.0));
         if !on {
-            self.state.lock().unwrap().readable.remove(&ring.0);
+            self.state.lock().readable.remove(&ring.0);
         }
         Ok(())
     }
@@ -329,7 +322,7 @@ impl Backend for Fake {
 
     /// A test run makes everything readable, and disabling a ring ends it.
     fn readable(&self, id: Id) -> Result<bool, Errno> {
-        Ok(self.state.lock().unwrap().readable.contains(&id.0))
+        Ok(self.state.lock().readable.contains(&id.0))
     }
 
     fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError> {
@@ -361,7 +354,7 @@ impl Backend for Fake {
     /// Wakes all waiters.
     fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno> {
         self.note(format!("test_run {} {context:?}", program.0));
-        let state = &mut *self.state.lock().unwrap();
+        let state = &mut *self.state.lock();
         state.readable.extend(state.objects.keys());
         for kind in state.objects.values() {
             if let Kind::Ring { wakeup, .. } | Kind::Map { wakeup, .. } = kind {
@@ -414,7 +407,7 @@ impl Backend for Fake {
     }
 
     fn release(&self, id: Id) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         state.log.push(format!("release {}", id.0));
         assert!(
             state.objects.remove(&id.0).is_some(),

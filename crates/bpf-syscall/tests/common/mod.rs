@@ -10,10 +10,11 @@ pub mod tool;
 
 use std::ffi::OsString;
 use std::process::{Command, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use beeline_bpf_syscall::serve;
 use beeline_supervisor::{Error, Options, Tool};
+use parking_lot::Mutex;
 
 use fake::Fake;
 
@@ -36,7 +37,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Plays a scene under the supervisor; its assertions must hold, and everything must be released at
 /// the end.
 pub fn play(scene: &str) -> Arc<Fake> {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ONE_AT_A_TIME.lock();
     let exe = std::env::current_exe().unwrap();
     let scene = format!("{SCENE}={scene}");
     // Its report does not belong in this run's; failures are printed on stderr.
@@ -70,7 +71,7 @@ const ON_KERNEL: &str = "BEELINE_DOOR_ON_KERNEL";
 /// Plays a scene without a supervisor, so that the kernel answers: its assertions must hold there
 /// as well. Skipped where it cannot be: without root.
 pub fn on_kernel(scene: &str) {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ONE_AT_A_TIME.lock();
     let script = "test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing 2>&1 || exit 77; \
                   exec \"$0\" --exact tool --nocapture --quiet --test-threads=1 2>&1";
     let played = Command::new("unshare")
@@ -93,7 +94,7 @@ pub fn on_kernel(scene: &str) {
 /// Runs some of this program's tests again where no tracefs is mounted; they must pass there as
 /// well. Skipped without root.
 pub fn again_without_tracefs(tests: &[&str]) {
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ONE_AT_A_TIME.lock();
     let script = "umount -l /sys/kernel/debug/tracing /sys/kernel/tracing /sys/kernel/debug; \
                   test -e /sys/kernel/tracing/events && exit 77; \
                   exec \"$0\" --exact \"$@\" 2>&1";

@@ -2,12 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use beeline_agent::abi::{ORIGINAL_BYTES, Site};
 use beeline_agent::fast_path::DECLINED;
 use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
+use parking_lot::Mutex;
 
 use crate::agent::Agent;
 use crate::error::{Error, os};
@@ -69,10 +69,7 @@ impl Hooks {
         fill: impl FnOnce(&[u64]) -> Fill + Send,
     ) -> Result<bool, Error> {
         let site = ip.wrapping_sub(SYSCALL.len() as u64);
-        let mut processes = self
-            .processes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut processes = self.processes.lock();
         processes.retain(|pid, visited| start_time(*pid) == visited.started);
         let program =
             std::fs::read_link(format!("/proc/{}/exe", process.pid())).unwrap_or_default();

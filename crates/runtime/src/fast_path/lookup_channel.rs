@@ -2,7 +2,8 @@
 //! each socket belongs to, and which maps can be looked up through them.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 pub use beeline_agent::fast_path::lookup_channel::{CHANNELS, KEY, VALUE};
 use beeline_agent::fast_path::lookup_channel::{ChannelUse, LISTED, ListedMap, Socket};
@@ -47,17 +48,13 @@ impl Owners {
     /// Returns the place that belongs to a process.
     pub(super) fn place_of(&self, pid: i32) -> Option<usize> {
         let owner = Program::of(pid)?;
-        let owners = self.lock();
+        let owners = self.0.lock();
         owners.iter().position(|known| *known == Some(owner))
     }
 
     /// True if a place belongs to a process that is still there.
     pub(super) fn is_owned(&self, index: usize) -> bool {
-        is_alive(self.lock().get(index).copied().flatten())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, [Option<Program>; CHANNELS]> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        is_alive(self.0.lock().get(index).copied().flatten())
     }
 }
 
@@ -101,7 +98,7 @@ impl Places<'_> {
     /// Lists a map if it is not listed, in place of the one that was listed first. Returns whether
     /// it was new.
     pub(super) fn list(&self, listing: &Listing, map: &MapByChannel) -> bool {
-        let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = listing.0.lock();
         let is_new = !listed.files.contains(&map.file);
         if is_new {
             let index = listed.next;
@@ -114,7 +111,7 @@ impl Places<'_> {
 
     /// Removes a map. The file is closed everywhere, and its inode may become another one's.
     pub(super) fn unlist(&self, listing: &Listing, file: (u64, u64)) {
-        let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listed = listing.0.lock();
         let known = listed.files.iter().position(|known| *known == file);
         if let Some(index) = known {
             listed.files[index] = (0, 0);
@@ -155,7 +152,7 @@ impl Places<'_> {
     /// Returns the place that belongs to a process. The process gets one if there is one left.
     pub(super) fn take(&self, owners: &Owners, pid: i32) -> Option<usize> {
         let owner = Program::of(pid)?;
-        let mut owners = owners.lock();
+        let mut owners = owners.0.lock();
         if let Some(index) = owners.iter().position(|known| *known == Some(owner)) {
             return Some(index);
         }

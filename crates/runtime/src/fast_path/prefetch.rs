@@ -2,12 +2,12 @@
 //! processes of the tool that look at it.
 
 use std::mem::offset_of;
+use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     fence,
 };
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_agent::fast_path::ToolMemory;
 pub use beeline_agent::fast_path::prefetch::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
@@ -15,6 +15,7 @@ use beeline_agent::fast_path::prefetch::{
     Board, GuestFastPath, ITERATIONS, IterationMarks, Marks, Walk,
 };
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::hooks::{Code, Fill, Hooks};
 use super::lookup_channel::{CHANNELS, Listing, MapByChannel, Owners, Places};
@@ -298,7 +299,7 @@ impl Prefetch {
     }
 
     fn shown(&self) -> MutexGuard<'_, [Shown; ITERATIONS]> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shown.lock()
     }
 }
 

@@ -1,7 +1,9 @@
 //! A session's objects, by id.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
 
 use beeline_uapi::Errno;
 
@@ -26,7 +28,7 @@ pub(super) struct Objects {
 
 impl Runtime {
     pub(super) fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock()
     }
 
     pub(super) fn map(&self, id: Id) -> Result<Arc<MapObject>, Errno> {

@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, available_parallelism};
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::FileCalls;
 use crate::link::{FileId, file_id};
@@ -114,11 +116,11 @@ impl Planned {
 
 impl Shelf {
     fn known(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Known>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Returns what is known of the file at a path. If it has not been asked for yet, it is queued
@@ -196,17 +198,14 @@ impl Shelf {
 
 impl Known {
     fn planned(&self) -> MutexGuard<'_, Planned> {
-        self.planned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.planned.lock()
     }
 
     /// Returns what is known when the scan is done, or at the given time.
     fn wait(&self, until: Instant) -> Planned {
-        let rest = until.saturating_duration_since(Instant::now());
         let is_late = |planned: &mut Planned| matches!(planned, Planned::Late);
-        let waited = self
-            .is_done
-            .wait_timeout_while(self.planned(), rest, is_late);
-        let (planned, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut planned = self.planned();
+        self.is_done.wait_while_until(&mut planned, is_late, until);
         planned.clone()
     }
 }

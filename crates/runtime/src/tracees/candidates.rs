@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_codegen::worker::LLVM;
 
-use super::{Tracees, lock, program};
+use super::{Tracees, program};
 use crate::error::Error;
 use crate::link::Uprobe;
 use crate::proc::{self, parent};
@@ -54,7 +54,7 @@ impl Tracees {
     /// Tells the user, once per message, of a process that was named together with others.
     pub(super) fn tell_left_out(&self, pid: i32, error: &Error) {
         let why = error.to_string();
-        if lock(&self.left_out).insert((pid, why.clone())) {
+        if self.left_out.lock().insert((pid, why.clone())) {
             (self.report)(&left_out(pid, &why));
         }
     }
@@ -62,7 +62,7 @@ impl Tracees {
     /// Returns the processes that a link may concern. `only` is the one that the link itself names.
     pub(super) fn candidates_now(&self, only: Option<i32>) -> Vec<i32> {
         if only.is_none() && self.looks_around() {
-            lock(&self.processes).list();
+            self.processes.lock().list();
         }
         self.candidates(only)
     }
@@ -74,10 +74,10 @@ impl Tracees {
         let mut found = match (only, &self.scope) {
             (Some(pid), _) => return vec![pid],
             (None, Scope::Processes(pids)) => return pids.clone(),
-            (None, Scope::All) => lock(&self.processes).pids(),
+            (None, Scope::All) => self.processes.lock().pids(),
             (None, Scope::Children) => {
                 let is_member = |pid| self.descendants.is_member(pid, tool);
-                lock(&self.processes).descendants((tool, &tools), is_member)
+                self.processes.lock().descendants((tool, &tools), is_member)
             }
         };
         let is_ours = |pid: &i32| *pid == own || *pid == tool || tools.contains(pid);

@@ -1,17 +1,18 @@
 //! Processes that put themselves under a seccomp filter. The filter may kill them for a system call
 //! of Beeline's, so they are let go before it is installed.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::Request;
 use beeline_inject::Process;
 use libc::user_regs_struct;
+use parking_lot::Mutex;
 
+use super::Tracees;
 use super::serve_upcalls::thread_that_asks;
-use super::{Tracees, lock};
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
@@ -30,7 +31,7 @@ impl Tracees {
     /// The thread that asks then makes its call again, at an address where nothing of Beeline's is
     /// left.
     pub(super) fn before_filter(&self, pid: i32, target: &Arc<Mutex<Target>>, request: &Request) {
-        let process = lock(target).process().clone();
+        let process = target.lock().process().clone();
         if process.pid() != pid || self.check_if_confining(pid).is_err() {
             return;
         }
@@ -40,8 +41,8 @@ impl Tracees {
         if !harms_us(&process, &regs) {
             return;
         }
-        lock(&self.confined).insert(pid, Instant::now());
-        let name = lock(target).name();
+        self.confined.lock().insert(pid, Instant::now());
+        let name = target.lock().name();
         let outcome = self.let_go(&process, target, request, &regs);
         if !process.is_alive() {
             return;
@@ -50,7 +51,11 @@ impl Tracees {
             Ok(()) => "it is not traced any more".to_owned(),
             Err(error) => error.to_string(),
         };
-        if lock(&self.confining).insert((name.clone(), outcome.is_ok())) {
+        if self
+            .confining
+            .lock()
+            .insert((name.clone(), outcome.is_ok()))
+        {
             (self.report)(&format!(
                 "process {pid} ({name}) puts itself under a seccomp filter that forbids calls which Beeline makes in it: {what}"
             ));
@@ -59,7 +64,7 @@ impl Tracees {
 
     /// Fails for a process that was let go for a filter a moment ago.
     pub(super) fn check_if_confining(&self, pid: i32) -> Result<(), Error> {
-        let mut confined = lock(&self.confined);
+        let mut confined = self.confined.lock();
         confined.retain(|_, since| since.elapsed() < LEFT_ALONE);
         match confined.contains_key(&pid) {
             true => Err(beeline_inject::Error::Seccomp { pid }.into()),
@@ -79,7 +84,7 @@ impl Tracees {
         let own = SessionId::own();
         let outcome = {
             // The lock keeps others from attaching to it meanwhile.
-            let _target = lock(target);
+            let _target = target.lock();
             let present = detach::presences(process)?;
             let mut ours = present.iter().filter(|presence| presence.session == own);
             ours.try_for_each(|presence| {

@@ -6,9 +6,9 @@
 //! something else has started, as `timeout` does.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
-use super::lock;
+use parking_lot::Mutex;
+
 use crate::proc::{Stat, start_time};
 
 /// See the module documentation.
@@ -43,7 +43,7 @@ impl Descendants {
             }
             let stat = Stat::of(current)?;
             let (parent, start) = (stat.parent()?, stat.start_time()?);
-            if lock(&self.members).get(&current) == Some(&start) {
+            if self.members.lock().get(&current) == Some(&start) {
                 self.admit(line);
                 return Some(true);
             }
@@ -57,50 +57,52 @@ impl Descendants {
     }
 
     fn admit(&self, line: Vec<(i32, u64)>) {
-        lock(&self.new).extend(line.iter().map(|(pid, _)| pid));
-        lock(&self.members).extend(line);
+        self.new.lock().extend(line.iter().map(|(pid, _)| pid));
+        self.members.lock().extend(line);
     }
 
     /// Records that `parent`, which may have ended since, has forked `child`.
     pub fn inherit(&self, child: i32, parent: i32) {
-        let mut members = lock(&self.members);
+        let mut members = self.members.lock();
         if members.contains_key(&parent)
             && let Some(start) = start_time(child)
         {
             members.insert(child, start);
-            lock(&self.new).push(child);
+            self.new.lock().push(child);
         }
     }
 
     /// Returns the processes that have become members since the last call.
     pub fn take_new(&self) -> Vec<i32> {
-        std::mem::take(&mut lock(&self.new))
+        std::mem::take(&mut self.new.lock())
     }
 
     /// Records that a known descendant makes eBPF calls.
     pub fn add_tool(&self, pid: i32) {
         if let Some(start) = start_time(pid) {
             self.admit(vec![(pid, start)]);
-            lock(&self.tools).insert(pid, start);
+            self.tools.lock().insert(pid, start);
         }
     }
 
     /// Returns the members that make eBPF calls.
     pub fn tools(&self) -> Vec<i32> {
-        let tools = lock(&self.tools);
+        let tools = self.tools.lock();
         let there = tools.iter().filter(|(pid, start)| lives(**pid, **start));
         there.map(|(pid, _)| *pid).collect()
     }
 
     /// Returns all known members.
     pub fn members(&self) -> Vec<i32> {
-        lock(&self.members).keys().copied().collect()
+        self.members.lock().keys().copied().collect()
     }
 
     /// Forgets processes that have ended, except those that may have children not seen yet.
     pub fn forget_ended(&self, is_remembered: impl Fn(i32) -> bool) {
-        lock(&self.members).retain(|pid, start| lives(*pid, *start) || is_remembered(*pid));
-        lock(&self.tools).retain(|pid, start| lives(*pid, *start));
+        self.members
+            .lock()
+            .retain(|pid, start| lives(*pid, *start) || is_remembered(*pid));
+        self.tools.lock().retain(|pid, start| lives(*pid, *start));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::{Tracees, lock};
+use super::Tracees;
 use crate::error::Error;
 use crate::proc::{start_time, text};
 
@@ -11,7 +11,7 @@ impl Tracees {
     /// True if the session was taken out of this process, or is being taken out.
     pub(super) fn is_dismissed(&self, pid: i32) -> bool {
         self.note_dismissals();
-        let since = lock(&self.dismissed).get(&pid).copied();
+        let since = self.dismissed.lock().get(&pid).copied();
         since.is_some_and(|since| since == start_time(pid))
     }
 
@@ -28,7 +28,9 @@ impl Tracees {
 
     /// Forgets processes that have ended.
     pub(super) fn forget_dismissed(&self) {
-        lock(&self.dismissed).retain(|pid, since| *since == start_time(*pid));
+        self.dismissed
+            .lock()
+            .retain(|pid, since| *since == start_time(*pid));
     }
 
     /// Records the dismissals that have been posted to the session, and tells the user.
@@ -43,7 +45,7 @@ impl Tracees {
                 continue;
             };
             let pid = target.process.pid();
-            lock(&self.dismissed).insert(pid, start_time(pid));
+            self.dismissed.lock().insert(pid, start_time(pid));
             let name = text(format!("/proc/{pid}/comm")).unwrap_or_default();
             (self.report)(&format!(
                 "process {pid} ({}) is not traced any more: `beeline detach` has taken this session out of it",

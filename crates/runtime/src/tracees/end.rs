@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Tracees, lock};
+use super::Tracees;
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
@@ -26,26 +26,26 @@ impl Tracees {
         let deadline = Instant::now() + LONGEST;
         let openers = self.let_openers_pass();
         self.give_up_all();
-        if let Some(watcher) = lock(&self.watcher).take() {
+        if let Some(watcher) = self.watcher.lock().take() {
             watcher.thread().unpark();
             self.join(watcher, deadline);
         }
         if let Some(openers) = openers {
             self.join(openers, deadline);
         }
-        if let Some(server) = lock(&self.upcall_server).take() {
+        if let Some(server) = self.upcall_server.lock().take() {
             self.stop_serving_upcalls();
             self.join(server, deadline);
         }
-        lock(&self.links).clear();
-        lock(&self.calls).clear();
-        let followers = std::mem::take(&mut *lock(&self.followers));
+        self.links.lock().clear();
+        self.calls.lock().clear();
+        let followers = std::mem::take(&mut *self.followers.lock());
         for thread in followers.into_iter().chain(self.exec_waiters.end()) {
             self.join(thread, deadline);
         }
-        lock(&self.targets).clear();
-        lock(&self.departed).clear();
-        let deaths = lock(&self.deaths).take();
+        self.targets.lock().clear();
+        self.departed.lock().clear();
+        let deaths = self.deaths.lock().take();
         drop(deaths);
         self.tell_cleared(true);
         self.detach_all();
@@ -69,7 +69,7 @@ impl Tracees {
                  system calls of it may be missing"
             ));
         }
-        let (lost, why) = std::mem::take(&mut *lock(&self.lost));
+        let (lost, why) = std::mem::take(&mut *self.lost.lock());
         if lost > 0 {
             (self.report)(&format!(
                 "{lost} processes were not followed when they forked or ran another program; the last: {why}"
@@ -86,7 +86,7 @@ impl Tracees {
     /// Gives up every wait for a process.
     fn give_up_all(&self) {
         for waits in [&self.execs, &self.starting] {
-            let waits = lock(waits);
+            let waits = waits.lock();
             waits
                 .values()
                 .for_each(|given_up| given_up.store(true, SeqCst));

@@ -6,11 +6,11 @@
 
 use std::io;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SendError, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::lock;
+use parking_lot::Mutex;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -67,7 +67,7 @@ impl Followers {
             .spawn(move || all.work(&jobs))?;
         // The thread has just been started and takes what is sent.
         let _ = sender.send(job);
-        let mut threads = lock(&self.threads);
+        let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished());
         threads.push(thread);
         Ok(())
@@ -75,12 +75,12 @@ impl Followers {
 
     /// Makes the threads end when all work that has begun is done, and returns them.
     pub fn end(&self) -> Vec<JoinHandle<()>> {
-        *lock(&self.idle) = None;
-        std::mem::take(&mut *lock(&self.threads))
+        *self.idle.lock() = None;
+        std::mem::take(&mut *self.threads.lock())
     }
 
     fn idle(&self) -> Option<Sender<Job>> {
-        lock(&self.idle).as_mut()?.pop()
+        self.idle.lock().as_mut()?.pop()
     }
 
     fn work(&self, jobs: &Receiver<Job>) {
@@ -91,7 +91,7 @@ impl Followers {
             if beeline_inject::must_end() {
                 return;
             }
-            match lock(&self.idle).as_mut() {
+            match self.idle.lock().as_mut() {
                 Some(idle) if idle.len() < MOST_IDLE => idle.push(sender),
                 _ => return,
             }
@@ -118,7 +118,7 @@ mod tests {
             followers
                 .follow(move || sender.send(std::thread::current().id()).unwrap())
                 .unwrap();
-            while lock(&followers.idle).as_ref().unwrap().is_empty() {
+            while followers.idle.lock().as_ref().unwrap().is_empty() {
                 std::thread::yield_now();
             }
         }
@@ -136,12 +136,12 @@ mod tests {
             let (both, done) = (both.clone(), done.clone());
             let work = move || {
                 both.wait();
-                *lock(&done) += 1;
+                *done.lock() += 1;
             };
             followers.follow(work).unwrap();
         }
         join(&followers);
-        assert_eq!(*lock(&done), 2);
+        assert_eq!(*done.lock(), 2);
     }
 
     #[test]

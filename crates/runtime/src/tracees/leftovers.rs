@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use beeline_inject::Process;
 
-use super::{Tracees, lock};
+use super::Tracees;
 use crate::detach::{Presence, presences};
 use crate::error::Error;
 use crate::liveness::SessionId;
@@ -32,7 +32,7 @@ impl Tracees {
     /// The error is that of a session that stays and has hooked system calls, which only one
     /// session at a time can do. Probes are laid over whatever else stays.
     pub(super) fn clear_dead(&self, process: &Process) -> Result<(), Error> {
-        let _alone = lock(&self.making);
+        let _alone = self.making.lock();
         self.clear_all(process, &presences(process)?)
     }
 
@@ -56,13 +56,13 @@ impl Tracees {
 
     fn clear(&self, process: &Process, dead: &Presence) -> Result<(), String> {
         let key = (dead.pid, dead.session);
-        if let Some((since, why)) = lock(&self.cleared).failures.get(&key)
+        if let Some((since, why)) = self.cleared.lock().failures.get(&key)
             && since.elapsed() < PAUSE
         {
             return Err(why.clone());
         }
         let outcome = dead.clear(process);
-        let mut cleared = lock(&self.cleared);
+        let mut cleared = self.cleared.lock();
         match outcome {
             Ok(is_ours) => {
                 cleared.failures.remove(&key);
@@ -85,7 +85,7 @@ impl Tracees {
     ///
     /// It waits until a look finds nothing more, or until `is_last`.
     pub(super) fn tell_cleared(&self, is_last: bool) {
-        let mut cleared = lock(&self.cleared);
+        let mut cleared = self.cleared.lock();
         let count = cleared.untold.len();
         if count == 0 || count != cleared.seen && !is_last {
             cleared.seen = count;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use beeline_inject::{Hold as Held, Loaded, Watched, holds, regions_of};
 
+use super::Tracees;
 use super::candidates::is_part_of_us;
-use super::{Tracees, lock};
 use crate::error::Error;
 use crate::fanotify::{Gate, HeldOpen, Inode, Opens};
 use crate::proc;
@@ -72,7 +72,7 @@ impl Tracees {
     pub(super) fn hold_openers(self: &Arc<Self>) {
         let links = self.links();
         let is_sought =
-            self.scope == Scope::All && lock(&self.calls).is_empty() && !holds().are_to_end();
+            self.scope == Scope::All && self.calls.lock().is_empty() && !holds().are_to_end();
         let wide = links.iter().filter(|link| is_sought && link.pid.is_none());
         let places = wide.flat_map(|link| link.places());
         let files: BTreeMap<Inode, &Path> =
@@ -88,7 +88,7 @@ impl Tracees {
     /// Sets the files for which opens are held. An error is returned once; from then on nothing is
     /// held.
     fn hold_opens_of(self: &Arc<Self>, files: &BTreeMap<Inode, &Path>) -> std::io::Result<()> {
-        let mut openers = lock(&self.openers);
+        let mut openers = self.openers.lock();
         let is_idle = files.is_empty() && openers.gate.is_none();
         if is_idle || openers.has_failed || self.stop.load(SeqCst) {
             return Ok(());
@@ -133,7 +133,7 @@ impl Tracees {
     /// Stops holding opens at the session's end. When the returned thread has ended, no process is
     /// held any more.
     pub(super) fn let_openers_pass(&self) -> Option<JoinHandle<()>> {
-        std::mem::take(&mut *lock(&self.openers)).thread
+        std::mem::take(&mut *self.openers.lock()).thread
     }
 
     /// Makes held processes targets until the session ends.
@@ -187,12 +187,12 @@ impl Tracees {
         if is_ours || self.is_dismissed(pid) {
             return false;
         }
-        if lock(&self.starting).contains_key(&pid) || lock(&self.execs).contains_key(&pid) {
+        if self.starting.lock().contains_key(&pid) || self.execs.lock().contains_key(&pid) {
             return false;
         }
-        let target = lock(&self.targets).get(&pid).cloned();
+        let target = self.targets.lock().get(&pid).cloned();
         // A target that is being worked on reports what it maps, or is about to.
-        target.is_none_or(|target| target.try_lock().is_ok_and(|target| !target.follows()))
+        target.is_none_or(|target| target.try_lock().is_some_and(|target| !target.follows()))
     }
 
     /// Makes a process a target that reports what it maps from now on, if it opens the file to map
@@ -207,7 +207,7 @@ impl Tracees {
         };
         cleared?;
         self.plan_calls(&process);
-        let mut target = lock(&target);
+        let mut target = target.lock();
         let mut stopped = process.stop_releasing(move || open.pass())?;
         let wanted = self.wanted_of_calls(pid);
         self.follow_for_functions(&mut target, &wanted, &mut Hold::Held(&mut stopped));
@@ -225,12 +225,14 @@ impl Tracees {
         let watched = retry_open::past_all_but_starter(|| {
             Ok(Watched::seize_from_here(&process, open.tid())?)
         })?;
-        lock(&self.execs).insert(pid, given_up.clone());
+        self.execs.lock().insert(pid, given_up.clone());
         self.give_up_at_the_end(&given_up);
         open.pass();
         let outcome =
             watched.run_until_exec(&given_up, |stopped| self.has_run_exec(&process, stopped));
-        lock(&self.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+        self.execs
+            .lock()
+            .retain(|_, other| !Arc::ptr_eq(other, &given_up));
         match outcome? {
             Loaded::Ready(outcome) => outcome,
             Loaded::Ended => Ok(()),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use beeline_agent::abi::syscalls::Request;
 use beeline_inject::Process;
 
-use super::{Tracees, lock};
+use super::Tracees;
 use crate::rights::{self, Called};
 
 /// The longest look at a program. Its file may be on a server that does not answer.
@@ -55,7 +55,7 @@ impl Tracees {
              run Beeline with CAP_SYS_PTRACE to follow it",
             program.display()
         );
-        if lock(&self.privileged).insert(program) {
+        if self.privileged.lock().insert(program) {
             (self.report)(&what);
         }
     }

@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS};
 use beeline_maps::Kind;
+use parking_lot::Mutex;
 
+use super::Tracees;
 use super::process_table::YOUTH;
-use super::{Tracees, lock};
 use crate::backend::Id;
 use crate::link::Uprobe;
 use crate::map::MapObject;
@@ -54,7 +55,7 @@ impl Tracees {
                 self.look_for_taken_calls(round / SECOND);
             }
             let members = self.descendants.take_new();
-            lock(&self.processes).doubt(&members);
+            self.processes.lock().doubt(&members);
             let links = self.links();
             let hooks_calls = self.hooks_calls();
             if links.is_empty() && !hooks_calls {
@@ -79,7 +80,7 @@ impl Tracees {
 
     /// Refreshes the process table. Returns the new processes, and true if it was time to look.
     fn look_around(&self) -> (BTreeSet<i32>, bool) {
-        let mut processes = lock(&self.processes);
+        let mut processes = self.processes.lock();
         let has_looked = processes.look();
         (processes.young(), has_looked)
     }
@@ -87,7 +88,7 @@ impl Tracees {
     /// Publishes what is sought, for the code that starts processes.
     pub(super) fn say_what_is_sought(&self) {
         let (mut sought, is_wide) = (0, self.scope == Scope::All);
-        if is_wide && !lock(&self.calls).is_empty() {
+        if is_wide && !self.calls.lock().is_empty() {
             sought |= SEEKS_CALLS;
         }
         if is_wide && self.links().iter().any(|link| link.pid.is_none()) {
@@ -136,9 +137,9 @@ impl Tracees {
             return;
         }
         let mut missing: Vec<_> = links.iter().filter(concerns).collect();
-        let target = lock(&self.targets).get(&pid).cloned();
+        let target = self.targets.lock().get(&pid).cloned();
         if let Some(target) = &target {
-            let mut target = lock(target);
+            let mut target = target.lock();
             target.forget_unmapped();
             if let Ok(regions) = target.process().regions() {
                 // By far the most common case, and it is cheap: everything that is there is hooked.
@@ -172,7 +173,7 @@ impl Tracees {
         if self.stop.load(SeqCst) || retry_open::is_held_by_us(&error) || !maps_file_of(link, pid) {
             return;
         }
-        let mut failures = lock(&self.failures);
+        let mut failures = self.failures.lock();
         let is_new = failures.insert((pid, link.id), Instant::now()).is_none();
         drop(failures);
         self.note_left_out(&error);
@@ -184,7 +185,7 @@ impl Tracees {
     }
 
     fn has_failed_lately(&self, pid: i32, link: Id) -> bool {
-        let failures = lock(&self.failures);
+        let failures = self.failures.lock();
         let since = failures.get(&(pid, link));
         since.is_some_and(|since| since.elapsed() < PAUSE)
     }
@@ -194,7 +195,7 @@ impl Tracees {
     /// targets.
     fn tidy(&self) {
         for target in self.all_targets() {
-            let mut target = lock(&target);
+            let mut target = target.lock();
             for note in target.tidy() {
                 (self.report)(&note);
             }
@@ -206,7 +207,7 @@ impl Tracees {
     /// Empties task storages of threads that have ended.
     fn forget_threads(&self) {
         let is_gone = |tid: u32| !std::path::Path::new(&format!("/proc/{tid}")).exists();
-        for map in lock(&self.maps).iter().filter_map(Weak::upgrade) {
+        for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
             if map.here().spec().kind() == Some(Kind::TaskStorage) {
                 // If a lock stays taken for long, the next round tries again.
                 let _ = map.here().forget_tasks(&is_gone, &MapObject::caller());
@@ -216,7 +217,7 @@ impl Tracees {
 
     /// A child may yet report that it was forked from a target that has ended since.
     fn forget_descendants(&self) {
-        let tags = lock(&self.tags);
+        let tags = self.tags.lock();
         let known = tags.values().filter(|one| one.target.strong_count() > 0);
         let known: BTreeSet<i32> = known.map(|one| one.process.pid()).collect();
         drop(tags);
@@ -230,7 +231,7 @@ impl Tracees {
     /// If the scope is all processes, a process that is not new is checked once a second and before
     /// it is attached to.
     fn bury(&self, round: u32) {
-        let ended = std::mem::take(&mut *lock(&self.ended));
+        let ended = std::mem::take(&mut *self.ended.lock());
         let leases = self.shared.page().leases.iter();
         let at_work: BTreeSet<u32> = leases.map(|lease| lease.owner.load(SeqCst)).collect();
         let is_gone = |pid: i32, target: &Target| {
@@ -243,13 +244,13 @@ impl Tracees {
             ended.contains(&owner) || is_due && target.is_gone()
         };
         let (pids, gone): (Vec<_>, Vec<_>) = {
-            let mut targets = lock(&self.targets);
+            let mut targets = self.targets.lock();
             let dead: Vec<i32> = targets
                 .iter()
                 .filter(|(pid, target)| {
                     target
                         .try_lock()
-                        .is_ok_and(|target| is_gone(**pid, &target))
+                        .is_some_and(|target| is_gone(**pid, &target))
                 })
                 .map(|(pid, _)| *pid)
                 .collect();
@@ -258,11 +259,13 @@ impl Tracees {
                 .unzip()
         };
         self.is_new_again(&pids);
-        let mut dead = lock(&self.dead);
-        dead.extend(gone.iter().map(|target| lock(target).owner()));
+        let mut dead = self.dead.lock();
+        dead.extend(gone.iter().map(|target| target.lock().owner()));
         dead.retain(|owner| !self.free(*owner));
         drop(dead);
-        lock(&self.departed).retain(|(since, _)| since.elapsed() < REMEMBERED);
+        self.departed
+            .lock()
+            .retain(|(since, _)| since.elapsed() < REMEMBERED);
         gone.into_iter().for_each(|target| self.remember(target));
     }
 
@@ -271,14 +274,16 @@ impl Tracees {
         pids.iter()
             .for_each(|pid| drop(self.shared.take_unblocked(*pid)));
         if !pids.is_empty() {
-            lock(&self.failures).retain(|(pid, _), _| !pids.contains(pid));
-            lock(&self.processes).renew(pids);
+            self.failures
+                .lock()
+                .retain(|(pid, _), _| !pids.contains(pid));
+            self.processes.lock().renew(pids);
         }
     }
 
     /// As [`Self::bury`], for a target that has been found to be gone.
     pub(super) fn bury_one(&self, pid: i32, target: Arc<Mutex<Target>>) {
-        let mut targets = lock(&self.targets);
+        let mut targets = self.targets.lock();
         let is_it = |known: &Arc<_>| Arc::ptr_eq(known, &target);
         if !targets.get(&pid).is_some_and(is_it) {
             return;
@@ -286,14 +291,14 @@ impl Tracees {
         targets.remove(&pid);
         drop(targets);
         self.is_new_again(&[pid]);
-        let owner = lock(&target).owner();
+        let owner = target.lock().owner();
         self.died(owner);
         self.remember(target);
     }
 
     /// Keeps a departed target for its children's sake.
     pub(super) fn remember(&self, target: Arc<Mutex<Target>>) {
-        lock(&self.departed).push((Instant::now(), target));
+        self.departed.lock().push((Instant::now(), target));
     }
 }
 

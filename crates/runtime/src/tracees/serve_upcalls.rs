@@ -2,9 +2,9 @@
 //! asking target waits for.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::Session;
@@ -13,10 +13,11 @@ use beeline_agent::abi::syscalls::{
     UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
 use beeline_inject::{Loaded, Process, Stopped, Watched, holds};
+use parking_lot::Mutex;
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-use super::{Tagged, Tracees, lock, program};
+use super::{Tagged, Tracees, program};
 use crate::error::{Error, os};
 use crate::link::Uprobe;
 use crate::proc::{all_processes, own_pid};
@@ -80,7 +81,7 @@ impl Tracees {
         // From here on nobody waits for Beeline.
         let page = self.shared.page();
         page.deaf.store(ENDING, SeqCst);
-        *lock(&self.serving) = None;
+        *self.serving.lock() = None;
         if let Ok(pulse) = pulse {
             pulse.thread().unpark();
             let _ = pulse.join();
@@ -139,7 +140,7 @@ impl Tracees {
             }
             awake = if holds().rests() { awake + 1 } else { 0 };
             if since.elapsed() > LETTING_GO {
-                for given_up in lock(&self.execs).values() {
+                for given_up in self.execs.lock().values() {
                     if !given_up.swap(true, SeqCst) {
                         page.unanswered.fetch_add(1, SeqCst);
                     }
@@ -155,7 +156,7 @@ impl Tracees {
     fn pulse(&self) {
         while !self.stop.load(SeqCst) {
             std::thread::park_timeout(PULSE);
-            let serving = *lock(&self.serving);
+            let serving = *self.serving.lock();
             if serving.is_some_and(|since| since.elapsed() < LONGEST) {
                 self.shared.page().answers.fetch_add(1, SeqCst);
             }
@@ -173,9 +174,9 @@ impl Tracees {
         for (request, answered) in page.requests.iter().zip(answered) {
             match request.state.load(SeqCst) {
                 POSTED => {
-                    *lock(&self.serving) = Some(Instant::now());
+                    *self.serving.lock() = Some(Instant::now());
                     self.serve(request);
-                    *lock(&self.serving) = None;
+                    *self.serving.lock() = None;
                     if beeline_inject::must_end() {
                         return;
                     }
@@ -222,10 +223,10 @@ impl Tracees {
             UPCALL_NO_EXEC => self.give_up_exec(pid),
             UPCALL_CONFINE => self.before_filter(pid, &target, request),
             // Its libraries are hooked together when the last is mapped.
-            UPCALL_CODE if lock(&self.starting).contains_key(&pid) => {}
-            UPCALL_CODE if lock(&self.targets).contains_key(&pid) => {
+            UPCALL_CODE if self.starting.lock().contains_key(&pid) => {}
+            UPCALL_CODE if self.targets.lock().contains_key(&pid) => {
                 {
-                    let mut target = lock(&target);
+                    let mut target = target.lock();
                     // This comes before the calls of the new code are hooked, because one jump
                     // looks like another.
                     target.forget_unmapped();
@@ -245,7 +246,7 @@ impl Tracees {
         if let Err(error) = outcome
             && (error.is_shortage() || program(pid).is_some())
         {
-            let mut lost = lock(&self.lost);
+            let mut lost = self.lost.lock();
             *lost = (lost.0 + 1, error.to_string());
         }
     }
@@ -287,17 +288,17 @@ impl Tracees {
     /// Returns a target by its tag, alive or not. The target is not locked, since it may be at work
     /// and wait for a child that asks.
     pub(super) fn tagged(&self, owner: u32) -> Option<Tagged> {
-        lock(&self.tags).get(&owner).cloned()
+        self.tags.lock().get(&owner).cloned()
     }
 
     /// Makes a forked child, which waits for it, a target of its own.
     fn adopt(&self, pid: i32, parent: &Mutex<Target>) -> Result<(), Error> {
         let process = self.open(pid)?;
-        if lock(&self.targets).contains_key(&pid) {
+        if self.targets.lock().contains_key(&pid) {
             return Ok(());
         }
         let owner = self.new_owner(&process);
-        let child = lock(parent).fork(&process, owner)?;
+        let child = parent.lock().fork(&process, owner)?;
         let mut child = child.ok_or_else(|| Error::Target {
             pid,
             why: "its parent has got more since it was forked".into(),
@@ -326,7 +327,7 @@ impl Tracees {
             return Ok(());
         }
         let given_up = Arc::new(AtomicBool::new(false));
-        lock(&self.execs).insert(pid, given_up.clone());
+        self.execs.lock().insert(pid, given_up.clone());
         self.give_up_at_the_end(&given_up);
         let tracees = self.clone();
         let (seized, is_seized) = sync_channel(1);
@@ -339,12 +340,18 @@ impl Tracees {
                 // The process's starter stops it behind its `execve` and waits for Beeline to find
                 // it.
                 Err(error) if retry_open::is_held_by_starter(&error) => {
-                    lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+                    tracees
+                        .execs
+                        .lock()
+                        .retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Ok(()));
                     return;
                 }
                 Err(error) => {
-                    lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+                    tracees
+                        .execs
+                        .lock()
+                        .retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Err(error));
                     return;
                 }
@@ -352,7 +359,10 @@ impl Tracees {
             let _ = seized.send(Ok(()));
             let outcome = watched
                 .run_until_exec(&given_up, |stopped| tracees.has_run_exec(&process, stopped));
-            lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+            tracees
+                .execs
+                .lock()
+                .retain(|_, other| !Arc::ptr_eq(other, &given_up));
             let outcome = match outcome {
                 Ok(Loaded::Ready(outcome)) => outcome,
                 Ok(Loaded::Ended) => Ok(()),
@@ -370,12 +380,12 @@ impl Tracees {
     /// When this returns, the process is not held any more and can be followed anew. A process that
     /// looks for a program in many directories tries the next one at once.
     fn give_up_exec(&self, pid: i32) {
-        let Some(given_up) = lock(&self.execs).get(&pid).cloned() else {
+        let Some(given_up) = self.execs.lock().get(&pid).cloned() else {
             return;
         };
         given_up.store(true, SeqCst);
         let is_followed = || {
-            let execs = lock(&self.execs);
+            let execs = self.execs.lock();
             execs
                 .get(&pid)
                 .is_some_and(|other| Arc::ptr_eq(other, &given_up))
@@ -396,16 +406,16 @@ impl Tracees {
         // In one step: any other thread that looks at the process finds that it is taken care of.
         let old = self.insert_target(self.new_target(process));
         if let Some(old) = old {
-            let owner = lock(&old).owner();
+            let owner = old.lock().owner();
             self.died(owner);
             self.remember(old);
         }
         let wanted = self.wanted_of_calls(process.pid());
         self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
         self.attach_all_to(process, stopped)?;
-        let target = lock(&self.targets).get(&process.pid()).cloned();
+        let target = self.targets.lock().get(&process.pid()).cloned();
         match target {
-            Some(target) => lock(&target).begin_behind_exec(stopped),
+            Some(target) => target.lock().begin_behind_exec(stopped),
             None => Ok(()),
         }
     }

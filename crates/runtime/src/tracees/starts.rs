@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use beeline_inject::{Loaded, Stopped, Watched};
 
-use super::{Tracees, lock, program};
+use super::{Tracees, program};
 use crate::error::{Error, os};
 use crate::link::Uprobe;
 use crate::proc::stack_start;
@@ -20,7 +20,7 @@ impl Tracees {
     pub fn follows_programs(&self) -> bool {
         let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
         self.looks_around()
-            && (!lock(&self.calls).is_empty() || lock(&self.links).values().any(is_for_all))
+            && (!self.calls.lock().is_empty() || self.links.lock().values().any(is_for_all))
     }
 
     /// Handles a process that the tool has started and that waits to run another program.
@@ -45,23 +45,23 @@ impl Tracees {
             tools.any(|tool| is_copy_of(pid, *tool))
         };
         if tool == 0 || is_tool || !is_copy() || !self.descendants.has(pid, tool) {
-            return Ok(lock(&self.starting).contains_key(&pid));
+            return Ok(self.starting.lock().contains_key(&pid));
         }
         // A caller that is told that the process is followed may let it run the program.
-        let _alone = lock(&self.seizing);
+        let _alone = self.seizing.lock();
         let given_up = Arc::new(AtomicBool::new(false));
-        match lock(&self.starting).entry(pid) {
+        match self.starting.lock().entry(pid) {
             Entry::Occupied(_) => return Ok(true),
             Entry::Vacant(vacant) => vacant.insert(given_up.clone()),
         };
         let follower = self.follow(pid, given_up, is_copy);
         if !matches!(follower, Ok(Some(_))) {
-            lock(&self.starting).remove(&pid);
+            self.starting.lock().remove(&pid);
         }
         let Some(follower) = follower? else {
             return Ok(false);
         };
-        let mut followers = lock(&self.followers);
+        let mut followers = self.followers.lock();
         followers.retain(|follower| !follower.is_finished());
         followers.push(follower);
         Ok(true)
@@ -89,21 +89,21 @@ impl Tracees {
                 }
                 // The loader's calls are the program's, too.
                 let outcome = tracees.has_run_exec(&process, stopped);
-                if !lock(&tracees.links).is_empty() {
+                if !tracees.links.lock().is_empty() {
                     tracees.followed(pid, outcome);
                     return ControlFlow::Continue(());
                 }
                 // Libraries are hooked as they are mapped.
-                lock(&tracees.starting).remove(&pid);
+                tracees.starting.lock().remove(&pid);
                 ControlFlow::Break(outcome)
             };
             let outcome = watched.run_through_start(&given_up, begun, |stopped| {
-                lock(&tracees.starting).remove(&pid);
+                tracees.starting.lock().remove(&pid);
                 tracees.attach_all_to(&process, stopped)?;
                 let wanted = tracees.wanted_of_calls(pid);
                 tracees.hook_calls_of(&process, &wanted, &mut Hold::Held(stopped))
             });
-            lock(&tracees.starting).remove(&pid);
+            tracees.starting.lock().remove(&pid);
             let outcome = outcome
                 .map_err(Error::from)
                 .and_then(|loaded| match loaded {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use beeline_inject::Process;
 
-use super::{Tracees, is_part_of_us, lock, unless_changed};
+use super::{Tracees, is_part_of_us, unless_changed};
 use crate::error::Error;
 use crate::link::{CallLink, Uprobe};
 use crate::scope::Scope;
@@ -22,7 +22,7 @@ const SLIPPED_TOLD: usize = 16;
 impl Tracees {
     /// Attaches a link to every process of the scope, and to those that come later.
     pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
-        lock(&self.calls).insert(link.id, link.clone());
+        self.calls.lock().insert(link.id, link.clone());
         self.say_what_is_sought();
         let pids = self.candidates_now(None);
         let outcome = match self.is_narrow() {
@@ -50,10 +50,10 @@ impl Tracees {
 
     /// Ends a link everywhere.
     pub fn detach_call(&self, link: &CallLink) {
-        lock(&self.calls).remove(&link.id);
+        self.calls.lock().remove(&link.id);
         self.say_what_is_sought();
         for target in self.all_targets() {
-            lock(&target).detach_call(link.id);
+            target.lock().detach_call(link.id);
         }
         self.forget_reachable();
     }
@@ -99,17 +99,17 @@ impl Tracees {
         if wanted.is_empty() {
             return Ok(());
         }
-        let is_known = lock(&self.targets).contains_key(&process.pid());
+        let is_known = self.targets.lock().contains_key(&process.pid());
         let (Some(target), cleared) = self.make_target(process) else {
             return Ok(());
         };
         cleared?;
         // A session may have been killed since Beeline came here for other things. In a process
         // that is held, a program has just begun.
-        if is_known && matches!(hold, Hold::Brief) && !lock(&target).hooks_calls() {
+        if is_known && matches!(hold, Hold::Brief) && !target.lock().hooks_calls() {
             self.clear_dead(process)?;
         }
-        let mut target = lock(&target);
+        let mut target = target.lock();
         let was_hooked = target.hooks_calls();
         unless_changed(|| target.hook_calls(wanted, hold))?;
         if !was_hooked {
@@ -137,7 +137,7 @@ impl Tracees {
         let what = format!(
             "process {pid} ({name}): the calls of {count} `syscall` {noun} are not seen; `beeline ps` says which and why"
         );
-        if lock(&self.unhooked).insert((name, count)) {
+        if self.unhooked.lock().insert((name, count)) {
             (self.report)(&what);
         }
     }
@@ -160,7 +160,7 @@ impl Tracees {
                     LONGEST_LOOK.as_secs()
                 ),
             };
-            if lock(&self.late).insert(why.clone()) {
+            if self.late.lock().insert(why.clone()) {
                 (self.report)(&format!("process {pid} ({name}): {why}"));
             }
         }
@@ -170,7 +170,7 @@ impl Tracees {
     /// the first places.
     pub(super) fn look_for_slipped_calls(&self) {
         for target in self.all_targets() {
-            let mut target = lock(&target);
+            let mut target = target.lock();
             let found = match target.waits_for_child() {
                 true => Vec::new(),
                 false => target.look_for_slipped_calls(),
@@ -183,7 +183,7 @@ impl Tracees {
                 number,
             } in found
             {
-                let mut told = lock(&self.slipped);
+                let mut told = self.slipped.lock();
                 if told.len() < SLIPPED_TOLD && told.insert(format!("{name} {place}")) {
                     (self.report)(&format!(
                         "process {pid} ({name}): it sleeps in system call {number}, made by an instruction at {place} that nobody knew of; calls from there are not seen"
@@ -195,12 +195,12 @@ impl Tracees {
 
     /// Hooks what is new: processes, and code in those that are young or were named.
     pub(super) fn revisit_calls(self: &Arc<Self>, young: &BTreeSet<i32>, is_second: bool) {
-        let candidates = match lock(&self.calls).is_empty() && self.scope == Scope::All {
+        let candidates = match self.calls.lock().is_empty() && self.scope == Scope::All {
             true => self.descendants.members(),
             false => self.candidates(None),
         };
         for pid in candidates {
-            let is_unknown = || !lock(&self.targets).contains_key(&pid);
+            let is_unknown = || !self.targets.lock().contains_key(&pid);
             // A failure to hook now may pass later. A process that was named is not kept waiting.
             if young.contains(&pid) || self.is_narrow() || is_second && is_unknown() {
                 let _ = self
@@ -213,7 +213,7 @@ impl Tracees {
     /// Hooks code that had not been scanned when it was mapped.
     pub(super) fn hook_late_code(self: &Arc<Self>) {
         for target in self.all_targets() {
-            let Ok(target) = target.try_lock() else {
+            let Some(target) = target.try_lock() else {
                 continue;
             };
             let pid = target.has_late_code().then(|| target.process().pid());
@@ -228,20 +228,20 @@ impl Tracees {
 
     /// True if the calls of any process are hooked.
     pub(super) fn hooks_calls(&self) -> bool {
-        !lock(&self.calls).is_empty() || self.follows_family()
+        !self.calls.lock().is_empty() || self.follows_family()
     }
 
     /// True if programs that a tool starts are followed for probed functions too. Such a program is
     /// short-lived, and the work of its children is counted.
     fn follows_family(&self) -> bool {
         let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
-        !matches!(self.scope, Scope::Processes(_)) && lock(&self.links).values().any(is_for_all)
+        !matches!(self.scope, Scope::Processes(_)) && self.links.lock().values().any(is_for_all)
     }
 
     /// Returns what is wanted of the calls of a process of the scope.
     pub(super) fn wanted_of_calls(&self, pid: i32) -> Wanted {
         Wanted {
-            links: lock(&self.calls).values().cloned().collect(),
+            links: self.calls.lock().values().cloned().collect(),
             follows: self.is_followed(pid),
         }
     }
@@ -255,7 +255,7 @@ impl Tracees {
         }
         let is_child = || tool != 0 && self.descendants.has(pid, tool);
         let is_in_scope = || match &self.scope {
-            Scope::All => lock(&self.targets).contains_key(&pid) || is_child(),
+            Scope::All => self.targets.lock().contains_key(&pid) || is_child(),
             Scope::Processes(pids) => pids.contains(&pid),
             Scope::Children => is_child(),
         };
@@ -266,7 +266,7 @@ impl Tracees {
 
     /// True if children of processes of the scope are traced as their parents are.
     pub(super) fn follows_children(&self) -> bool {
-        !lock(&self.calls).is_empty() || self.follows_family()
+        !self.calls.lock().is_empty() || self.follows_family()
     }
 
     /// Hooks the calls of a process that is followed for the sake of functions, if they are not
@@ -301,7 +301,7 @@ impl Tracees {
     /// that session has ended.
     pub(super) fn look_for_taken_calls(&self, round: u32) {
         for target in self.all_targets() {
-            let Ok(mut target) = target.try_lock() else {
+            let Some(mut target) = target.try_lock() else {
                 continue;
             };
             let pid = target.process().pid();

@@ -1,11 +1,12 @@
 //! The session's targets: making one for a process, and listing it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex};
 
 use beeline_inject::Process;
+use parking_lot::Mutex;
 
-use super::{Tagged, Tracees, lock};
+use super::{Tagged, Tracees};
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
@@ -22,11 +23,11 @@ impl Tracees {
         &self,
         process: &Process,
     ) -> (Option<Arc<Mutex<Target>>>, Result<(), Error>) {
-        let known = || lock(&self.targets).get(&process.pid()).cloned();
+        let known = || self.targets.lock().get(&process.pid()).cloned();
         if let Some(target) = known() {
             return (Some(target), Ok(()));
         }
-        let _alone = lock(&self.making);
+        let _alone = self.making.lock();
         if let Some(target) = known() {
             return (Some(target), Ok(()));
         }
@@ -50,11 +51,11 @@ impl Tracees {
     pub(super) fn insert_target(&self, target: Target) -> Option<Arc<Mutex<Target>>> {
         let pid = target.process().pid();
         let target = self.tag(target);
-        lock(&self.targets).insert(pid, target)
+        self.targets.lock().insert(pid, target)
     }
 
     pub(super) fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
-        let mut targets = lock(&self.targets);
+        let mut targets = self.targets.lock();
         let target = targets.entry(process.pid()).or_insert_with(|| {
             tracing::info!(pid = process.pid(), "new target");
             self.tag(self.new_target(process))
@@ -67,7 +68,7 @@ impl Tracees {
         let (owner, home) = (target.owner(), target.home());
         let process = target.process().clone();
         let target = Arc::new(Mutex::new(target));
-        let mut tags = lock(&self.tags);
+        let mut tags = self.tags.lock();
         tags.retain(|_, tagged| tagged.target.strong_count() > 0);
         let tagged = Tagged {
             target: Arc::downgrade(&target),
@@ -87,7 +88,7 @@ impl Tracees {
     /// dies.
     pub(super) fn new_owner(&self, process: &Process) -> u32 {
         let owner = self.next_owner.fetch_add(1, SeqCst);
-        if let Some(deaths) = &*lock(&self.deaths) {
+        if let Some(deaths) = &*self.deaths.lock() {
             deaths.watch(process, owner);
         }
         owner

@@ -4,8 +4,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use beeline_codegen::{Baseline, Code, Compiler, Error, Machine, Program};
@@ -15,6 +15,7 @@ use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, S
 use beeline_runtime::detach::{Presence, in_process};
 use beeline_uapi::{MapType, ProgramType};
 use object::{Object, ObjectSection, ObjectSymbol};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The increments of [`counter`] and of [`Gate`]'s code for each call, which show whose code has
 /// run.
@@ -24,7 +25,7 @@ const OTHER_ONE: u64 = 1 << 32;
 /// Nothing tells sessions of one process apart, so there may be only one at a time.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock()
 }
 
 /// Waits for a condition that will come true.
@@ -277,7 +278,7 @@ pub struct Gate {
 
 impl Gate {
     pub fn open(&self) {
-        *self.is_open.lock().unwrap() = true;
+        *self.is_open.lock() = true;
         self.opened.notify_all();
     }
 }
@@ -296,8 +297,9 @@ impl Compiler for Through {
 
     fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
         self.0.asked.fetch_add(1, SeqCst);
-        let is_open = self.0.is_open.lock().unwrap();
-        drop(self.0.opened.wait_while(is_open, |open| !*open).unwrap());
+        let mut is_open = self.0.is_open.lock();
+        self.0.opened.wait_while(&mut is_open, |open| !*open);
+        drop(is_open);
         let mut insns = program.insns.to_vec();
         for place in 0..insns.len() - 1 {
             if insns[place..place + 2] == imm64(1, 0, ONE) {

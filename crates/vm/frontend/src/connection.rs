@@ -2,7 +2,7 @@
 //! and shows the user the reason.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use beeline_uapi::Errno;
 use beeline_vm_protocol::channel::Channel;
@@ -11,6 +11,7 @@ use beeline_vm_protocol::lookup_channel::LookupChannel;
 use beeline_vm_protocol::messages::Welcome;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
+use parking_lot::Mutex;
 
 use crate::Error;
 
@@ -52,7 +53,7 @@ impl Connection {
         let at_loss = AtLoss::default();
         let first = Arc::clone(&at_loss);
         let lost = move |why: &str| {
-            let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let first = first.lock().take();
             if let Some(first) = first {
                 first();
             }
@@ -100,7 +101,7 @@ impl Connection {
 
     /// Sets the action to take before anyone is told that the guest is lost.
     pub(super) fn set_at_loss(&self, at_loss: Box<dyn FnOnce() + Send>) {
-        *self.at_loss.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_loss);
+        *self.at_loss.lock() = Some(at_loss);
     }
 
     /// Sends a request and waits for its answer. A refusal becomes its errno, and the user is told
@@ -160,7 +161,7 @@ impl Connection {
     /// Returns the number of such lines with this one; `None` if it was told already, or too many
     /// others were.
     fn is_new(&self, line: &str) -> Option<usize> {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.lock();
         let is_new = said.len() < MOST_SAID && said.insert(line.to_owned());
         is_new.then_some(said.len())
     }
@@ -207,11 +208,11 @@ mod tests {
         for number in [1, 1, 2] {
             guest.connection.say_once(&format!("command {number}"));
         }
-        assert_eq!(*guest.said.lock().unwrap(), ["command 1", "command 2"]);
+        assert_eq!(*guest.said.lock(), ["command 1", "command 2"]);
         for number in 3..10_000 {
             guest.connection.say_once(&format!("command {number}"));
         }
-        let said = guest.said.lock().unwrap();
+        let said = guest.said.lock();
         assert_eq!(said.len(), MOST_SAID + 1);
         assert!(said[MOST_SAID].contains("not said any more"));
     }

@@ -1,6 +1,6 @@
 //! A guest that gives the answers which a test wants.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::address::Address;
@@ -10,6 +10,7 @@ use beeline_vm_protocol::listen::Listener;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Done, GuestMessage, HostMessage, Welcome};
+use parking_lot::Mutex;
 
 use crate::connection::Connection;
 
@@ -49,7 +50,7 @@ pub(super) fn guest(mut answer: impl FnMut(Asked) -> Option<Said> + Send + 'stat
     let said = Arc::<Mutex<Vec<String>>>::default();
     let say = {
         let said = Arc::clone(&said);
-        move |line: &str| said.lock().unwrap().push(line.to_owned())
+        move |line: &str| said.lock().push(line.to_owned())
     };
     let channel = Channel::connect(&address, None).unwrap();
     let connection = Connection::greet(channel, "a test", Box::new(say), Box::new(|_| ()));

@@ -9,7 +9,7 @@ use std::fs::File as HostFile;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use beeline_supervisor::bpffs::HasBpfFs;
 use beeline_supervisor::keys::{errno, memory_file};
@@ -19,6 +19,7 @@ use beeline_vm_protocol::content;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{File, Look};
+use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawMode};
 
 use crate::Handler;
@@ -256,7 +257,6 @@ impl Handler<'_> {
         if lasts {
             let kept = file.try_clone().map_err(errno)?;
             let mut lasting = self.guest.files.lasting.lock();
-            let lasting = lasting.as_mut().map_err(|_| Errno(libc::EIO))?;
             lasting.insert(path.to_owned(), kept);
         }
         Ok(file)
@@ -265,7 +265,7 @@ impl Handler<'_> {
     /// Opens a file that was fetched before anew.
     fn known(&self, path: &Path) -> Option<OwnedFd> {
         let lasting = &self.guest.files.lasting;
-        let lasting = lasting.lock().unwrap_or_else(PoisonError::into_inner);
+        let lasting = lasting.lock();
         let file = lasting.get(path)?;
         let file = HostFile::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
         Some(file.into())
@@ -481,7 +481,7 @@ mod tests {
             let Asked::Look(look) = asked else {
                 return None;
             };
-            paths.lock().unwrap().push(look.path);
+            paths.lock().push(look.path);
             Some(Said::Refused(Refused {
                 errno: libc::EOPNOTSUPP as u32,
                 ..Refused::default()
@@ -497,7 +497,7 @@ mod tests {
             .serve(Guest::new(Arc::clone(&guest.connection), None).unwrap())
             .unwrap();
         assert_eq!(status.code(), Some(0));
-        let asked = asked.lock().unwrap();
+        let asked = asked.lock();
         assert!(asked.iter().all(|path| !path.ends_with("trace_pipe")));
         assert!(asked.iter().any(|path| path == "/sys/kernel/tracing/trace"));
     }

@@ -164,10 +164,10 @@ fn is_closed(into: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
     use beeline_vm_protocol::messages::{Content, Refused};
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::fake;
@@ -176,7 +176,7 @@ mod tests {
     /// Closes the tool's end, and waits until that shows here: processes that other tests start
     /// have a copy of it for a moment.
     fn close(file: &Mutex<Option<OwnedFd>>, into: &OwnedFd) {
-        drop(file.lock().unwrap().take());
+        drop(file.lock().take());
         let mut ready = [PollFd::new(into, PollFlags::empty())];
         poll(&mut ready, None).unwrap();
     }
@@ -220,7 +220,7 @@ mod tests {
         drop(into);
         let text = std::io::read_to_string(File::from(file)).unwrap();
         assert_eq!(text, "onetwo");
-        assert!(guest.said.lock().unwrap().is_empty());
+        assert!(guest.said.lock().is_empty());
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         });
         let iterator = Object::new(&guest.connection, 7, Kind::Other);
         carry_all(&guest.connection, &iterator, &into);
-        let said = guest.said.lock().unwrap();
+        let said = guest.said.lock();
         said.clone()
     }
 

@@ -10,13 +10,14 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use beeline_runtime::fast_path::{KEY, MapByChannel, Prefetch, VALUE};
 use beeline_runtime::proc;
 use beeline_supervisor::keys::{key_of, key_of_descriptor};
 use beeline_supervisor::{HotSites, Request};
 use beeline_vm_protocol::lookup_channel::LookupChannel;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Handler;
 use crate::objects::Object;
@@ -132,7 +133,7 @@ impl LookupChannels {
     }
 
     fn given(&self) -> MutexGuard<'_, Given> {
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.given.lock()
     }
 }
 
@@ -198,7 +199,7 @@ impl Handler<'_> {
     fn give_channel(&self, request: &Request) -> Option<usize> {
         let (channels, prefetch) = (&self.guest.lookup_channels, &self.guest.prefetch);
         // Giving one for another thread may take long.
-        let _alone = channels.giving.try_lock().ok()?;
+        let _alone = channels.giving.try_lock()?;
         let process = request.process();
         let place = prefetch.channel_of(process)?;
         if prefetch.is_given(place) {

@@ -5,12 +5,13 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_uapi::Errno;
 use beeline_vm_memory::Place;
 use beeline_vm_protocol::layout::put_long;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -197,7 +198,7 @@ impl Memory {
     /// Removes all of the guest's pages: from now on there is nothing to read.
     pub(super) fn unshare(&self) {
         let Some(places) = &self.shared else { return };
-        let _state = self.lock();
+        let _state = self.state.lock();
         let len = places.iter().map(|place| place.len as usize).sum();
         // SAFETY: this replaces our own mapping, which is no shorter; a thread that reads a
         // position meanwhile finds the old or the new one.
@@ -272,7 +273,7 @@ impl Memory {
 
     /// Makes the pipe readable or not, as the ring is.
     pub(super) fn settle_pipe(&self) {
-        let state = self.lock();
+        let state = self.state.lock();
         let (Some(writer), Ok(reader)) = (self.pipe.get(), self.pipe()) else {
             return;
         };
@@ -289,7 +290,7 @@ impl Memory {
         if self.shared.is_some() {
             return Err(EPROTO);
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let size = self.shape.data();
         if self.unread(&state) + records.len() as u64 > size as u64 {
             return Err(EPROTO);
@@ -320,7 +321,7 @@ impl Memory {
 
     /// Takes all records out of a ring buffer that is read here and not by the tool.
     pub(super) fn drain(&self) -> Vec<u8> {
-        let state = self.lock();
+        let state = self.state.lock();
         let unread = self.unread(&state);
         let start = (state.head - unread) % self.shape.data() as u64;
         // Records that cross the end are in one piece, because all data is there twice.
@@ -344,12 +345,12 @@ impl Memory {
         if self.shared.is_some() {
             return false;
         }
-        matches!(self.shape, Shape::Array { .. }) || self.unread(&self.lock()) > 0
+        matches!(self.shape, Shape::Array { .. }) || self.unread(&self.state.lock()) > 0
     }
 
     /// Returns the bytes that the tool has read since the last call.
     pub(super) fn newly_read(&self) -> u64 {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let consumed = state.head - self.unread(&state);
         let new = consumed.saturating_sub(state.credited);
         state.credited = consumed;
@@ -359,7 +360,7 @@ impl Memory {
     /// Sets the common content of an array that is sent: so many bytes, here and in the guest as
     /// they are at first.
     pub(super) fn begin_in_common(&self, bytes: usize) {
-        self.lock().common = vec![0; bytes];
+        self.state.lock().common = vec![0; bytes];
     }
 
     /// Takes over changes from the guest: whole words, and only those, as the tool may have written
@@ -367,7 +368,7 @@ impl Memory {
     /// are taken.
     pub(super) fn change(&self, offset: usize, bytes: &[u8]) {
         const WORD: usize = 8;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(common) = offset
             .checked_add(bytes.len())
             .and_then(|end| state.common.get_mut(offset..end))
@@ -395,7 +396,7 @@ impl Memory {
     /// Returns the tool's changes: their offsets and contents. Nothing else is included, as
     /// programs may have changed memory in between.
     pub(super) fn changed(&self) -> Vec<(usize, Vec<u8>)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let now = self.read(0, state.common.len());
         if now == state.common {
             return Vec::new();
@@ -413,10 +414,6 @@ impl Memory {
         let changed = changed.collect();
         state.common = now;
         changed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use beeline_supervisor::Mode;
@@ -13,6 +13,7 @@ use beeline_uapi::Errno;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::{Release, host_message::Body as Asked};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::net::{Shutdown, shutdown};
 
@@ -173,7 +174,7 @@ impl Objects {
             // Nothing is ever sent, so a reader must not wait for it.
             shutdown(&ours, Shutdown::Write).map_err(|error| Errno(error.raw_os_error()))?;
         }
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let data = epoll::EventData::new_u64(key.inode);
         // A hang-up is always reported, and none happens before the tool's end is closed, so the
         // entry is there in time.
@@ -190,7 +191,7 @@ impl Objects {
     /// Returns our end of the anchor that was given for a descriptor.
     pub(super) fn end_of(&self, file: &OwnedFd) -> Result<OwnedFd, Errno> {
         let key = key_of(file).map_err(errno)?;
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let end = entries.get(&key).and_then(Entry::end);
         let end = end.ok_or(Errno(libc::EBADF))?;
         end.try_clone().map_err(errno)
@@ -208,7 +209,7 @@ impl Objects {
             object: Arc::clone(object),
             hold,
         };
-        self.lock().insert(key, entry);
+        self.entries.lock().insert(key, entry);
         if !self.has_memory.swap(true, Ordering::AcqRel) {
             self.wake();
         }
@@ -219,12 +220,16 @@ impl Objects {
     /// if the file is not one of ours.
     pub(super) fn find(&self, tid: i32, fd: i32) -> Result<Option<Arc<Object>>, Errno> {
         let key = key_of_descriptor(tid, fd)?;
-        Ok(self.lock().get(&key).map(|entry| Arc::clone(&entry.object)))
+        Ok(self
+            .entries
+            .lock()
+            .get(&key)
+            .map(|entry| Arc::clone(&entry.object)))
     }
 
     /// Returns whether a file stands for this object.
     pub(super) fn is_of(&self, file: &Key, object: &Arc<Object>) -> bool {
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let entry = entries.get(file);
         entry.is_some_and(|entry| Arc::ptr_eq(&entry.object, object))
     }
@@ -236,7 +241,7 @@ impl Objects {
 
     /// Forgets an anchor's object; this closes our end of the anchor.
     pub(super) fn forget(&self, anchor: Key) {
-        let gone = self.lock().remove(&anchor);
+        let gone = self.entries.lock().remove(&anchor);
         // Dropped outside the lock, because that tells the guest.
         drop(gone);
     }
@@ -248,7 +253,7 @@ impl Objects {
 
     /// Returns whether there are any objects. Closed ones may be among them for a while.
     pub(super) fn are_there(&self) -> bool {
-        !self.lock().is_empty()
+        !self.entries.lock().is_empty()
     }
 
     /// Gives back the objects that the tool closes, until [`Self::stop`]. `store` sends the guest
@@ -281,7 +286,7 @@ impl Objects {
     fn reap_memory(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
         let left = |entry: &Entry| entry.is_closed().then(|| Arc::clone(&entry.object));
         let left: Vec<_> = {
-            let entries = self.lock();
+            let entries = self.entries.lock();
             let left = entries
                 .iter()
                 .filter_map(|(key, entry)| Some((*key, left(entry)?)));
@@ -294,7 +299,7 @@ impl Objects {
                 .filter(|memory| memory.shared.is_some())
                 .zip(sharing);
             let gone = || {
-                let mut entries = self.lock();
+                let mut entries = self.entries.lock();
                 // The file may have been given to the tool anew.
                 let is_gone = entries.get(&key).is_some_and(Entry::is_closed);
                 is_gone.then(|| entries.remove(&key)).flatten()
@@ -311,7 +316,7 @@ impl Objects {
             // Dropped outside the lock, because that tells the guest.
             drop(gone);
         }
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let has_memory = entries.values_mut().any(|entry| entry.end().is_none());
         self.has_memory.store(has_memory, Ordering::Release);
     }
@@ -329,7 +334,7 @@ impl Objects {
                 device: self.sockets,
                 inode: event.data.u64(),
             };
-            let gone = self.lock().remove(&key);
+            let gone = self.entries.lock().remove(&key);
             closed(key);
             // The thread that sends an iterator's content may still have a copy of our end. The
             // copy would keep it in the set, and hung up.
@@ -353,12 +358,8 @@ impl Objects {
     }
 
     pub(super) fn clear(&self) {
-        let entries = std::mem::take(&mut *self.lock());
+        let entries = std::mem::take(&mut *self.entries.lock());
         drop(entries);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -384,7 +385,7 @@ mod tests {
         // Processes that other tests start have a copy of it for a moment.
         wait(None);
         objects.reap_closed(|_| ());
-        assert!(objects.lock().is_empty());
+        assert!(objects.entries.lock().is_empty());
         assert_eq!(hung_up(), 0);
         drop(kept);
     }

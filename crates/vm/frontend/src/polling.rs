@@ -9,8 +9,9 @@
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::memory::{Memory, RING_HEAD, Shape};
 use crate::rings::All;
@@ -50,10 +51,7 @@ pub(super) struct Sleeper {
 impl Sleeper {
     /// Returns whether it may be woken once more, and counts that.
     fn may_be_woken(&self, now: Instant) -> bool {
-        let mut taken = self
-            .taken_until
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken_until.lock();
         let until = taken.map_or(now, |until| until.max(now));
         if until > now + BURST * EACH {
             return false;

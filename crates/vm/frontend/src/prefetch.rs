@@ -6,7 +6,7 @@
 //! returned themselves. A tool that takes many steps takes them in its own process, once it has a
 //! fast path ([`beeline_runtime::fast_path::Prefetch`]): the fetched data is shown there.
 
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
 
 use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
 use beeline_supervisor::Reply;
@@ -16,6 +16,7 @@ use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{self, Walked};
+use parking_lot::MutexGuard;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Handler;
@@ -317,11 +318,10 @@ impl Handler<'_> {
     /// Locks a map's walk, for which another thread may be fetching more.
     fn walk_of<'m>(&self, map: &'m Object) -> MutexGuard<'m, Walk> {
         match map.walk.try_lock() {
-            Ok(walk) => walk,
-            Err(TryLockError::Poisoned(walk)) => walk.into_inner(),
-            Err(TryLockError::WouldBlock) => {
+            Some(walk) => walk,
+            None => {
                 self.let_others_lead();
-                map.walk.lock().unwrap_or_else(PoisonError::into_inner)
+                map.walk.lock()
             }
         }
     }

@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use beeline_uapi::Errno;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Credit, Manner, Readable, Records, Settle, Store, Watch};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Handler;
 use crate::commands::EPROTO;
@@ -63,9 +64,7 @@ pub(super) struct All {
 
 impl All {
     fn by_handle(&self) -> MutexGuard<'_, HashMap<u32, Weak<Memory>>> {
-        self.by_handle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.by_handle.lock()
     }
 
     fn find(&self, handle: u32) -> Option<Arc<Memory>> {
@@ -83,7 +82,7 @@ impl All {
         if !self.has_arrays.load(Ordering::Acquire) {
             return;
         }
-        let _storing = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _storing = self.storing.lock();
         for memory in self.living() {
             for (offset, data) in memory.changed() {
                 connection.tell(Asked::Store(Store {
@@ -168,10 +167,7 @@ impl Rings {
         connection: &Arc<Connection>,
         memory: &Arc<Memory>,
     ) -> Result<(), Errno> {
-        let mut is_watched = memory
-            .is_watched
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut is_watched = memory.is_watched.lock();
         if memory.shared.is_some() && !*is_watched {
             self.begin(connection, memory)?;
             *is_watched = true;

@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
@@ -25,6 +25,7 @@ use beeline_vm_memory::{GuestMemory, Place};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Mark, PageRuns, Pages, Release};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Error;
 use crate::Handler;
@@ -222,7 +223,7 @@ impl Sharing {
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        self.users.lock()
     }
 }
 

@@ -4,12 +4,12 @@
 //! megabytes. So each answer crosses the wire once.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_uapi::Errno;
 use beeline_vm_protocol::content;
 use beeline_vm_protocol::layout::INSIDE;
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
+use parking_lot::Mutex;
 
 use crate::Handler;
 use crate::commands::EPROTO;
@@ -31,24 +31,18 @@ struct Kept {
     bytes: usize,
 }
 
-impl Types {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Handler<'_> {
     /// Asks for information on a BTF object, once for each form of the request. `id` is the guest's
     /// number of the object. It is no other's as long as there is any descriptor of the object, and
     /// is reused only when four thousand million others have been made.
     pub(super) fn ask_types(&self, id: u32, message: Bpf) -> Result<BpfDone, Errno> {
         let key = (id, asked(&message));
-        if let Some(answer) = self.guest.types.lock().answers.get(&key) {
+        if let Some(answer) = self.guest.types.0.lock().answers.get(&key) {
             return Ok(answer.clone());
         }
         let answer = self.ask_for_other_types(id, message)?;
         let bytes = answer.parts.iter().map(|part| part.data.len()).sum();
-        let mut kept = self.guest.types.lock();
+        let mut kept = self.guest.types.0.lock();
         if answer.errno == 0 && kept.bytes.saturating_add(bytes) <= MOST {
             kept.bytes += bytes;
             kept.answers.insert(key, answer.clone());

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_vm_protocol::messages::guest_message::Body as Said;
+use parking_lot::{Mutex, MutexGuard};
 
 /// A received message.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Inbox {
     }
 
     fn allowed(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
-        self.allowed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.allowed.lock()
     }
 }
 

@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::VERSION;
 use crate::address::Address;
@@ -228,7 +230,7 @@ impl Client {
     /// Sends a request, and runs a callback on its answer: no other thread is woken for that.
     /// `before_waiting` is called if others are sending, or the line is full.
     pub fn ask_then(&self, request: Asked, then: Then, before_waiting: &dyn Fn()) {
-        let free = self.sender.try_lock().ok();
+        let free = self.sender.try_lock();
         let sender = free.filter(|sender| sender.is_ready()).unwrap_or_else(|| {
             before_waiting();
             self.sender()
@@ -287,7 +289,7 @@ impl Client {
     }
 
     fn sender(&self) -> MutexGuard<'_, Sender> {
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sender.lock()
     }
 
     /// Takes messages until there are no more, and returns the reason.
@@ -329,11 +331,11 @@ impl Client {
     }
 
     fn hear(&self) -> MutexGuard<'_, Option<Hear>> {
-        self.hear.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hear.lock()
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

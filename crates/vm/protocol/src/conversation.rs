@@ -2,9 +2,10 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 
 use crate::channel::{Channel, Cutter, Reader, Writer};
@@ -47,7 +48,7 @@ fn say_so(shared: &Weak<Shared>, cutter: &Cutter) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        let Ok(mut writer) = shared.writer.try_lock() else {
+        let Some(mut writer) = shared.writer.try_lock() else {
             continue;
         };
         if shared.is_silent.load(Relaxed) {
@@ -180,7 +181,7 @@ impl Sender {
     /// True if a short message would be on its way at once. That may change at any moment.
     pub fn is_ready(&self) -> bool {
         let writer = self.shared.writer.try_lock();
-        writer.is_ok_and(|writer| writer.is_ready())
+        writer.is_some_and(|writer| writer.is_ready())
     }
 
     /// Gives no signs of life from now on, because the other side does not listen all the time.
@@ -190,8 +191,7 @@ impl Sender {
     }
 
     fn writer(&self) -> MutexGuard<'_, Writer> {
-        let writer = self.shared.writer.lock();
-        writer.unwrap_or_else(PoisonError::into_inner)
+        self.shared.writer.lock()
     }
 
     /// Ends the conversation for both sides.

@@ -10,8 +10,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::channel::connect_unix;
 use crate::stream::{PATIENCE, Stream};
@@ -240,7 +242,7 @@ impl Port {
 
     /// Waits until the line is free and a host gives the sign.
     pub(crate) fn wait(&self) -> io::Result<(Arc<Stream>, Session)> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         while current.strong_count() > 0 {
             std::thread::sleep(LOOK);
         }

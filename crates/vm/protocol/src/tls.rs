@@ -3,8 +3,9 @@
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
@@ -139,7 +140,7 @@ impl Session {
         };
         loop {
             session.send_what_is_due(stream)?;
-            let tls = session.lock();
+            let tls = session.tls.lock();
             // The client is done before the server has looked at its certificate, and learns the
             // outcome at the first read.
             if !tls.is_handshaking() && !tls.wants_write() {
@@ -157,20 +158,16 @@ impl Session {
         Ok(Arc::new(session))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.tls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Decrypts some of the received data. Returns false at the end of the stream.
     fn take_in(&self, stream: &Stream) -> io::Result<bool> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             let mut buffer = vec![0; 16 << 10];
             let count = stream.read(&mut buffer)?;
             buffer.truncate(count);
             *waiting = buffer;
         }
-        let mut tls = self.lock();
+        let mut tls = self.tls.lock();
         let mut rest = &waiting[..];
         // No more than there is room for: the reader takes the decrypted data before it gets here
         // again.
@@ -188,13 +185,13 @@ impl Session {
     }
 
     fn send_what_is_due(&self, stream: &Stream) -> io::Result<()> {
-        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let _order = self.order.lock();
         self.send_records(stream)
     }
 
     fn send_records(&self, stream: &Stream) -> io::Result<()> {
         let mut records = Vec::new();
-        let mut tls = self.lock();
+        let mut tls = self.tls.lock();
         while tls.wants_write() {
             tls.write_tls(&mut records)?;
         }
@@ -204,7 +201,7 @@ impl Session {
 
     pub(crate) fn read(&self, stream: &Stream, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            match self.lock().reader().read(buffer) {
+            match self.tls.lock().reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // Cut off without TLS's own end; the messages' frames tell if anything is missing.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
@@ -215,8 +212,8 @@ impl Session {
     }
 
     pub(crate) fn write(&self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
-        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = self.lock().writer().write(bytes)?;
+        let _order = self.order.lock();
+        let count = self.tls.lock().writer().write(bytes)?;
         self.send_records(stream)?;
         Ok(count)
     }

@@ -236,13 +236,13 @@ fn line(path: &Path) -> String {
     let master = File::from(master);
     let listener = UnixListener::bind(path).unwrap();
     spawn(move || {
-        let current: std::sync::Arc<std::sync::Mutex<Option<UnixStream>>> = Default::default();
+        let current: std::sync::Arc<parking_lot::Mutex<Option<UnixStream>>> = Default::default();
         let back = current.clone();
         let mut from = master.try_clone().unwrap();
         spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(count) = from.read(&mut buffer) {
-                if let Some(stream) = &mut *back.lock().unwrap() {
+                if let Some(stream) = &mut *back.lock() {
                     // A host that has gone gets nothing.
                     let _ = stream.write_all(&buffer[..count]);
                 }
@@ -250,7 +250,7 @@ fn line(path: &Path) -> String {
         });
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            *current.lock().unwrap() = Some(stream.try_clone().unwrap());
+            *current.lock() = Some(stream.try_clone().unwrap());
             let mut to = &master;
             let _ = std::io::copy(&mut stream, &mut to);
         }

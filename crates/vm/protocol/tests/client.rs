@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, scope, sleep, spawn};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{
     Done, EventNumber, GuestMessage, HostMessage, Pages, Readable, Refused, Settle, Welcome,
 };
+use parking_lot::Mutex;
 
 /// A proxy's messages after a request: the numbers of the messages that it answers, and their
 /// content.
@@ -82,7 +83,7 @@ fn greet_by(
     });
     let (to, lost) = channel();
     let to = Mutex::new(to);
-    let tell = move |why: &str| to.lock().unwrap().send(why.to_owned()).unwrap();
+    let tell = move |why: &str| to.lock().send(why.to_owned()).unwrap();
     let channel = Channel::connect(&Address::Unix { path }, None).unwrap();
     let client = Client::greet(channel, "a test", Box::new(tell)).unwrap();
     (client, lost, proxy)

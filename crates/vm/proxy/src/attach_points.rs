@@ -3,12 +3,13 @@
 //! `raw_tracepoint:sched_switch`, `fentry:vfs_read`.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use beeline_btf::OwnedBtf;
 use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at};
+use parking_lot::Mutex;
 use rustix::fs::{Dir, OFlags};
 
 use crate::call::Call;
@@ -174,7 +175,7 @@ pub fn executable(path: &str) -> Result<String, Refusal> {
 /// Returns the place of a tracepoint by its number.
 pub fn of_tracepoint(id: u64) -> String {
     static KNOWN: Mutex<Option<HashMap<u64, String>>> = Mutex::new(None);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = KNOWN.lock();
     let name = known.as_ref().and_then(|known| known.get(&id));
     let name = name.cloned().or_else(|| {
         // The first call, or a tracepoint that a module has brought along since.

@@ -4,9 +4,9 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// The longest text of a host that is written down, in bytes.
@@ -39,7 +39,7 @@ impl Audit {
             line.extend(what);
         }
         let line = format!("{line}\n");
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.0.lock();
         let _ = match &mut *file {
             Some(file) => file.write_all(line.as_bytes()),
             None => io::stderr().write_all(line.as_bytes()),

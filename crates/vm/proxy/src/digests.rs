@@ -5,10 +5,11 @@
 //! make these files.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_vm_protocol::content::{Sum, sum};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::nice;
 use sha2::{Digest, Sha256};
 
@@ -71,7 +72,7 @@ fn loaded(modules: &str) -> String {
 
 impl Digests {
     fn known(&self) -> MutexGuard<'_, HashMap<&'static str, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the content's sum, if it was taken and is still right. Call it before the content is

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
 use beeline_uapi::Command;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, number_at};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
 
 use crate::elements::Cursor;
@@ -85,17 +86,17 @@ impl Object {
 
     /// Returns the position of a host that iterates over it.
     pub fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
-        self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cursor.lock()
     }
 
     /// Returns its second hold.
     pub fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 
     /// Returns the mapping of the ring's pages, if there is one.
     pub fn ring(&self) -> MutexGuard<'_, Option<Arc<Ring>>> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 }
 
@@ -156,7 +157,7 @@ impl Hasher for Spread {
 impl Handles {
     /// Adds an object, and returns its handle.
     pub fn add(&self, object: Object) -> Result<u32, Refusal> {
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.write();
         let handle = table.last.checked_add(1).ok_or_else(|| {
             Refusal::new(libc::EMFILE, "this connection has used up all its handles")
         })?;
@@ -171,7 +172,7 @@ impl Handles {
     ///
     /// `EBADF`.
     pub fn get(&self, handle: u32) -> Result<Arc<Object>, Refusal> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.0.read();
         table.objects.get(&handle).cloned().ok_or_else(|| {
             Refusal::new(
                 libc::EBADF,
@@ -196,13 +197,13 @@ impl Handles {
 
     /// Gives an object back.
     pub fn remove(&self, handle: u32) -> Option<Arc<Object>> {
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.write();
         table.objects.remove(&handle)
     }
 
     /// Returns all of them.
     pub fn all(&self) -> Vec<Arc<Object>> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.0.read();
         table.objects.values().cloned().collect()
     }
 }

@@ -2,13 +2,14 @@
 //! maps.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use beeline_vm_protocol::conversation::{Receiver, Sender};
 use beeline_vm_protocol::look_up::{self, Asked};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{Done, GuestMessage, HostMessage, Join};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::elements;
@@ -120,7 +121,7 @@ impl LookupChannels {
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<Token, Joined>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -2,9 +2,9 @@
 //! bytes: a host that sends more waits.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use beeline_vm_protocol::messages::HostMessage;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use prost::Message;
 
 /// Bytes of waiting requests; one of any length may wait alone.
@@ -32,16 +32,16 @@ struct Waiting {
 
 impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a request, when there is room. Returns false if the queue is closed.
     pub fn push(&self, request: HostMessage) -> bool {
         let len = request.encoded_len();
-        let state = self.changed.wait_while(self.state(), |state| {
+        let mut state = self.state();
+        self.changed.wait_while(&mut state, |state| {
             !state.closed && !state.waiting.is_empty() && state.bytes + len > MOST
         });
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
         if state.closed {
             return false;
         }
@@ -53,10 +53,10 @@ impl Queue {
 
     /// Returns the next request, when there is one; `None` once the queue is closed.
     pub fn pop(&self) -> Option<HostMessage> {
-        let state = self.changed.wait_while(self.state(), |state| {
+        let mut state = self.state();
+        self.changed.wait_while(&mut state, |state| {
             !state.closed && state.waiting.is_empty()
         });
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
         if state.closed {
             return None;
         }

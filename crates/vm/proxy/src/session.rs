@@ -2,7 +2,7 @@
 //! connection.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use beeline_uapi::Command;
 use beeline_uapi::perf::ioc;
@@ -18,6 +18,7 @@ use beeline_vm_protocol::messages::{
     Bpf, Done, EventNumber, GuestMessage, HostMessage, Opened, PerfEventControl, PerfEventOpen,
     Store,
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::audit::Audit;
@@ -292,7 +293,7 @@ impl Session {
             }
             Request::Mark(request) => {
                 let (mark, runs) = pages::mark(&request.content)?;
-                *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
+                *self.mark.lock() = Some(mark);
                 Answer::PageRuns(runs)
             }
             Request::Settle(_) => Answer::Done(Done {}),

@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_vm_protocol::conversation::Sender;
 use beeline_vm_protocol::messages::guest_message::Body;
 use beeline_vm_protocol::messages::{Changed, GuestMessage, Manner, Readable, Records, Watch};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
@@ -113,11 +114,7 @@ impl Watched {
         let What::Changes { known, .. } = &self.what else {
             return None;
         };
-        let data = known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
-            .clone();
+        let data = known.lock().0.clone();
         Some(Changed {
             handle: self.handle,
             offset: 0,
@@ -165,7 +162,7 @@ impl Watched {
         else {
             return Ok(());
         };
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = known.lock();
         let (bytes, next) = &mut *known;
         *next = Instant::now() + *interval;
         for (offset, data) in changes(memory, bytes) {
@@ -218,9 +215,7 @@ impl Watched {
     /// Returns when to look at it in any case.
     fn due(&self) -> Option<Instant> {
         match &self.what {
-            What::Changes { known, .. } => {
-                Some(known.lock().unwrap_or_else(PoisonError::into_inner).1)
-            }
+            What::Changes { known, .. } => Some(known.lock().1),
             _ => Some(Instant::now() + SWEEP),
         }
     }
@@ -272,7 +267,7 @@ struct Table {
 
 impl Table {
     fn watched(&self) -> MutexGuard<'_, HashMap<u32, Arc<Watched>>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.watched.lock()
     }
 
     fn wake(&self) {
@@ -364,7 +359,7 @@ impl Watches {
     pub fn stored(&self, handle: u32, offset: usize, data: &[u8]) {
         let watched = self.shared.watched().get(&handle).cloned();
         if let Some(What::Changes { known, .. }) = watched.as_deref().map(|it| &it.what) {
-            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = known.lock();
             if let Some(place) = known.0.get_mut(offset..offset + data.len()) {
                 place.copy_from_slice(data);
             }
