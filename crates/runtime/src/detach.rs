@@ -7,6 +7,7 @@
 
 mod find;
 mod layers;
+mod occupancy;
 mod returns;
 mod sites;
 mod syscalls;
@@ -19,7 +20,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use beeline_agent::abi::{Control, DISMISSALS, MAX_CPUS, Manifest, Session};
+use beeline_agent::abi::{Control, DISMISSALS, Manifest, Session};
 use beeline_inject::{Process, Region, Stopped};
 use beeline_uapi::Errno;
 use libc::user_regs_struct;
@@ -27,7 +28,6 @@ use libc::user_regs_struct;
 use crate::error::Error;
 use crate::kernel_uprobes::{Text, beside, kernel_uprobes};
 use crate::liveness::SessionId;
-use crate::proc::{self, all_processes};
 use crate::sigaction::{self, Handler, Removal};
 use crate::{patch, retry_open};
 
@@ -37,10 +37,11 @@ pub(crate) use find::{
 };
 pub use find::{everywhere, in_process};
 pub(crate) use layers::{Beneath, Layers};
+use occupancy::Occupancy;
 pub(crate) use sites::MAX_SITES;
 use sites::Restored;
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
-use threads::{has_same_memory, is_nobody_in};
+use threads::is_nobody_in;
 pub(crate) use witnesses::still_there;
 
 /// A session's presence in a process.
@@ -245,7 +246,9 @@ impl Presence {
         }
         self.restore_returns(stopped, others)?;
         self.bring_back(stopped)?;
-        if !self.is_clear(stopped)? || self.may_be_under_a_program(stopped, others) {
+        if !self.occupancy(stopped).is_clear()?
+            || self.occupancy(stopped).may_be_under_a_program(others)
+        {
             return Ok(false);
         }
         if !self.restore_handlers(stopped, others)? {
@@ -410,26 +413,11 @@ impl Presence {
         Ok(stopped.write(place + 4 * free as u64, &owner)?)
     }
 
-    /// True if no thread is in this session's code, or about to return to it.
-    fn is_clear(&self, stopped: &Stopped) -> Result<bool, Error> {
-        Ok(!self.holds_a_slot(stopped)
-            && !self.shares_its_memory(stopped)
-            && !self.awaits_a_trap()
-            && is_nobody_in(stopped, &self.code(|_| true), &[])?)
-    }
-
-    /// True if a thread runs a program of another session, on that session's stack.
-    ///
-    /// It may have got there through a handler of this session, to which it returns. That is not
-    /// visible from that stack.
-    fn may_be_under_a_program(&self, stopped: &Stopped, others: &[Presence]) -> bool {
-        let is_in_one = |sp: u64| {
-            let private = others.iter().filter_map(|other| other.private.as_ref());
-            private.into_iter().any(|range| range.contains(&sp))
-        };
-        let mut threads = stopped.threads().iter();
-        self.manifest.handlers.load(Relaxed) != 0
-            && threads.any(|thread| is_in_one(thread.registers().rsp))
+    fn occupancy<'a>(&'a self, stopped: &'a Stopped) -> Occupancy<'a> {
+        Occupancy {
+            presence: self,
+            stopped,
+        }
     }
 
     /// Returns this session's code in the wanted mappings of the process.
@@ -437,66 +425,6 @@ impl Presence {
         let mappings = self.mappings.iter();
         let code = mappings.filter(|mapping| mapping.permissions.execute && is_meant(mapping));
         code.map(|mapping| mapping.start..mapping.end).collect()
-    }
-
-    /// True if a thread holds a slot. A thread that runs a program may be elsewhere at the moment
-    /// (in the vDSO, in the kernel), but holds a slot.
-    fn holds_a_slot(&self, stopped: &Stopped) -> bool {
-        let Some(page) = self.mappings.iter().find(|mapping| is_page(mapping)) else {
-            return false;
-        };
-        // A forked child has no slot: what it finds there is its parent's.
-        let mut pid = [0; 4];
-        let control = self.manifest.private as u64 + offset_of!(Control, pid) as u64;
-        if stopped.read(control, &mut pid).is_err() || pid == [0; 4] {
-            return false;
-        }
-        let (start, stride) = (
-            offset_of!(Session, leases),
-            size_of::<beeline_agent::abi::Lease>(),
-        );
-        let mut leases = vec![0; stride * MAX_CPUS];
-        if stopped
-            .read(page.start + start as u64, &mut leases)
-            .is_err()
-        {
-            return false;
-        }
-        leases
-            .chunks_exact(stride)
-            .any(|lease| lease[..4] == self.manifest.owner.to_ne_bytes())
-    }
-
-    /// True if a child may share the process's memory.
-    ///
-    /// A parent that waits for such a child is not among the threads that are held. The count of
-    /// such children only says that there may be one: a call that was under way when the code was
-    /// restored is not counted down.
-    fn shares_its_memory(&self, stopped: &Stopped) -> bool {
-        let mut children = [0; 4];
-        let place = self.manifest.private as u64 + offset_of!(Control, children) as u64;
-        if stopped.read(place, &mut children).is_err() || children == [0; 4] {
-            return false;
-        }
-        let others = all_processes().into_iter().filter(|pid| *pid != self.pid);
-        let mut others = others.filter(|pid| maps_ours(*pid));
-        others.any(|other| has_same_memory(self.pid, other))
-    }
-
-    /// True if a thread was stopped between a breakpoint and its signal.
-    fn awaits_a_trap(&self) -> bool {
-        const SIGTRAP: usize = 5;
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid))
-            .into_iter()
-            .flatten()
-            .flatten();
-        !self.records.is_empty()
-            && tasks.into_iter().any(|task| {
-                let status = proc::text(task.path().join("status")).unwrap_or_default();
-                let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
-                let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-                mask.is_some_and(|mask| mask >> (SIGTRAP - 1) & 1 == 1)
-            })
     }
 
     /// Removes this session's signal handlers. Returns false if a thread may be about to be led to

@@ -31,6 +31,7 @@ use crate::trampoline_pool::{ARENA_BYTES, Pool};
 pub use links::AGENT;
 use links::word_of;
 pub use manifest::manifest;
+use objects::ObjectTable;
 
 /// One address space's environment.
 #[derive(Debug)]
@@ -60,8 +61,7 @@ pub struct Environment {
     links: HashMap<Id, Vec<u64>>,
     /// The [`abi::Link`]s of programs that are tail-called.
     next_programs: HashMap<Id, u64>,
-    /// The content of the [`abi::ObjectTable`].
-    objects: HashMap<u64, u64>,
+    objects: ObjectTable,
     /// The [`abi::CgroupPath`]s that have been published, so that moving to and fro takes no
     /// memory.
     cgroups: HashMap<Vec<u64>, u64>,
@@ -170,7 +170,7 @@ impl Environment {
             codes: Vec::new(),
             links: HashMap::new(),
             next_programs: HashMap::new(),
-            objects: HashMap::new(),
+            objects: ObjectTable::default(),
             cgroups: HashMap::new(),
             cgroup: String::new(),
             tasks: None,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use beeline_agent::abi::Session;
 use beeline_inject::Unblocked;
@@ -76,6 +76,11 @@ impl Shared {
             let mut unblocked = self.unblocked();
             unblocked.entry(pid).or_default().extend(threads);
         }
+    }
+
+    /// Notes that some objects may have become unreachable.
+    pub fn note_removal(&self) {
+        self.removals.fetch_add(1, SeqCst);
     }
 
     /// The processes that [`Self::note_unblocked`] has noted threads of.

@@ -1,6 +1,6 @@
 //! The objects that programs find behind ids: the table of objects, and the target's cgroups.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::mem::size_of;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -13,6 +13,7 @@ use crate::cgroup::{self, Cgroups};
 use crate::error::{Error, os};
 use crate::objects::{Object, Reachable};
 use crate::program::Program;
+use crate::trampoline_pool::Pool;
 
 /// The number of entries of the first table.
 const SMALLEST_TABLE: usize = 16;
@@ -22,7 +23,7 @@ impl Environment {
     pub fn place_objects(&mut self, reachable: &Reachable) -> Result<(), Error> {
         for (map, object) in &reachable.elements {
             let name = objects::name(map.0, object.id().0);
-            if self.objects.contains_key(&name) {
+            if self.objects.has(name) {
                 continue;
             }
             let value = match object {
@@ -46,70 +47,13 @@ impl Environment {
         Ok(link)
     }
 
-    /// Adds an entry to the table, which is never more than half full.
     fn name_object(&mut self, name: u64, value: u64) -> Result<(), Error> {
-        self.objects.insert(name, value);
-        let table = self.record().objects.load(Relaxed) as u64;
-        let len = match table {
-            0 => 0,
-            // SAFETY: the code below placed the table.
-            table => unsafe { self.home.get::<abi::ObjectTable>(table) }.mask + 1,
-        };
-        if 2 * self.objects.len() <= len {
-            self.enter(table, len, name, value);
-            return Ok(());
-        }
-        let len = (2 * len).max(SMALLEST_TABLE);
-        let grown = self.new_table(len).inspect_err(|_| {
-            self.objects.remove(&name);
-        })?;
-        for (name, value) in &self.objects {
-            self.enter(grown, len, *name, *value);
-        }
-        for record in self.records() {
-            record.objects.store(grown as usize, Release);
+        if let Some(table) = self.objects.add(&mut self.home, name, value)? {
+            for record in self.records() {
+                record.objects.store(table as usize, Release);
+            }
         }
         Ok(())
-    }
-
-    fn new_table(&mut self, len: usize) -> Result<u64, Error> {
-        let words = [
-            size_of::<abi::ObjectTable>(),
-            len * size_of::<abi::ObjectEntry>(),
-        ]
-        .map(|bytes| bytes / 8);
-        let table = self
-            .home
-            .zeroed::<u64>(words.iter().sum())
-            .map_err(os("filling a pool"))?;
-        // SAFETY: a table's head is one word, and nobody knows of the table yet.
-        unsafe {
-            self.home
-                .change::<abi::ObjectTable>(table, |head| head.mask = len - 1)
-        };
-        Ok(table)
-    }
-
-    /// Fills the first free entry of a table of `len` entries. The name is stored last, as programs
-    /// may be searching.
-    fn enter(&self, table: u64, len: usize, name: u64, value: u64) {
-        let mask = len - 1;
-        let mut place = objects::home(name, mask);
-        for _ in 0..len {
-            let entry = self.entry(table, place);
-            if entry.name.load(Relaxed) == 0 {
-                entry.value.store(value as usize, Relaxed);
-                entry.name.store(name, Release);
-                return;
-            }
-            place = (place + 1) & mask;
-        }
-    }
-
-    fn entry(&self, table: u64, place: usize) -> &abi::ObjectEntry {
-        let at = size_of::<abi::ObjectTable>() + place * size_of::<abi::ObjectEntry>();
-        // SAFETY: this is one of the entries that `new_table` placed behind the table's head.
-        unsafe { self.home.get(table + at as u64) }
     }
 
     /// Returns the addresses and sizes of what is mapped here of maps that programs cannot reach
@@ -137,8 +81,7 @@ impl Environment {
         let names: HashSet<u64> = elements()
             .map(|(map, object)| objects::name(map.0, object.id().0))
             .collect();
-        self.objects.retain(|name, _| names.contains(name));
-        self.rebuild_table();
+        self.objects.retain(&self.home, &names);
     }
 
     fn unreachable_maps(&self, reachable: &Reachable) -> impl Iterator<Item = &PlacedMap> {
@@ -146,22 +89,6 @@ impl Environment {
         self.maps
             .values()
             .filter(move |placed| placed.slots == 0 && !live.contains(&placed.map.id))
-    }
-
-    /// Enters what is left into the emptied table.
-    fn rebuild_table(&self) {
-        let table = self.record().objects.load(Relaxed) as u64;
-        if table == 0 {
-            return;
-        }
-        // SAFETY: `new_table` placed the table.
-        let len = unsafe { self.home.get::<abi::ObjectTable>(table) }.mask + 1;
-        for place in 0..len {
-            self.entry(table, place).name.store(0, Release);
-        }
-        for (name, value) in &self.objects {
-            self.enter(table, len, *name, *value);
-        }
     }
 
     /// Returns a place for a map's handle: a free one, if there is any.
@@ -200,4 +127,87 @@ impl Environment {
         self.cgroup = path;
         Ok(())
     }
+}
+
+/// The table in which programs find the objects behind names: see [`abi::ObjectTable`].
+#[derive(Debug, Clone, Default)]
+pub(super) struct ObjectTable {
+    /// Its address in the pool; 0 before the first object.
+    address: u64,
+    /// The number of its entries, used and free.
+    len: usize,
+    content: HashMap<u64, u64>,
+}
+
+impl ObjectTable {
+    fn has(&self, name: u64) -> bool {
+        self.content.contains_key(&name)
+    }
+
+    /// Adds an entry to the table, which is never more than half full. Returns the address of a new
+    /// table that replaces the one that is full.
+    fn add(&mut self, pool: &mut Pool, name: u64, value: u64) -> Result<Option<u64>, Error> {
+        if 2 * (self.content.len() + 1) <= self.len {
+            self.content.insert(name, value);
+            self.enter(pool, name, value);
+            return Ok(None);
+        }
+        let len = (2 * self.len).max(SMALLEST_TABLE);
+        self.address = place(pool, len)?;
+        self.len = len;
+        self.content.insert(name, value);
+        self.enter_all(pool);
+        Ok(Some(self.address))
+    }
+
+    /// Keeps only the entries with these names. Call it while no program runs here.
+    fn retain(&mut self, pool: &Pool, names: &HashSet<u64>) {
+        self.content.retain(|name, _| names.contains(name));
+        for place in 0..self.len {
+            self.entry(pool, place).name.store(0, Release);
+        }
+        self.enter_all(pool);
+    }
+
+    fn enter_all(&self, pool: &Pool) {
+        for (name, value) in &self.content {
+            self.enter(pool, *name, *value);
+        }
+    }
+
+    /// Fills the first free entry. The name is stored last, as programs may be searching.
+    fn enter(&self, pool: &Pool, name: u64, value: u64) {
+        let mask = self.len - 1;
+        let mut place = objects::home(name, mask);
+        for _ in 0..self.len {
+            let entry = self.entry(pool, place);
+            if entry.name.load(Relaxed) == 0 {
+                entry.value.store(value as usize, Relaxed);
+                entry.name.store(name, Release);
+                return;
+            }
+            place = (place + 1) & mask;
+        }
+    }
+
+    fn entry<'p>(&self, pool: &'p Pool, at: usize) -> &'p abi::ObjectEntry {
+        let offset = size_of::<abi::ObjectTable>() + at * size_of::<abi::ObjectEntry>();
+        // SAFETY: this is one of the entries that `place` placed behind the table's head.
+        unsafe { pool.get(self.address + offset as u64) }
+    }
+}
+
+/// Places an empty table of `len` entries, a power of two.
+fn place(pool: &mut Pool, len: usize) -> Result<u64, Error> {
+    let words = [
+        size_of::<abi::ObjectTable>(),
+        len * size_of::<abi::ObjectEntry>(),
+    ]
+    .map(|bytes| bytes / 8);
+    let table = pool
+        .zeroed::<u64>(words.iter().sum())
+        .map_err(os("filling a pool"))?;
+    // SAFETY: a table's head is one word, and nobody knows of the table yet.
+    unsafe { pool.change::<abi::ObjectTable>(table, |head| head.mask = len - 1) };
+    Ok(table)
 }

@@ -1,38 +1,32 @@
 //! Processes that put themselves under a seccomp filter. The filter may kill them for a system call
 //! of Beeline's, so they are let go before it is installed.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
 
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::Request;
 use beeline_inject::Process;
 use libc::user_regs_struct;
-use parking_lot::Mutex;
 
-use super::Tracees;
-use super::serve_upcalls::thread_that_asks;
+use super::serve_upcalls::{UpcallServer, thread_that_asks};
+use super::target_table::SharedTarget;
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
 use crate::seccomp_analysis;
-use crate::target::Target;
 
-/// The time that a process that was let go gets to install its filter. After that the kernel says
-/// that it is under one.
-const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// The length of a `syscall` instruction in bytes.
 const SYSCALL_LEN: u64 = 2;
 
-impl Tracees {
+impl UpcallServer {
     /// Lets a process go if its filter would not let Beeline's own calls pass.
     ///
     /// The thread that asks then makes its call again, at an address where nothing of Beeline's is
     /// left.
-    pub(super) fn before_filter(&self, pid: i32, target: &Arc<Mutex<Target>>, request: &Request) {
+    pub(super) fn before_filter(&self, pid: i32, target: &SharedTarget, request: &Request) {
+        let tracees = &self.tracees;
         let process = target.lock().process().clone();
-        if process.pid() != pid || self.check_if_confining(pid).is_err() {
+        if process.pid() != pid || tracees.admission.check_if_confining(pid).is_err() {
             return;
         }
         let Some(regs) = registers_at(&process, request.address.load(SeqCst)) else {
@@ -41,41 +35,18 @@ impl Tracees {
         if !harms_us(&process, &regs) {
             return;
         }
-        self.confined.lock().insert(pid, Instant::now());
+        tracees.admission.confine(pid);
         let name = target.lock().name();
         let outcome = self.let_go(&process, target, request, &regs);
-        if !process.is_alive() {
-            return;
-        }
-        let what = match &outcome {
-            Ok(()) => "it is not traced any more".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        if self
-            .confining
-            .lock()
-            .insert((name.clone(), outcome.is_ok()))
-        {
-            (self.report)(&format!(
-                "process {pid} ({name}) puts itself under a seccomp filter that forbids calls which Beeline makes in it: {what}"
-            ));
-        }
-    }
-
-    /// Fails for a process that was let go for a filter a moment ago.
-    pub(super) fn check_if_confining(&self, pid: i32) -> Result<(), Error> {
-        let mut confined = self.confined.lock();
-        confined.retain(|_, since| since.elapsed() < LEFT_ALONE);
-        match confined.contains_key(&pid) {
-            true => Err(beeline_inject::Error::Seccomp { pid }.into()),
-            false => Ok(()),
+        if process.is_alive() {
+            tracees.diagnostics.confining(pid, &name, &outcome);
         }
     }
 
     fn let_go(
         &self,
         process: &Process,
-        target: &Arc<Mutex<Target>>,
+        target: &SharedTarget,
         request: &Request,
         regs: &PtRegs,
     ) -> Result<(), Error> {
@@ -92,7 +63,7 @@ impl Tracees {
                 presence.remove_around(process, tid, to).map(drop)
             })
         };
-        self.bury_one(pid, target.clone());
+        self.tracees.targets.bury_one(pid, target.clone());
         outcome
     }
 }

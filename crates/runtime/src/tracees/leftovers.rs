@@ -5,18 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use beeline_inject::Process;
+use parking_lot::Mutex;
 
-use super::Tracees;
-use crate::detach::{Presence, presences};
+use super::diagnostics::Diagnostics;
+use crate::detach::Presence;
 use crate::error::Error;
 use crate::liveness::SessionId;
 
 /// The pause before leftovers that could not be taken out are tried again.
 const PAUSE: Duration = Duration::from_secs(5);
 
+/// See the module documentation.
+#[derive(Default)]
+pub(super) struct Leftovers(Mutex<Cleared>);
+
 /// The outcome of the clearing so far.
 #[derive(Default)]
-pub(super) struct Cleared {
+struct Cleared {
     /// Cleared processes that the user has not been told of yet, each with the session that was
     /// there and its tool.
     untold: Vec<(i32, SessionId, String)>,
@@ -26,21 +31,18 @@ pub(super) struct Cleared {
     failures: BTreeMap<(i32, SessionId), (Instant, String)>,
 }
 
-impl Tracees {
-    /// Takes out of a process what killed sessions have left there.
+impl Leftovers {
+    /// Takes out of a process what killed sessions have left there. No other thread may do the same
+    /// meanwhile.
     ///
-    /// The error is that of a session that stays and has hooked system calls, which only one
-    /// session at a time can do. Probes are laid over whatever else stays.
-    pub(super) fn clear_dead(&self, process: &Process) -> Result<(), Error> {
-        let _alone = self.making.lock();
-        self.clear_all(process, &presences(process)?)
-    }
-
-    /// As [`Self::clear_dead`], for the given presences. The caller holds `making`.
-    pub(super) fn clear_all(&self, process: &Process, present: &[Presence]) -> Result<(), Error> {
+    /// # Errors
+    ///
+    /// That of a session that stays and has hooked system calls, which only one session at a time
+    /// can do. Probes are laid over whatever else stays.
+    pub fn clear(&self, process: &Process, present: &[Presence]) -> Result<(), Error> {
         let mut outcome = Ok(());
         for dead in present.iter().filter(|one| !one.is_live) {
-            if let Err(why) = self.clear(process, dead)
+            if let Err(why) = self.clear_one(process, dead)
                 && dead.calls.hooked > 0
             {
                 let (pid, session, tool) = (dead.pid, dead.session, &dead.tool);
@@ -54,15 +56,15 @@ impl Tracees {
         outcome
     }
 
-    fn clear(&self, process: &Process, dead: &Presence) -> Result<(), String> {
+    fn clear_one(&self, process: &Process, dead: &Presence) -> Result<(), String> {
         let key = (dead.pid, dead.session);
-        if let Some((since, why)) = self.cleared.lock().failures.get(&key)
+        if let Some((since, why)) = self.0.lock().failures.get(&key)
             && since.elapsed() < PAUSE
         {
             return Err(why.clone());
         }
         let outcome = dead.clear(process);
-        let mut cleared = self.cleared.lock();
+        let mut cleared = self.0.lock();
         match outcome {
             Ok(is_ours) => {
                 cleared.failures.remove(&key);
@@ -84,8 +86,8 @@ impl Tracees {
     /// Tells the user, in one line for all processes, what was cleared.
     ///
     /// It waits until a look finds nothing more, or until `is_last`.
-    pub(super) fn tell_cleared(&self, is_last: bool) {
-        let mut cleared = self.cleared.lock();
+    pub fn tell(&self, diagnostics: &Diagnostics, is_last: bool) {
+        let mut cleared = self.0.lock();
         let count = cleared.untold.len();
         if count == 0 || count != cleared.seen && !is_last {
             cleared.seen = count;
@@ -104,6 +106,6 @@ impl Tracees {
                 pids.len()
             ),
         };
-        (self.report)(&line);
+        diagnostics.say(&line);
     }
 }

@@ -4,8 +4,9 @@
 //! short-lived programs and libraries from their first instruction on.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,12 +14,12 @@ use std::time::{Duration, Instant};
 use beeline_inject::{Hold as Held, Loaded, Watched, holds, regions_of};
 
 use super::Tracees;
-use super::candidates::is_part_of_us;
+use super::admission::is_part_of_us;
+use super::waits::GivenUp;
 use crate::error::Error;
 use crate::fanotify::{Gate, HeldOpen, Inode, Opens};
 use crate::proc;
 use crate::retry_open;
-use crate::scope::Scope;
 use crate::target::Hold;
 
 /// The longest time that an open is held.
@@ -47,7 +48,7 @@ struct Waiting {
     since: Instant,
     open: Weak<HeldOpen>,
     /// Set when its program is not waited for any more.
-    given_up: Arc<AtomicBool>,
+    given_up: GivenUp,
 }
 
 impl Waiting {
@@ -66,84 +67,107 @@ impl Waiting {
     }
 }
 
-impl Tracees {
-    /// Holds processes that open one of the files that are now sought in all processes, and no
-    /// others.
-    pub(super) fn hold_openers(self: &Arc<Self>) {
-        let links = self.links();
-        let is_sought =
-            self.scope == Scope::All && self.calls.lock().is_empty() && !holds().are_to_end();
-        let wide = links.iter().filter(|link| is_sought && link.pid.is_none());
-        let places = wide.flat_map(|link| link.places());
-        let files: BTreeMap<Inode, &Path> =
-            places.map(|place| (place.inode(), &*place.path)).collect();
-        if let Err(error) = self.hold_opens_of(&files) {
-            (self.report)(&format!(
-                "opens of probed files cannot be held (fanotify: {error}): a program that ends within a tenth of a second, or a library \
-                 that is loaded for as long, may be missed; run as root, or probe a system call as well"
-            ));
-        }
-    }
-
-    /// Sets the files for which opens are held. An error is returned once; from then on nothing is
-    /// held.
-    fn hold_opens_of(self: &Arc<Self>, files: &BTreeMap<Inode, &Path>) -> std::io::Result<()> {
-        let mut openers = self.openers.lock();
-        let is_idle = files.is_empty() && openers.gate.is_none();
-        if is_idle || openers.has_failed || self.stop.load(SeqCst) {
+impl Openers {
+    /// Sets the files for which opens are held, for a session that goes on. An error is returned
+    /// once; from then on nothing is held. `serve` makes held processes targets, on a thread of its
+    /// own.
+    fn hold(
+        &mut self,
+        files: &BTreeMap<Inode, &Path>,
+        serve: impl FnOnce(Opens) + Send + 'static,
+    ) -> io::Result<()> {
+        let is_idle = files.is_empty() && self.gate.is_none();
+        if is_idle || self.has_failed {
             return Ok(());
         }
-        let outcome = self.change_gate(&mut openers, files);
+        let outcome = self.change_gate(files, serve);
         if outcome.is_err() {
-            openers.gate = None;
-            openers.holding = None;
-            openers.has_failed = true;
+            self.gate = None;
+            self.holding = None;
+            self.has_failed = true;
         }
         outcome
     }
 
     fn change_gate(
-        self: &Arc<Self>,
-        openers: &mut Openers,
+        &mut self,
         files: &BTreeMap<Inode, &Path>,
-    ) -> std::io::Result<()> {
-        let gate = match &mut openers.gate {
+        serve: impl FnOnce(Opens) + Send + 'static,
+    ) -> io::Result<()> {
+        let gate = match &mut self.gate {
             Some(gate) => gate,
             None => {
                 let gate = Gate::new()?;
-                let (opens, tracees) = (gate.opens(), self.clone());
+                let opens = gate.opens();
                 let thread = std::thread::Builder::new().name("beeline-opens".into());
-                openers.thread = Some(thread.spawn(move || tracees.attend_openers(&opens))?);
-                openers.gate.insert(gate)
+                self.thread = Some(thread.spawn(move || serve(opens))?);
+                self.gate.insert(gate)
             }
         };
         if !files.is_empty() {
-            openers.holding.get_or_insert_with(Held::begin);
+            self.holding.get_or_insert_with(Held::begin);
         }
         if !are_descriptors_left() {
             return Err(rustix::io::Errno::MFILE.into());
         }
         gate.hold(files)?;
         if gate.is_open() {
-            openers.holding = None;
+            self.holding = None;
         }
         Ok(())
     }
 
     /// Stops holding opens at the session's end. When the returned thread has ended, no process is
     /// held any more.
-    pub(super) fn let_openers_pass(&self) -> Option<JoinHandle<()>> {
-        std::mem::take(&mut *self.openers.lock()).thread
+    pub fn let_pass(&mut self) -> Option<JoinHandle<()>> {
+        std::mem::take(self).thread
     }
+}
 
+impl Tracees {
+    /// Holds processes that open one of the files that are now sought in all processes, and no
+    /// others.
+    pub(super) fn hold_openers(self: &Arc<Self>) {
+        let links = self.registry.functions();
+        let is_sought =
+            !self.registry.is_narrow() && !self.registry.has_calls() && !holds().are_to_end();
+        let wide = links.iter().filter(|link| is_sought && link.pid.is_none());
+        let places = wide.flat_map(|link| link.places());
+        let files: BTreeMap<Inode, &Path> =
+            places.map(|place| (place.inode(), &*place.path)).collect();
+        let mut openers = self.openers.lock();
+        if self.has_ended() {
+            return;
+        }
+        let server = OpenerServer {
+            tracees: self.clone(),
+        };
+        let outcome = openers.hold(&files, move |opens| server.run(&opens));
+        drop(openers);
+        if let Err(error) = outcome {
+            self.diagnostics.say(&format!(
+                "opens of probed files cannot be held (fanotify: {error}): a program that ends within a tenth of a second, or a library \
+                 that is loaded for as long, may be missed; run as root, or probe a system call as well"
+            ));
+        }
+    }
+}
+
+/// Makes processes targets that open a probed file.
+#[derive(Clone)]
+struct OpenerServer {
+    tracees: Arc<Tracees>,
+}
+
+impl OpenerServer {
     /// Makes held processes targets until the session ends.
     ///
     /// This thread opens no file that may be probed, and takes no lock under which another thread
     /// may open one.
-    fn attend_openers(self: &Arc<Self>, opens: &Opens) {
+    fn run(&self, opens: &Opens) {
         let own = std::process::id() as i32;
         let mut waiting = Vec::<Waiting>::new();
-        while !self.stop.load(SeqCst) {
+        while !self.tracees.has_ended() {
             for open in opens.next(LOOK) {
                 let pid = proc::process_of(open.tid());
                 let pid = pid.filter(|pid| *pid != own && !holds().are_to_end());
@@ -157,82 +181,72 @@ impl Tracees {
     }
 
     /// Hands one held open to another thread.
-    fn attend_open(self: &Arc<Self>, pid: i32, open: HeldOpen) -> Option<Waiting> {
+    fn attend_open(&self, pid: i32, open: HeldOpen) -> Option<Waiting> {
         let open = Arc::new(open);
         let waiting = Waiting {
             since: Instant::now(),
             open: Arc::downgrade(&open),
             given_up: Arc::default(),
         };
-        let (tracees, given_up) = (self.clone(), waiting.given_up.clone());
+        let (server, given_up) = (self.clone(), waiting.given_up.clone());
         let work = move || {
             // If the process may not be traced, that is reported when it maps the file.
-            let _ = match (tracees.is_to_come(pid), open.is_exec()) {
+            let _ = match (server.is_to_come(pid), open.is_exec()) {
                 (false, _) => Ok(()),
-                (true, true) => tracees.follow_opener(pid, &open, given_up),
-                (true, false) => tracees.come_to_opener(pid, open),
+                (true, true) => server.follow_opener(pid, &open, given_up),
+                (true, false) => server.come_to_opener(pid, open),
             };
         };
-        self.exec_waiters.follow(work).ok()?;
+        self.tracees.waits.follow(work).ok()?;
         Some(waiting)
     }
 
     /// True if a process is to be a target, and is neither one yet nor about to be.
     fn is_to_come(&self, pid: i32) -> bool {
-        let tool = self.tool.load(SeqCst);
+        let tracees = &self.tracees;
         let is_ours = pid == std::process::id() as i32
-            || pid == tool
-            || self.descendants.tools().contains(&pid)
+            || tracees.admission.is_tool(pid)
             || is_part_of_us(pid);
-        if is_ours || self.is_dismissed(pid) {
+        if is_ours || tracees.targets.is_dismissed(pid) || tracees.waits.has(pid) {
             return false;
         }
-        if self.starting.lock().contains_key(&pid) || self.execs.lock().contains_key(&pid) {
-            return false;
-        }
-        let target = self.targets.lock().get(&pid).cloned();
+        let target = tracees.targets.table.get(pid);
         // A target that is being worked on reports what it maps, or is about to.
         target.is_none_or(|target| target.try_lock().is_some_and(|target| !target.follows()))
     }
 
     /// Makes a process a target that reports what it maps from now on, if it opens the file to map
     /// it.
-    fn come_to_opener(self: &Arc<Self>, pid: i32, open: Arc<HeldOpen>) -> Result<(), Error> {
+    fn come_to_opener(&self, pid: i32, open: Arc<HeldOpen>) -> Result<(), Error> {
         if !is_loading(pid, open.tid()) {
             return Ok(());
         }
-        let process = self.open(pid)?;
-        let (Some(target), cleared) = self.make_target(&process) else {
+        let process = self.tracees.targets.open(pid)?;
+        let (Some(target), cleared) = self.tracees.targets.make(&process) else {
             return Ok(());
         };
         cleared?;
-        self.plan_calls(&process);
+        self.tracees.plan_calls(&process);
         let mut target = target.lock();
         let mut stopped = process.stop_releasing(move || open.pass())?;
-        let wanted = self.wanted_of_calls(pid);
-        self.follow_for_functions(&mut target, &wanted, &mut Hold::Held(&mut stopped));
+        let wanted = self.tracees.targets.wanted_of_calls(pid);
+        self.tracees
+            .follow_for_functions(&mut target, &wanted, &mut Hold::Held(&mut stopped));
         Ok(())
     }
 
     /// Makes a process a target that is about to run a probed program.
-    fn follow_opener(
-        self: &Arc<Self>,
-        pid: i32,
-        open: &HeldOpen,
-        given_up: Arc<AtomicBool>,
-    ) -> Result<(), Error> {
-        let process = self.open(pid)?;
+    fn follow_opener(&self, pid: i32, open: &HeldOpen, given_up: GivenUp) -> Result<(), Error> {
+        let tracees = &self.tracees;
+        let process = self.tracees.targets.open(pid)?;
         let watched = retry_open::past_all_but_starter(|| {
             Ok(Watched::seize_from_here(&process, open.tid())?)
         })?;
-        self.execs.lock().insert(pid, given_up.clone());
-        self.give_up_at_the_end(&given_up);
+        let given_up = tracees.waits.wait_for_exec(pid, given_up);
         open.pass();
         let outcome =
-            watched.run_until_exec(&given_up, |stopped| self.has_run_exec(&process, stopped));
-        self.execs
-            .lock()
-            .retain(|_, other| !Arc::ptr_eq(other, &given_up));
+            watched.run_until_exec(&given_up, |stopped| tracees.has_run_exec(&process, stopped));
+        tracees.waits.end_exec(&given_up);
         match outcome? {
             Loaded::Ready(outcome) => outcome,
             Loaded::Ended => Ok(()),

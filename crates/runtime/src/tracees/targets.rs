@@ -1,29 +1,114 @@
-//! The session's targets: making one for a process, and listing it.
+//! Processes as targets: making one of a process, and burying those that have ended.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_inject::Process;
 use parking_lot::Mutex;
 
-use super::{Tagged, Tracees};
+use super::admission::Admission;
+use super::diagnostics::Diagnostics;
+use super::leftovers::Leftovers;
+use super::owners::Owners;
+use super::process_table::YOUTH;
+use super::registry::Registry;
+use super::rounds::SECOND;
+use super::target_table::{SharedTarget, TargetTable};
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
-use crate::target::Target;
+use crate::scope::Scope;
+use crate::shared::Shared;
+use crate::target::{Target, Wanted};
 
-impl Tracees {
+/// See the module documentation.
+pub(super) struct Targets {
+    shared: Arc<Shared>,
+    admission: Arc<Admission>,
+    registry: Arc<Registry>,
+    diagnostics: Arc<Diagnostics>,
+    pub table: TargetTable,
+    pub owners: Arc<Owners>,
+    pub leftovers: Leftovers,
+    /// Held while a process that is no target yet is examined, and while something is taken out of
+    /// one. A second thread that wants to do the same then finds it done.
+    making: Mutex<()>,
+}
+
+impl Targets {
+    pub fn new(
+        shared: Arc<Shared>,
+        admission: Arc<Admission>,
+        registry: Arc<Registry>,
+        diagnostics: Arc<Diagnostics>,
+    ) -> Self {
+        Self {
+            table: TargetTable::default(),
+            owners: Owners::start(shared.clone()),
+            leftovers: Leftovers::default(),
+            shared,
+            admission,
+            registry,
+            diagnostics,
+            making: Mutex::default(),
+        }
+    }
+
+    /// Opens a process.
+    ///
+    /// # Errors
+    ///
+    /// It may not be traced: see [`Admission::open`].
+    pub fn open(&self, pid: i32) -> Result<Process, Error> {
+        self.note_dismissals();
+        self.admission.open(pid)
+    }
+
+    /// Returns a known process, or opens it.
+    ///
+    /// A process that is traced already may just now be held by another thread of Beeline, and
+    /// would then look taken.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
+    pub fn known_or_open(&self, pid: i32) -> Result<Process, Error> {
+        if let Some(target) = self.table.get(pid) {
+            let known = target.lock();
+            if !known.is_gone() {
+                return Ok(known.process().clone());
+            }
+            drop(known);
+            self.bury_one(pid, target);
+        }
+        self.open(pid)
+    }
+
+    /// Opens a process that asks under a target's tag.
+    ///
+    /// If it is the target, it has been opened before, and only a confined process has to be
+    /// checked again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
+    pub fn open_again(&self, pid: i32, owner: u32) -> Result<Process, Error> {
+        let known = self.table.tagged(owner).map(|tagged| tagged.process);
+        match known.filter(|process| process.pid() == pid) {
+            Some(process) if !process.is_confined()? => Ok(process),
+            _ => self.open(pid),
+        }
+    }
+
     /// Returns the target for a process, and makes one if needed. What killed sessions left in the
     /// process is taken out first; the error is that of [`Self::clear_dead`].
     ///
     /// A child that was forked from a target has that target's patched code but nothing behind it,
     /// so it begins anew. The result is `None` if it is too early for that: the process will ask to
     /// be made a target, or shares its parent's memory.
-    pub(super) fn make_target(
-        &self,
-        process: &Process,
-    ) -> (Option<Arc<Mutex<Target>>>, Result<(), Error>) {
-        let known = || self.targets.lock().get(&process.pid()).cloned();
+    pub fn make(&self, process: &Process) -> (Option<SharedTarget>, Result<(), Error>) {
+        let known = || self.table.get(process.pid());
         if let Some(target) = known() {
             return (Some(target), Ok(()));
         }
@@ -33,9 +118,9 @@ impl Tracees {
         }
         let own = SessionId::own();
         let present = detach::presences(process).unwrap_or_default();
-        let cleared = self.clear_all(process, &present);
+        let cleared = self.leftovers.clear(process, &present);
         let has_others =
-            self.has_told_unfollowed.load(SeqCst) || present.iter().any(|one| one.session != own);
+            self.diagnostics.has_unfollowed() || present.iter().any(|one| one.session != own);
         let mut inherited = present.iter().filter(|one| one.session == own);
         let is_time = inherited.all(|presence| {
             let is_abandoned = presence.is_abandoned(process, has_others);
@@ -45,52 +130,165 @@ impl Tracees {
             }
             is_abandoned
         });
-        (is_time.then(|| self.target(process)), cleared)
+        (is_time.then(|| self.begin(process)), cleared)
     }
 
-    pub(super) fn insert_target(&self, target: Target) -> Option<Arc<Mutex<Target>>> {
-        let pid = target.process().pid();
-        let target = self.tag(target);
-        self.targets.lock().insert(pid, target)
-    }
-
-    pub(super) fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
-        let mut targets = self.targets.lock();
-        let target = targets.entry(process.pid()).or_insert_with(|| {
+    fn begin(&self, process: &Process) -> SharedTarget {
+        self.table.get_or_insert(process.pid(), || {
             tracing::info!(pid = process.pid(), "new target");
-            self.tag(self.new_target(process))
-        });
-        target.clone()
+            self.fresh(process)
+        })
     }
 
-    /// Registers a target by its tag, so that upcalls find it.
-    pub(super) fn tag(&self, target: Target) -> Arc<Mutex<Target>> {
-        let (owner, home) = (target.owner(), target.home());
-        let process = target.process().clone();
-        let target = Arc::new(Mutex::new(target));
-        let mut tags = self.tags.lock();
-        tags.retain(|_, tagged| tagged.target.strong_count() > 0);
-        let tagged = Tagged {
-            target: Arc::downgrade(&target),
-            process,
-            home,
-        };
-        tags.insert(owner, tagged);
-        target
+    /// Makes a forked child, which waits for it, a target of its own.
+    ///
+    /// # Errors
+    ///
+    /// The child may not be traced, or its parent has got more since it was forked.
+    pub fn adopt(&self, pid: i32, parent: &Mutex<Target>) -> Result<(), Error> {
+        let process = self.open(pid)?;
+        if self.table.has(pid) {
+            return Ok(());
+        }
+        let owner = self.owners.allocate(&process);
+        let child = parent.lock().fork(&process, owner)?;
+        let mut child = child.ok_or_else(|| Error::Target {
+            pid,
+            why: "its parent has got more since it was forked".into(),
+        })?;
+        // Links that name a process are not for its children.
+        for link in self.registry.functions() {
+            if link.pid.is_some_and(|only| only != pid) {
+                child.detach(link.id);
+            }
+        }
+        self.table.insert(child);
+        Ok(())
     }
 
-    pub(super) fn new_target(&self, process: &Process) -> Target {
-        let owner = self.new_owner(process);
+    /// Makes a process that has just run another program a new target. Nothing of the old one is
+    /// left.
+    ///
+    /// It is one step: any other thread that looks at the process finds that it is taken care of.
+    pub fn renew(&self, process: &Process) {
+        if let Some(old) = self.table.insert(self.fresh(process)) {
+            let owner = old.lock().owner();
+            self.owners.died(owner);
+            self.table.remember(old);
+        }
+    }
+
+    fn fresh(&self, process: &Process) -> Target {
+        let owner = self.owners.allocate(process);
         Target::new(process.clone(), owner, self.shared.clone())
     }
 
-    /// Allocates a tag for what a process holds in shared memory. It is freed when the process
-    /// dies.
-    pub(super) fn new_owner(&self, process: &Process) -> u32 {
-        let owner = self.next_owner.fetch_add(1, SeqCst);
-        if let Some(deaths) = &*self.deaths.lock() {
-            deaths.watch(process, owner);
+    /// Takes out of a process what killed sessions have left there.
+    ///
+    /// # Errors
+    ///
+    /// A session stays that has hooked system calls: see [`Leftovers::clear`].
+    pub fn clear_dead(&self, process: &Process) -> Result<(), Error> {
+        let _alone = self.making.lock();
+        self.leftovers.clear(process, &detach::presences(process)?)
+    }
+
+    /// Forgets processes that have ended or run another program now, and frees what they held in
+    /// shared memory.
+    ///
+    /// Deaths are reported, but a report is missed if the target is being worked on at that moment.
+    /// If the scope is all processes, a process that is not new is checked once a second and before
+    /// it is attached to.
+    pub fn bury(&self, round: u32) {
+        let ended = self.owners.take_ended();
+        let leases = self.shared.page().leases.iter();
+        let at_work: BTreeSet<u32> = leases.map(|lease| lease.owner.load(SeqCst)).collect();
+        let is_gone = |pid: i32, target: &Target| {
+            let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
+            let owner = target.owner();
+            // A process that was running an eBPF program when it ran another executable may have
+            // left a lock.
+            let is_due = is_its_turn
+                || target.age() < YOUTH
+                || self.registry.is_narrow()
+                || at_work.contains(&owner);
+            ended.contains(&owner) || is_due && target.is_gone()
+        };
+        let (pids, gone): (Vec<_>, Vec<_>) = self.table.remove_gone(is_gone).into_iter().unzip();
+        self.is_new_again(&pids);
+        let owners: Vec<u32> = gone.iter().map(|target| target.lock().owner()).collect();
+        self.owners.bury(owners.into_iter());
+        self.table.forget_departed();
+        gone.into_iter()
+            .for_each(|target| self.table.remember(target));
+    }
+
+    /// As [`Self::bury`], for a target that has been found to be gone.
+    pub fn bury_one(&self, pid: i32, target: SharedTarget) {
+        if !self.table.remove(pid, &target) {
+            return;
         }
-        owner
+        self.is_new_again(&[pid]);
+        let owner = target.lock().owner();
+        self.owners.died(owner);
+        self.table.remember(target);
+    }
+
+    /// Forgets everything about processes that run other programs now, unless they have ended.
+    fn is_new_again(&self, pids: &[i32]) {
+        pids.iter()
+            .for_each(|pid| drop(self.shared.take_unblocked(*pid)));
+        if !pids.is_empty() {
+            self.registry.forget_failures(pids);
+            self.admission.renew(pids);
+        }
+    }
+
+    /// Returns what is wanted of the calls of a process of the scope.
+    pub fn wanted_of_calls(&self, pid: i32) -> Wanted {
+        Wanted {
+            links: self.registry.calls(),
+            follows: self.is_followed(pid),
+        }
+    }
+
+    /// True if Beeline has to know when a process forks, runs another program or loads a library,
+    /// for the sake of probed functions.
+    fn is_followed(&self, pid: i32) -> bool {
+        let admission = &self.admission;
+        if admission.is_tool(pid) {
+            return false;
+        }
+        let is_in_scope = || match admission.scope() {
+            Scope::All => self.table.has(pid) || admission.is_child(pid),
+            Scope::Processes(pids) => pids.contains(&pid),
+            Scope::Children => admission.is_child(pid),
+        };
+        let links = self.registry.functions();
+        let mut links = links.iter();
+        links.any(|link| link.pid.map_or_else(is_in_scope, |only| only == pid))
+    }
+
+    /// True if the session was taken out of this process, or is being taken out.
+    pub fn is_dismissed(&self, pid: i32) -> bool {
+        self.note_dismissals();
+        self.admission.is_dismissed(pid)
+    }
+
+    /// Records the dismissals that `beeline detach` has posted to the session, and tells the user.
+    pub fn note_dismissals(&self) {
+        for slot in &self.shared.page().dismissed {
+            // Mostly there is nothing; the page should not be written to then.
+            if slot.load(SeqCst) == 0 {
+                continue;
+            }
+            // Any process that has the page can have written any number.
+            let Some(target) = self.table.tagged(slot.swap(0, SeqCst)) else {
+                continue;
+            };
+            let pid = target.process.pid();
+            self.admission.dismiss(pid);
+            self.diagnostics.dismissed(pid);
+        }
     }
 }

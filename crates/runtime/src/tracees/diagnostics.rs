@@ -1,0 +1,294 @@
+//! Messages to the user about processes: each is shown once, however many processes or rounds it
+//! concerns.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use beeline_agent::abi::Session;
+use parking_lot::Mutex;
+
+use super::{maps_file_of, program};
+use crate::error::Error;
+use crate::link::Uprobe;
+use crate::proc;
+use crate::session::Report;
+use crate::syscalls::LONGEST_LOOK;
+use crate::target::{SlippedCall, Target, WhyUnseen};
+
+/// The most places of [`Diagnostics::slipped`] that the user is told of.
+const SLIPPED_TOLD: usize = 16;
+
+/// See the module documentation. Its locks are leaves: nothing else is locked under them.
+pub(super) struct Diagnostics {
+    report: Report,
+    /// True once the user has been told that too few open files are allowed for all processes to be
+    /// traced.
+    is_short_of_files: AtomicBool,
+    /// True once the user has been told of a process without hooked system calls.
+    has_told_unhooked: AtomicBool,
+    /// True once the user has been told of a process that is not followed.
+    has_told_unfollowed: AtomicBool,
+    /// The messages about processes that were named together with others and are left out.
+    left_out: Mutex<BTreeSet<(i32, String)>>,
+    /// Names of programs that are not traced.
+    untraceable: Mutex<BTreeSet<String>>,
+    /// Programs, by name and number of unhooked instructions, that have such instructions.
+    unhooked: Mutex<BTreeSet<(String, usize)>>,
+    /// The messages about files with code that had not been scanned when it was mapped.
+    late: Mutex<BTreeSet<String>>,
+    /// Instructions that let calls slip through.
+    slipped: Mutex<BTreeSet<String>>,
+    /// Programs that are not followed because they gain rights.
+    privileged: Mutex<BTreeSet<PathBuf>>,
+    /// Programs that were let go for a seccomp filter, by name. False if something is left in them.
+    confining: Mutex<BTreeSet<(String, bool)>>,
+    /// The number of processes that were lost from sight when they forked or ran another program,
+    /// and why the last one was.
+    lost: Mutex<(u64, String)>,
+}
+
+impl Diagnostics {
+    pub fn new(report: Report) -> Self {
+        Self {
+            report,
+            is_short_of_files: AtomicBool::new(false),
+            has_told_unhooked: AtomicBool::new(false),
+            has_told_unfollowed: AtomicBool::new(false),
+            left_out: Mutex::default(),
+            untraceable: Mutex::default(),
+            unhooked: Mutex::default(),
+            late: Mutex::default(),
+            slipped: Mutex::default(),
+            privileged: Mutex::default(),
+            confining: Mutex::default(),
+            lost: Mutex::default(),
+        }
+    }
+
+    /// Tells the user something, each time.
+    pub fn say(&self, what: &str) {
+        (self.report)(what);
+    }
+
+    /// A process that was named together with others cannot be traced.
+    pub fn left_out(&self, pid: i32, error: &Error) {
+        let why = error.to_string();
+        if self.left_out.lock().insert((pid, why.clone())) {
+            self.say(&left_out(pid, &why));
+        }
+    }
+
+    /// Processes are left out that could have been traced if Beeline might open more files.
+    pub fn short_of_files(&self, error: &Error) {
+        if error.is_of_too_many_files() && !self.is_short_of_files.swap(true, SeqCst) {
+            self.say(&format!(
+                "{error}: this and other processes are not traced; let Beeline have more files open (ulimit -n)"
+            ));
+        }
+    }
+
+    /// A process maps a probed file and cannot be traced, now or ever.
+    pub fn untraceable(&self, pid: i32, link: &Uprobe, error: &Error) {
+        use beeline_inject::Error::{Seccomp, ThirtyTwoBit};
+        let is_lasting = matches!(error, Error::Inject(Seccomp { .. } | ThirtyTwoBit { .. }));
+        if !is_lasting || !maps_file_of(link, pid) {
+            return;
+        }
+        let name = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = name.trim_end().replace(char::is_control, "\u{fffd}");
+        let told = format!(
+            "{error}; {name} maps a file that is probed, and is not traced: only the kernel's own probes, without Beeline, see it"
+        );
+        if self.untraceable.lock().insert(name) {
+            self.say(&told);
+        }
+    }
+
+    /// A process's system calls could not be hooked; reported if the user can mend that. Among all
+    /// processes there are always some that may not be touched or that are just ending.
+    pub fn without_calls(&self, error: &Error) {
+        self.short_of_files(error);
+        if let Error::Target { .. } = error
+            && !self.has_told_unhooked.swap(true, SeqCst)
+        {
+            self.say(&error.to_string());
+        }
+    }
+
+    /// `count` instructions of a program are not hooked that may make calls which eBPF programs
+    /// wait for.
+    pub fn unhooked(&self, pid: i32, name: String, count: usize) {
+        let noun = if count == 1 {
+            "instruction"
+        } else {
+            "instructions"
+        };
+        let what = format!(
+            "process {pid} ({name}): the calls of {count} `syscall` {noun} are not seen; `beeline ps` says which and why"
+        );
+        if self.unhooked.lock().insert((name, count)) {
+            self.say(&what);
+        }
+    }
+
+    /// A target maps files with calls that are not seen, or not yet.
+    pub fn late_code(&self, target: &mut Target) {
+        let Some((name, news)) = target.news_of_late_code() else {
+            return;
+        };
+        let pid = target.process().pid();
+        for (path, why) in news {
+            let path = path.display().to_string();
+            let path = path.replace(char::is_control, "\u{fffd}");
+            let why = match why {
+                WhyUnseen::Late => format!(
+                    "{path} is much code: system calls that are made there itself are seen as soon as it has been looked through"
+                ),
+                WhyUnseen::GivenUp => format!(
+                    "{path} is more code than can be looked through in {} s: system calls that are made there itself are not seen",
+                    LONGEST_LOOK.as_secs()
+                ),
+            };
+            if self.late.lock().insert(why.clone()) {
+                self.say(&format!("process {pid} ({name}): {why}"));
+            }
+        }
+    }
+
+    /// A thread sleeps in a call that programs wait for and did not see. Only the first places are
+    /// reported.
+    pub fn slipped(&self, pid: i32, call: &SlippedCall) {
+        let SlippedCall {
+            name,
+            place,
+            number,
+        } = call;
+        let mut told = self.slipped.lock();
+        if told.len() < SLIPPED_TOLD && told.insert(format!("{name} {place}")) {
+            self.say(&format!(
+                "process {pid} ({name}): it sleeps in system call {number}, made by an instruction at {place} that nobody knew of; calls from there are not seen"
+            ));
+        }
+    }
+
+    /// A program gains rights when it is run, and is not followed.
+    pub fn privileged(&self, program: PathBuf) {
+        let what = format!(
+            "{} gains rights when it is run (set-uid, set-gid or capabilities), and would not if it were traced: it is not followed; \
+             run Beeline with CAP_SYS_PTRACE to follow it",
+            program.display()
+        );
+        if self.privileged.lock().insert(program) {
+            self.say(&what);
+        }
+    }
+
+    /// A process puts itself under a seccomp filter that forbids calls of Beeline's. `outcome` is
+    /// that of letting it go.
+    pub fn confining(&self, pid: i32, name: &str, outcome: &Result<(), Error>) {
+        let what = match outcome {
+            Ok(()) => "it is not traced any more".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let key = (name.to_owned(), outcome.is_ok());
+        if self.confining.lock().insert(key) {
+            self.say(&format!(
+                "process {pid} ({name}) puts itself under a seccomp filter that forbids calls which Beeline makes in it: {what}"
+            ));
+        }
+    }
+
+    /// A process cannot be followed to what it forks, runs and loads.
+    pub fn unfollowed(&self, why: &str) {
+        if !self.has_told_unfollowed.swap(true, SeqCst) {
+            self.say(&format!(
+                "{why}; until then what it forks, runs or loads for less than a tenth of a second may be missed"
+            ));
+        }
+    }
+
+    /// True once [`Self::unfollowed`] has told of a process.
+    pub fn has_unfollowed(&self) -> bool {
+        self.has_told_unfollowed.load(SeqCst)
+    }
+
+    /// Counts a process that was lost from sight, unless it has ended, which may be the reason. The
+    /// process may have been let go because Beeline was short of something, and may have ended
+    /// since.
+    pub fn followed(&self, pid: i32, outcome: Result<(), Error>) {
+        if let Err(error) = outcome
+            && (error.is_shortage() || program(pid).is_some())
+        {
+            let mut lost = self.lost.lock();
+            *lost = (lost.0 + 1, error.to_string());
+        }
+    }
+
+    /// The session has been taken out of a process by `beeline detach`.
+    pub fn dismissed(&self, pid: i32) {
+        let name = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+        self.say(&format!(
+            "process {pid} ({}) is not traced any more: `beeline detach` has taken this session out of it",
+            name.trim_end()
+        ));
+    }
+
+    /// A process could not be left as it was.
+    pub fn not_left(&self, pid: i32, error: &Error) {
+        if !std::path::Path::new(&format!("/proc/{pid}/maps")).exists() {
+            return;
+        }
+        self.say(&match error {
+            Error::Target { .. } => error.to_string(),
+            _ => format!(
+                "process {pid} is not left as it was: {error}; `beeline detach {pid}` it later"
+            ),
+        });
+    }
+
+    /// Tells, at the session's end, what was missed.
+    pub fn totals(&self, page: &Session) {
+        let refused = page.refused.load(SeqCst);
+        if refused > 0 {
+            self.say(&format!(
+                "{refused} changes of maps were not made: a lock was held too long"
+            ));
+        }
+        let missed = page.missed.load(SeqCst);
+        if missed > 0 {
+            self.say(&format!(
+                "{missed} probe hits ran no program: no CPU slot, no room for a return or none on a signal stack was free"
+            ));
+        }
+        let unanswered = page.unanswered.load(SeqCst);
+        if unanswered > 0 {
+            self.say(&format!(
+                "{unanswered} times a process forked, ran another program or mapped code and was not followed in time: \
+                 system calls of it may be missing"
+            ));
+        }
+        let (lost, why) = std::mem::take(&mut *self.lost.lock());
+        if lost > 0 {
+            self.say(&format!(
+                "{lost} processes were not followed when they forked or ran another program; the last: {why}"
+            ));
+        }
+        let unguarded = page.unguarded.load(SeqCst);
+        if unguarded > 0 {
+            self.say(&format!(
+                "{unguarded} times a program went on without a bpf_spin_lock: its holder did not run"
+            ));
+        }
+    }
+}
+
+/// Formats the message about a process that was named together with others and is left out.
+pub fn left_out(pid: i32, why: &str) -> String {
+    let comm = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = match comm.trim() {
+        "" => String::new(),
+        comm => format!(" ({comm})"),
+    };
+    format!("process {pid}{name} is left out: {why}")
+}

@@ -1,0 +1,136 @@
+//! Owner tags: each process holds things in shared memory under a tag of its own, and they are freed
+//! when it dies.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+
+use beeline_inject::Process;
+use beeline_maps::Kind;
+use parking_lot::Mutex;
+
+use crate::deaths::Deaths;
+use crate::map::{MapObject, RUNTIME_OWNER};
+use crate::perf_ring::Ring;
+use crate::shared::Shared;
+
+/// See the module documentation.
+pub(super) struct Owners {
+    shared: Arc<Shared>,
+    next: AtomicU32,
+    /// Maps that have locks to free when a process dies.
+    maps: Mutex<Vec<Weak<MapObject>>>,
+    rings: Mutex<Vec<Weak<Ring>>>,
+    /// Reports the death of a process that holds things in shared memory, by its tag.
+    deaths: Mutex<Option<Deaths>>,
+    /// Owners that have been reported dead since the last round.
+    ended: Mutex<BTreeSet<u32>>,
+    /// Dead owners that still hold things that could not be freed yet.
+    dead: Mutex<Vec<u32>>,
+}
+
+impl Owners {
+    /// Starts to watch for deaths. Where that is not possible, rounds find them.
+    pub fn start(shared: Arc<Shared>) -> Arc<Self> {
+        Arc::new_cyclic(|owners: &Weak<Self>| {
+            let owners = owners.clone();
+            let died = move |owner| {
+                if let Some(owners) = owners.upgrade() {
+                    owners.ended.lock().insert(owner);
+                    owners.died(owner);
+                }
+            };
+            Self {
+                shared,
+                next: AtomicU32::new(RUNTIME_OWNER + 1),
+                maps: Mutex::default(),
+                rings: Mutex::default(),
+                deaths: Mutex::new(Deaths::start(died).ok()),
+                ended: Mutex::default(),
+                dead: Mutex::default(),
+            }
+        })
+    }
+
+    /// Stops watching for deaths.
+    pub fn end(&self) {
+        let deaths = self.deaths.lock().take();
+        drop(deaths);
+    }
+
+    /// Allocates the tag for what a process holds in shared memory.
+    pub fn allocate(&self, process: &Process) -> u32 {
+        let owner = self.next.fetch_add(1, SeqCst);
+        if let Some(deaths) = &*self.deaths.lock() {
+            deaths.watch(process, owner);
+        }
+        owner
+    }
+
+    /// Frees this map's locks when a process dies.
+    pub fn watch_map(&self, map: &Arc<MapObject>) {
+        let mut maps = self.maps.lock();
+        maps.retain(|map| map.strong_count() > 0);
+        maps.push(Arc::downgrade(map));
+    }
+
+    /// Frees this ring's lock when a process dies.
+    pub fn watch_ring(&self, ring: &Arc<Ring>) {
+        let mut rings = self.rings.lock();
+        rings.retain(|ring| ring.strong_count() > 0);
+        rings.push(Arc::downgrade(ring));
+    }
+
+    /// Takes the owners that have been reported dead since the last call.
+    pub fn take_ended(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut *self.ended.lock())
+    }
+
+    /// Handles the death of a process: frees at once what others may be waiting for, and leaves the
+    /// rest to the next round.
+    pub fn died(&self, owner: u32) {
+        if !self.free(owner) {
+            self.dead.lock().push(owner);
+        }
+    }
+
+    /// Frees what these owners held, and what was left of earlier ones.
+    pub fn bury(&self, owners: impl Iterator<Item = u32>) {
+        let mut dead = self.dead.lock();
+        dead.extend(owners);
+        dead.retain(|owner| !self.free(*owner));
+    }
+
+    /// Empties task storages of threads that have ended.
+    pub fn forget_threads(&self) {
+        let is_gone = |tid: u32| !Path::new(&format!("/proc/{tid}")).exists();
+        for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
+            if map.here().spec().kind() == Some(Kind::TaskStorage) {
+                // If a lock stays taken for long, the next round tries again.
+                let _ = map.here().forget_tasks(&is_gone, &MapObject::caller());
+            }
+        }
+    }
+
+    /// Frees what a dead process held.
+    ///
+    /// Returns false if a live process keeps a lock that this needs; it has to be tried again.
+    fn free(&self, owner: u32) -> bool {
+        let caller = MapObject::caller();
+        let mut is_done = true;
+        for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
+            is_done &= map.here().release_owner(owner, &caller).is_ok();
+        }
+        for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
+            ring.release(&|tag| tag == owner);
+        }
+        // The next user of a slot overwrites what the maps know of the dead one.
+        if is_done {
+            for lease in &self.shared.page().leases {
+                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+            }
+        }
+        is_done
+    }
+}
