@@ -4,45 +4,42 @@
 //! plans and writes trampolines into a pool that only Beeline writes. A stop then only stores the
 //! patch. The first stop also maps the agent, the session page, a pool and the program's maps.
 
+mod guarding;
 mod handlers;
 mod home;
+mod hooked;
+mod idle;
 mod mapping;
+mod memory;
 mod mend;
 mod pads;
 mod planning;
+mod signals;
 mod sites;
 mod syscalls;
 mod unwinding;
-mod upkeep;
 mod witnesses;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering::Release;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use beeline_agent::abi;
-use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
-use beeline_hook::{Plan, Reason};
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::backend::Id;
-use crate::detach::Beneath;
-use crate::environment::Environment;
-use crate::error::{Error, os};
+use crate::error::Error;
 use crate::link::FilePlace;
 use crate::map::MapObject;
-use crate::private::find_tid_offset;
+use crate::objects::Object;
 use crate::program::{Needs, Program};
 use crate::retry_open;
 use crate::shared::Shared;
-use crate::trampoline_pool::Pool;
 pub use home::Home;
-use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
-use pads::{Cover, Landing, Pads};
-use syscalls::{Calls, Late};
+use memory::TargetMemory;
+use sites::Sites;
+use syscalls::{OtherSessions, Syscalls};
 pub use syscalls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};
 
 /// One link's share in one site, as the runtime asks for it.
@@ -69,7 +66,7 @@ pub enum Body<'a> {
     Program(&'a Program),
     /// A function of the agent, at this offset in it.
     Native(u64),
-    /// The same for a function that is [`abi::ALWAYS`].
+    /// The same for a function that is [`beeline_agent::abi::ALWAYS`].
     Always(u64),
 }
 
@@ -148,97 +145,13 @@ impl Hold<'_> {
 }
 
 /// A traced process.
+///
+/// It is made of layers: what is mapped into the process ([`TargetMemory`]), the hooked sites above
+/// that ([`Sites`]), and the hooked system calls ([`Syscalls`]), which use both.
 #[derive(Debug)]
 pub struct Target {
-    process: Process,
-    owner: u32,
-    shared: Arc<Shared>,
-    environment: Option<Environment>,
-    /// True once its private memory holds what programs have to find there.
-    is_filled: bool,
-    home: Arc<OnceLock<Home>>,
-    /// Pools near sites that the home pool is too far from.
-    far_pools: Vec<Pool>,
-    /// The places that the jumps at its sites lead to, once there are some.
-    pads: Option<Pads>,
-    neighbours: mend::Neighbours,
-    witnesses: witnesses::Witnesses,
-    sites: BTreeMap<u64, Hooked>,
-    calls: Option<Calls>,
-    late: Late,
-    /// The value of [`Shared::removals`] at the last search for maps out of reach.
-    removals: u64,
-    /// When it became a target.
-    since: Instant,
-    /// One more than the number of times that ids were looked for.
-    looks: u32,
-    /// True if there is or was a return probe.
-    watches_returns: bool,
-    /// The number of mappings of code when unwinders were last looked for.
-    texts_with_unwinding: usize,
-}
-
-/// A hooked site.
-#[derive(Debug, Clone)]
-struct Hooked {
-    /// The [`Site`], in the home pool.
-    record: u64,
-    plan: Plan,
-    /// The pads that its jump leads to. `None` for a breakpoint, and for a jump that cannot be
-    /// guarded at all.
-    landing: Option<Landing>,
-    /// Another session's patch that this one lies over.
-    beneath: Option<Beneath>,
-    /// True if it begins, in the file, with a conditional branch.
-    branches: bool,
-    entry: Vec<Attached>,
-    returns: Vec<Attached>,
-    /// True if its trampoline runs one program without the agent.
-    direct: bool,
-    /// True if its trampoline shows all registers; other trampolines are quicker.
-    shows_registers: bool,
-}
-
-#[derive(Debug, Clone)]
-struct Attached {
-    id: Id,
-    /// The [`abi::Link`].
-    link: u64,
-    /// The maps that its program refers to directly.
-    maps: Vec<Arc<MapObject>>,
-}
-
-impl Hooked {
-    fn is_idle(&self) -> bool {
-        self.entry.is_empty() && self.returns.is_empty()
-    }
-
-    /// True if all or some hits beside a kernel uprobe go unseen.
-    fn is_blind_beside_kernel(&self) -> bool {
-        if self.branches {
-            return true;
-        }
-        match (&self.beneath, &self.landing) {
-            (Some(below), _) => below.traps.iter().all(|trap| trap.resume == 0),
-            (None, Some(landing)) => landing.guard.traps.iter().all(|trap| trap.resume == 0),
-            (None, None) => self.plan.second.is_none(),
-        }
-    }
-
-    fn runs(&self, link: Id) -> bool {
-        self.entry
-            .iter()
-            .chain(&self.returns)
-            .any(|attached| attached.id == link)
-    }
-
-    fn list(&mut self, of_returns: bool) -> &mut Vec<Attached> {
-        if of_returns {
-            &mut self.returns
-        } else {
-            &mut self.entry
-        }
-    }
+    sites: Sites,
+    syscalls: Syscalls,
 }
 
 impl Target {
@@ -247,347 +160,264 @@ impl Target {
     /// `owner` marks what the process holds in shared memory.
     pub fn new(process: Process, owner: u32, shared: Arc<Shared>) -> Self {
         Self {
-            process,
-            owner,
-            shared,
-            environment: None,
-            is_filled: false,
-            home: Arc::default(),
-            far_pools: Vec::new(),
-            pads: None,
-            neighbours: mend::Neighbours::default(),
-            witnesses: witnesses::Witnesses::default(),
-            sites: BTreeMap::new(),
-            calls: None,
-            late: Late::default(),
-            removals: 0,
-            since: Instant::now(),
-            looks: 1,
-            watches_returns: false,
-            texts_with_unwinding: 0,
+            sites: Sites::new(TargetMemory::new(process, owner, shared)),
+            syscalls: Syscalls::default(),
         }
-    }
-
-    /// Returns the process.
-    pub fn process(&self) -> &Process {
-        &self.process
-    }
-
-    /// Returns the tag that marks its locks and slots in shared memory.
-    pub fn owner(&self) -> u32 {
-        self.owner
-    }
-
-    /// Returns the pool by which it is recognized in memory, once it has one. It can be read while
-    /// the target is at work.
-    pub fn home(&self) -> Arc<OnceLock<Home>> {
-        self.home.clone()
     }
 
     /// Creates a target for a forked child of this one, which waits in the agent to become one.
     ///
     /// The child has a copy of all private memory, and gets pools of its own at the places of
     /// these. Returns `None` if something was mapped here since the fork.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading and writing the child's memory and of mapping files into it.
     pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
-        let Some(environment) = &self.environment else {
-            return Ok(None);
-        };
         let regions = process.regions()?;
-        let is_there = |base| regions.iter().any(|region| region.contains(base));
-        let pads = self.pads.iter().flat_map(Pads::bases);
-        let pools = self.pools().map(Pool::base).chain(pads);
-        if !environment.bases().chain(pools).all(is_there) {
+        let Some(sites) = self.sites.fork(process, owner, &regions)? else {
             return Ok(None);
-        }
-        let (pid, cpus) = (process.pid(), self.shared.cpus);
-        let memory = process.memory()?;
-        let mut write = |at, bytes: &[u8]| {
-            memory
-                .write_all_at(bytes, at)
-                .map_err(os("filling a child's memory"))
         };
-        let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
-        let copies = self.far_pools.iter().map(Pool::copy);
-        let far_pools = copies
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(os("creating a pool"))?;
-        let pads = self.pads.as_ref().map(Pads::fork).transpose();
-        let pads = pads.map_err(os("creating a pool"))?;
-        let mut child = Self {
-            process: process.clone(),
-            owner,
-            shared: self.shared.clone(),
-            home: Arc::new(OnceLock::from(Home::of(&environment))),
-            environment: Some(environment),
-            is_filled: true,
-            far_pools,
-            pads,
-            neighbours: mend::Neighbours::default(),
-            witnesses: self.witnesses.clone(),
-            sites: self.sites.clone(),
-            calls: self.calls.clone(),
-            late: self.late.clone(),
-            removals: self.removals,
-            since: Instant::now(),
-            looks: 1,
-            watches_returns: self.watches_returns,
-            texts_with_unwinding: self.texts_with_unwinding,
+        let child = Self {
+            sites,
+            syscalls: self.syscalls.clone(),
         };
-        child.replace_pools()?;
-        let environment = child.environment()?;
-        let pids = (pid, process.own_pid());
-        environment.private.refill(pids, cpus, write)?;
-        child.say_if_users_are_seen(&regions);
+        child
+            .syscalls
+            .say_if_users_are_seen(child.memory(), &regions);
         Ok(Some(child))
     }
 
-    /// Maps the pools of a forked child over whatever is at their places.
-    ///
-    /// If the C library's own `fork` was not used, or has not got that far yet, the child's memory
-    /// still has the thread id of its parent's thread.
-    fn replace_pools(&mut self) -> Result<(), Error> {
-        let pads = self.pads.iter().flat_map(Pads::replaced);
-        let pools = self.pools().map(mapping::replaced);
-        let mappings: Vec<_> = pools.chain(pads).collect();
-        let process = &self.process;
-        let environment = self.environment()?;
-        let (scratch, home) = (environment.private.scratch(), environment.home.base());
-        let ours = environment.manifest();
-        let expected = manifest_start(ours.magic, ours.session, ours.owner);
-        let replace = |stopped: &mut Stopped| {
-            let tid_offset = find_tid_offset(process, stopped);
-            let mut words = [0; MANIFEST_START];
-            // The words up to and including the owner, which is the parent. The process may run
-            // another program by now.
-            let is_copy = stopped.read(home, &mut words).is_ok() && words[..12] == expected[..12];
-            let outcome = match is_copy {
-                true => stopped
-                    .map_files_through(scratch, &mappings)
-                    .map_err(Error::from),
-                false => Err(self.error("it runs another program by now")),
-            };
-            (tid_offset, outcome)
-        };
-        // Another session may be looking at it.
-        let stopped = retry_open::past_others(|| Ok(process.stopped(replace)?));
-        let (tid_offset, outcome) = stopped?;
-        drop(mappings);
-        self.environment_mut()?.set_tid_offset(tid_offset);
-        outcome.map(drop)
+    fn memory(&self) -> &TargetMemory {
+        &self.sites.memory
     }
 
-    /// True if this link's program runs at this address.
-    pub fn runs_at(&self, address: u64, link: Id) -> bool {
-        self.sites.get(&address).is_some_and(|site| site.runs(link))
+    /// Returns the process.
+    pub fn process(&self) -> &Process {
+        &self.memory().process
     }
 
-    /// True if the process has ended or runs another program now.
-    pub fn is_gone(&self) -> bool {
-        let Some(environment) = &self.environment else {
-            return !self.process.is_alive();
-        };
-        let mut magic = [0; 8];
-        let read = self
-            .process
-            .read_memory(environment.home.base(), &mut magic);
-        match read {
-            Ok(()) => u64::from_ne_bytes(magic) != abi::MANIFEST_MAGIC,
-            // This error says nothing about the process.
-            Err(error) if error.is_of_too_many_files() => false,
-            Err(_) => true,
-        }
+    /// Returns the process's name. The process chooses it, so characters that control a terminal
+    /// are replaced.
+    pub fn name(&self) -> String {
+        self.memory().name()
     }
 
-    /// Refuses a process that has run another program since, which has nothing of Beeline's.
-    ///
-    /// It must be called while the process is stopped and before anything is stored that leads to a
-    /// pool.
-    fn check_same(&self, stopped: &Stopped) -> Result<(), Error> {
-        let Some(environment) = &self.environment else {
-            return Ok(());
-        };
-        match environment.is_in(stopped) {
-            true => Ok(()),
-            false => Err(self.error("it runs another program by now")),
-        }
+    /// Returns the tag that marks its locks and slots in shared memory.
+    pub fn owner(&self) -> u32 {
+        self.memory().owner
     }
 
-    /// Attaches a program to a site. The process runs on whatever happens.
-    pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let exit = request.place.exit_flags().filter(|_| request.retprobe);
-        if request.retprobe && exit.is_none() {
-            self.watches_returns = true;
-            let regions = hold.regions(&self.process)?;
-            self.keep_unwinding(&regions, hold);
-        }
-        let mut planned = match self.sites.contains_key(&request.address) {
-            true => None,
-            false => Some(self.plan_apart(request, hold)?),
-        };
-        let known = self.sites.get(&request.address).map(|site| &site.plan);
-        let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
-            return Ok(());
-        };
-        if request.retprobe && exit.is_none() && !plan.at_start {
-            return Err(self.error("a return probe needs the function's first address"));
-        }
-        let maps = request.body.maps();
-        match (self.map_for(&plan, maps, hold), &mut planned) {
-            (Err(_), Some(new)) if self.has_no_room_for(&plan, hold)? => {
-                new.plan = plan.into_breakpoint(Reason::NoRoom);
-                self.map_for(&new.plan, maps, hold)?;
-            }
-            (outcome, _) => outcome?,
-        }
-        self.provide(&request.body.needs(), hold)?;
-        let planned = match planned {
-            Some(mut planned) => {
-                let landing = self.guarded(&mut planned, request, hold)?;
-                Some((planned, landing))
-            }
-            None => None,
-        };
-        let environment = self.environment_mut()?;
-        if request.place.has_small_stacks() {
-            environment.expect_small_stacks();
-        }
-        let link = match request.body {
-            Body::Program(program) => {
-                environment.place_link(program, request.cookie, CONTEXT_REGISTERS)?
-            }
-            Body::Native(offset) => environment.place_native(offset)?,
-            Body::Always(offset) => environment.place_always(offset)?,
-        };
-        let attached = Attached {
-            id: request.link,
-            link,
-            maps: request.body.maps().to_vec(),
-        };
-        match (self.sites.remove(&request.address), planned) {
-            (Some(site), _) => self.extend(request, site, attached, hold),
-            (None, Some(planned)) => {
-                self.make_room(request.address, hold)?;
-                self.hook(request, planned, attached, hold)
-            }
-            (None, None) => Err(self.error("the site has gone meanwhile")),
-        }
-    }
-
-    /// Ends a link's part. When this returns, its program is not started any more.
-    ///
-    /// Nothing is stopped for that. [`Self::restore_idle`] restores a site that is left without
-    /// programs.
-    pub fn detach(&mut self, link: Id) {
-        let touched: Vec<u64> = self
-            .sites
-            .iter()
-            .filter(|(_, site)| site.runs(link))
-            .map(|(at, _)| *at)
-            .collect();
-        for address in touched {
-            let Some(mut site) = self.sites.remove(&address) else {
-                continue;
-            };
-            for attached in site
-                .entry
-                .iter()
-                .chain(&site.returns)
-                .filter(|attached| attached.id == link)
-            {
-                if let Some(environment) = &self.environment {
-                    // SAFETY: the address is that of a `Link` that was placed in the home pool.
-                    unsafe { environment.home.get::<abi::Link>(attached.link) }
-                        .enabled
-                        .store(0, Release);
-                }
-            }
-            for of_returns in [false, true] {
-                site.list(of_returns).retain(|attached| attached.id != link);
-            }
-            // Without room for a shorter list the old one stays, with the link in it disabled.
-            let _ = self.publish(&site);
-            self.sites.insert(address, site);
-        }
-    }
-
-    /// Gives programs what they need beside their maps.
-    fn provide(&mut self, needs: &Needs, hold: &mut Hold<'_>) -> Result<(), Error> {
-        self.refresh_cgroups()?;
-        if needs.reads_memory {
-            self.catch(&[libc::SIGBUS, libc::SIGSEGV], hold)?;
-        }
-        if needs.task {
-            self.show_task()?;
-        }
-        Ok(())
-    }
-
-    /// Lets programs see this process as their task.
-    fn show_task(&mut self) -> Result<(), Error> {
-        let (process, shared) = (self.process.clone(), self.shared.clone());
-        self.environment_mut()?
-            .show_task(&shared, process.pid(), |at, bytes| {
-                Ok(process.write_memory(at, bytes)?)
-            })
+    /// Returns the pool by which it is recognized in memory, once it has one. It can be read while
+    /// the target is at work.
+    pub fn home(&self) -> Arc<OnceLock<Home>> {
+        self.memory().home.clone()
     }
 
     /// Returns how long it has been a target.
     pub fn age(&self) -> Duration {
-        self.since.elapsed()
+        self.memory().since.elapsed()
+    }
+
+    /// True if the process has ended or runs another program now.
+    pub fn is_gone(&self) -> bool {
+        self.memory().is_gone()
+    }
+
+    /// True if it has a child that shares its memory, and the thread that made the child may wait
+    /// for it (`vfork`).
+    pub fn waits_for_child(&self) -> bool {
+        self.memory().waits_for_child()
+    }
+
+    /// Attaches a program to a site. The process runs on whatever happens.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Site`] or [`Error::Target`] if the site cannot be hooked, [`Error::Changed`] if
+    /// something else changed the process meanwhile.
+    pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
+        self.sites.attach(request, hold)
+    }
+
+    /// Ends a link's part. When this returns, its program is not started any more.
+    pub fn detach(&mut self, link: Id) {
+        self.sites.detach(link);
+    }
+
+    /// True if this link's program runs at this address.
+    pub fn runs_at(&self, address: u64, link: Id) -> bool {
+        self.sites.runs_at(address, link)
+    }
+
+    /// Forgets sites with code that has since been unmapped or replaced.
+    pub fn forget_unmapped(&mut self) {
+        self.sites.forget_unmapped();
+    }
+
+    /// Hooks unwinders as long as returns are watched: those that are mapped and have not been
+    /// hooked before.
+    pub fn keep_unwinding(&mut self, regions: &[Region], hold: &mut Hold<'_>) {
+        self.sites.keep_unwinding(regions, hold);
+    }
+
+    /// Makes system calls do what is wanted, and hooks what is not hooked yet. The process runs on
+    /// whatever happens.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if another session traces its calls or there is no room near the code,
+    /// [`Error::Changed`] if something else changed the process meanwhile.
+    pub fn hook_calls(&mut self, wanted: &Wanted, hold: &mut Hold<'_>) -> Result<(), Error> {
+        self.syscalls.hook(&mut self.sites, wanted, hold)
+    }
+
+    /// Ends a link's part. When this returns, its program is not started any more.
+    pub fn detach_call(&mut self, link: Id) {
+        self.syscalls.detach(&mut self.sites.memory, link);
+    }
+
+    /// True if its system calls are hooked.
+    pub fn hooks_calls(&self) -> bool {
+        self.syscalls.are_hooked()
+    }
+
+    /// True if Beeline is told when the process forks, runs another program, or maps code.
+    pub fn follows(&self) -> bool {
+        self.syscalls.follows()
+    }
+
+    /// Makes a process that stands before the first instruction of its new program run the programs
+    /// behind `execve` first.
+    ///
+    /// # Errors
+    ///
+    /// There is no room for the code that does so, or the process has ended.
+    pub fn begin_behind_exec(&mut self, stopped: &mut Stopped) -> Result<(), Error> {
+        self.syscalls
+            .begin_behind_exec(&mut self.sites.memory, stopped)
+    }
+
+    /// Takes out calls that other sessions have hooked for their own sake only. Returns false if
+    /// there are none.
+    ///
+    /// # Errors
+    ///
+    /// Those of stopping the process.
+    pub fn have_others_give_way(
+        &self,
+        regions: &[Region],
+        hold: &mut Hold<'_>,
+    ) -> Result<bool, Error> {
+        OtherSessions(self.memory()).give_way(regions, hold)
+    }
+
+    /// True if another session has taken out what was hooked here for Beeline's own sake. It is
+    /// reported once.
+    pub fn has_given_way(&mut self) -> bool {
+        self.syscalls.has_given_way(&self.sites.memory)
+    }
+
+    /// Notes that the process has made memory executable. The next scan includes code that was
+    /// scanned before.
+    pub fn expect_written_code(&mut self) {
+        self.syscalls.expect_written_code();
+    }
+
+    /// True if there is code that has not been scanned yet.
+    pub fn has_late_code(&self) -> bool {
+        self.syscalls.has_late_code()
+    }
+
+    /// Returns the process's name and the files with code that makes unseen calls, each file once.
+    pub fn news_of_late_code(&mut self) -> Option<(String, BTreeMap<PathBuf, WhyUnseen>)> {
+        let news = self.syscalls.news_of_late_code()?;
+        Some((self.name(), news))
+    }
+
+    /// Returns the process's name, and the number of unhooked instructions that may make calls
+    /// which the programs here wait for. Returns them once in the process's life, if there are any.
+    pub fn news_of_unhooked(&mut self) -> Option<(String, usize)> {
+        let count = self.syscalls.news_of_unhooked()?;
+        Some((self.name(), count))
+    }
+
+    /// Looks at the instructions by which some of the sleeping threads have called the kernel.
+    /// Returns those that nobody knew of, each once, and lists them in the process.
+    pub fn look_for_slipped_calls(&mut self) -> Vec<SlippedCall> {
+        self.syscalls.look_for_slipped(&mut self.sites.memory)
     }
 
     /// Makes a program's links run its best code from now on.
     ///
     /// A trampoline that calls the program itself goes on with the older code; such a program has
     /// no effect.
+    ///
+    /// # Errors
+    ///
+    /// The pool has no room for the code.
     pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
-        match &mut self.environment {
-            Some(environment) => environment.renew(program),
-            None => Ok(()),
-        }
+        self.sites.memory.renew(program)
     }
 
     /// Updates the rings of a perf event array that has changed and that may be used here.
+    ///
+    /// # Errors
+    ///
+    /// Those of mapping a ring into the process.
     pub fn rings_changed(&mut self, map: Id) -> Result<(), Error> {
-        match &self.environment {
-            Some(environment) if environment.has_map(map) => self.map_rings(map, &mut Hold::Brief),
-            _ => Ok(()),
+        self.sites.memory.rings_changed(map)
+    }
+
+    /// Maps what is behind a new element of a map, if programs here may use that map.
+    ///
+    /// # Errors
+    ///
+    /// Those of mapping a map into the process.
+    pub fn object_added(&mut self, map: Id, object: &Object) -> Result<(), Error> {
+        self.sites.memory.object_added(map, object)
+    }
+
+    /// Updates what programs see as their task.
+    ///
+    /// # Errors
+    ///
+    /// The process's memory cannot be written to.
+    pub fn update_task(&mut self) -> Result<(), Error> {
+        self.sites.memory.update_task()
+    }
+
+    /// Tells programs which cgroups they run in, if any program asks.
+    ///
+    /// # Errors
+    ///
+    /// The pool has no room for their ids.
+    pub fn refresh_cgroups(&mut self) -> Result<(), Error> {
+        self.sites.memory.refresh_cgroups()
+    }
+
+    /// Does the periodic work for which the target has to be stopped. Returns what the user should
+    /// be told.
+    ///
+    /// A failure is tried again, and reported at the session's end.
+    pub fn tidy(&mut self) -> Vec<String> {
+        let (sites, syscalls) = (&mut self.sites, &mut self.syscalls);
+        let is_due =
+            sites.memory.is_to_unmap() || sites.memory.is_to_look_for_ids() || sites.has_idle();
+        // Its thread cannot be stopped until the child has run another program, and the child may
+        // be waiting for Beeline.
+        if is_due && !sites.memory.waits_for_child() {
+            let _ = sites.restore_idle();
+            let maps: Vec<_> = sites.maps().chain(syscalls.maps()).cloned().collect();
+            let _ = sites.memory.unmap_out_of_reach(&maps);
+            let _ = sites.memory.look_for_ids();
         }
-    }
-
-    fn pools(&self) -> impl Iterator<Item = &Pool> {
-        self.environment
-            .iter()
-            .map(|environment| &environment.home)
-            .chain(&self.far_pools)
-    }
-
-    fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
-        self.environment
-            .iter_mut()
-            .map(|environment| &mut environment.home)
-            .chain(&mut self.far_pools)
-    }
-
-    fn environment(&self) -> Result<&Environment, Error> {
-        self.environment
-            .as_ref()
-            .ok_or_else(|| self.error("the agent is not mapped"))
-    }
-
-    fn environment_mut(&mut self) -> Result<&mut Environment, Error> {
-        let pid = self.process.pid();
-        self.environment.as_mut().ok_or_else(|| Error::Target {
-            pid,
-            why: "the agent is not mapped".into(),
-        })
-    }
-
-    fn error(&self, why: impl Into<String>) -> Error {
-        Error::Target {
-            pid: self.process.pid(),
-            why: why.into(),
-        }
+        sites.settle_unguarded();
+        let _ = sites.mend();
+        sites.unblock_late();
+        let mut told = sites.blinded();
+        told.extend(syscalls.mend(&mut sites.memory));
+        told
     }
 }
 

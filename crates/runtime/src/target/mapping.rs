@@ -11,8 +11,8 @@ use beeline_hook::{Kind, Plan};
 use beeline_inject::{MapFlags, Mapping, ProtFlags};
 use rustix::io::Errno;
 
-use super::syscalls::Calls;
-use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
+use super::memory::TargetMemory;
+use super::{Hold, Home, TRAMPOLINE_BYTES};
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, manifest, pid_namespace};
 use crate::error::{Error, os};
@@ -23,7 +23,7 @@ use crate::private::{Private, find_tid_offset};
 use crate::proc;
 use crate::trampoline_pool::{ARENA_BYTES, Pool};
 
-impl Target {
+impl TargetMemory {
     /// Calls [`Self::map_what_is_missing`] for a site.
     pub(super) fn map_for(
         &mut self,
@@ -62,7 +62,7 @@ impl Target {
     }
 
     /// True if there is a pool within `reach` with room for a trampoline.
-    fn has_pool(&self, reach: &RangeInclusive<u64>) -> bool {
+    pub(super) fn has_pool(&self, reach: &RangeInclusive<u64>) -> bool {
         self.pools()
             .any(|pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(64)))
     }
@@ -228,10 +228,11 @@ impl Target {
         self.environment.is_some() && self.shared.removals.load(SeqCst) != self.removals
     }
 
-    /// Unmaps maps that programs here cannot reach any more, when there are many.
+    /// Unmaps maps that programs here cannot reach any more, when there are many. `maps` are those
+    /// that they refer to directly.
     ///
     /// A program that runs without a slot cannot be using them, as no such program uses maps.
-    pub(super) fn unmap_out_of_reach(&mut self) -> Result<(), Error> {
+    pub(super) fn unmap_out_of_reach(&mut self, maps: &[Arc<MapObject>]) -> Result<(), Error> {
         if !self.is_to_unmap() {
             return Ok(());
         }
@@ -239,15 +240,7 @@ impl Target {
         let Some(environment) = self.environment.as_mut() else {
             return Ok(());
         };
-        let sites = self.sites.values();
-        let attached = sites.flat_map(|site| site.entry.iter().chain(&site.returns));
-        let of_calls = self.calls.iter().flat_map(Calls::maps);
-        let maps: Vec<_> = attached
-            .flat_map(|one| one.maps.iter())
-            .chain(of_calls)
-            .cloned()
-            .collect();
-        let reachable = Reachable::from_maps(&maps, |_| false);
+        let reachable = Reachable::from_maps(maps, |_| false);
         let unused = environment.out_of_reach(&reachable);
         let bytes: u64 = unused.iter().map(|(_, len)| len).sum();
         if unused.len() < MANY_MAPS && bytes < MANY_BYTES {

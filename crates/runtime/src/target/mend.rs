@@ -7,15 +7,16 @@
 //! it is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use beeline_agent::abi::{Control, Site};
+use beeline_agent::abi::Site;
 use beeline_hook::{Kind, Reason};
 
-use super::{Hold, Hooked, Target};
+use super::Hold;
+use super::hooked::Hooked;
+use super::sites::Sites;
 use crate::detach::Layers;
 use crate::error::Error;
 use crate::kernel_uprobes::{Stored, Text, beside, kernel_uprobes};
@@ -82,13 +83,6 @@ impl Neighbours {
 
 /// The first pause before unguarded jumps are tried again.
 const SOON: Duration = Duration::from_millis(50);
-/// The longest wait for a sleeping thread that blocks SIGTRAP. A thread that starts another one
-/// blocks all signals for a moment.
-const ASLEEP: Duration = Duration::from_millis(20);
-/// The longest wait for a running thread that does so: on a busy machine it takes a moment longer.
-const RUNNING: Duration = Duration::from_millis(500);
-/// The pause between looks.
-const MOMENT: Duration = Duration::from_millis(2);
 /// The number of attempts to have the process stand still while no thread blocks it.
 const TRIES: u32 = 5;
 
@@ -139,23 +133,23 @@ fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
     !probed.contains(&site.start) && probed.range(site.clone()).next().is_some()
 }
 
-impl Target {
+impl Sites {
     /// Looks at the sites if a thread reports that one has been changed, and mends what can be
     /// mended.
-    pub(super) fn mend(&mut self) -> Result<(), Error> {
-        let disturbances = self.shared.page().disturbed.load(SeqCst);
+    pub fn mend(&mut self) -> Result<(), Error> {
+        let disturbances = self.memory.shared.page().disturbed.load(SeqCst);
         let is_again = self
             .neighbours
             .looked
             .is_some_and(|looked| looked.elapsed() > AGAIN);
         let is_told = is_again || self.neighbours.is_uncovered;
-        if !is_told && (disturbances == self.neighbours.seen || !self.is_disturbed()) {
+        if !is_told && (disturbances == self.neighbours.seen || !self.memory.is_disturbed()) {
             self.neighbours.seen = disturbances;
             return Ok(());
         }
         // Its thread cannot be stopped until the child has run another program, and the child may
         // be waiting for Beeline.
-        if self.waits_for_child() {
+        if self.memory.waits_for_child() {
             return Ok(());
         }
         self.neighbours.is_uncovered = false;
@@ -176,13 +170,19 @@ impl Target {
     /// It looks inside jumps and at sites where Beeline sees nothing beside such uprobes: because
     /// an instruction leads elsewhere, because nothing behind it can be caught, or because there
     /// have been uprobes until now.
-    pub(super) fn blinded(&mut self) -> Vec<String> {
+    pub fn blinded(&mut self) -> Vec<String> {
         let pause = if self.neighbours.has_failed {
             FAILED
         } else {
             WATCHED
         };
-        if self.neighbours.watched.unwrap_or(self.since).elapsed() < pause {
+        if self
+            .neighbours
+            .watched
+            .unwrap_or(self.memory.since)
+            .elapsed()
+            < pause
+        {
             return Vec::new();
         }
         self.neighbours.watched = Some(Instant::now());
@@ -196,7 +196,7 @@ impl Target {
                 ranges.push(*address..*address + site.plan.window_len as u64);
             }
         }
-        let probed = self.new_kernel_uprobes(&ranges);
+        let probed = self.witnesses.new_kernel_uprobes(&mut self.memory, &ranges);
         // A failure is tried again.
         self.neighbours.has_failed = probed.is_err();
         let probed = probed.unwrap_or_default();
@@ -213,7 +213,7 @@ impl Target {
                 self.neighbours.has_failed = true;
             }
         }
-        let pid = self.process.pid();
+        let pid = self.memory.process.pid();
         let told = &mut self.neighbours.told;
         let new = probed
             .intersection(&blind)
@@ -235,27 +235,16 @@ impl Target {
             .iter()
             .map(|site| (site.address, vec![0; site.now.len()]))
             .collect();
-        self.process.read_pieces(&mut now);
+        self.memory.process.read_pieces(&mut now);
         let both = sites.iter_mut().zip(now);
         both.for_each(|(site, (_, now))| site.now = now);
         sites.retain(Looked::is_uncovered);
         // A session with a patch over this one mends it.
         !sites.is_empty()
-            && Layers::of(&self.process).is_ok_and(|layers| {
+            && Layers::of(&self.memory.process).is_ok_and(|layers| {
                 let mut sites = sites.iter();
                 sites.any(|site| !layers.is_under(site.address, site.layer))
             })
-    }
-
-    fn disturbed_at(&self) -> Option<u64> {
-        let environment = self.environment.as_ref()?;
-        Some(environment.private.control() + offset_of!(Control, disturbed) as u64)
-    }
-
-    fn is_disturbed(&self) -> bool {
-        let mut word = [0; 4];
-        let at = self.disturbed_at();
-        at.is_some_and(|at| self.process.read_memory(at, &mut word).is_ok()) && word != [0; 4]
     }
 
     /// Returns whether a site is hooked by a jump that would lead a thread astray if, beside a
@@ -272,14 +261,14 @@ impl Target {
     /// Stores the patches again that kernel uprobes have left incomplete. Returns the jumps that are
     /// to become breakpoints.
     fn store_again(&mut self) -> Result<Found, Error> {
-        let disturbed_at = self.disturbed_at();
+        let disturbed_at = self.memory.disturbed_at();
         let sites = self.patches(|_| true)?;
         let fragile = self.sites.keys().copied();
         let fragile: BTreeSet<u64> = fragile.filter(|at| self.is_fragile(*at)).collect();
         let (mut found, mut whole) = (Found::default(), Vec::new());
         let mut is_beside = false;
-        Hold::Brief.with(&self.process, |stopped| {
-            self.check_same(stopped)?;
+        Hold::Brief.with(&self.memory.process, |stopped| {
+            self.memory.check_same(stopped)?;
             let mut mixed = Vec::new();
             for mut site in sites {
                 // Memory that cannot be read has been unmapped.
@@ -344,7 +333,7 @@ impl Target {
 
     /// Returns the wanted sites with the bytes that were stored there.
     fn patches(&self, wanted: impl Fn(&Hooked) -> bool) -> Result<Vec<Looked>, Error> {
-        let environment = self.environment()?;
+        let environment = self.memory.environment()?;
         let sites = self.sites.iter().filter(|(_, site)| wanted(site));
         let sites = sites.map(|(address, site)| {
             // SAFETY: the record was placed in the home pool as a `Site`.
@@ -364,7 +353,7 @@ impl Target {
 
     /// True if a site may be hooked by a breakpoint. If not, there is soon going to be an unguarded
     /// jump.
-    pub(super) fn may_break(&mut self, hold: &mut Hold<'_>) -> bool {
+    pub fn may_break(&mut self, hold: &mut Hold<'_>) -> bool {
         let may = self.await_trap_unblocked(hold).is_ok();
         if !may {
             self.neighbours.begin_settling();
@@ -372,11 +361,11 @@ impl Target {
         may
     }
 
-    /// As [`Self::check_trap_unblocked`], but waits for threads that block SIGTRAP only for a
+    /// As [`Signals::check_trap_unblocked`](super::signals::Signals::check_trap_unblocked), but waits for threads that block SIGTRAP only for a
     /// moment, if the process may go on meanwhile.
-    pub(super) fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
+    pub fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
-        let mut outcome = self.check_trap_unblocked(hold);
+        let mut outcome = self.memory.signals().check_trap_unblocked(hold);
         if !matches!(hold, Hold::Brief) || self.neighbours.blocked.is_some_and(is_vain) {
             return outcome;
         }
@@ -384,12 +373,12 @@ impl Target {
             if outcome.is_ok() {
                 break;
             }
-            if !self.wait_for_unblocking() {
+            if !self.memory.signals().wait_for_unblocking() {
                 self.neighbours.blocked = Some(Instant::now());
-                return self.check_trap_unblocked(hold);
+                return self.memory.signals().check_trap_unblocked(hold);
             }
             // Another thread may do so just when all are held.
-            outcome = self.check_trap_unblocked(hold);
+            outcome = self.memory.signals().check_trap_unblocked(hold);
         }
         outcome
     }
@@ -397,49 +386,36 @@ impl Target {
     /// Looks for threads that have come to block SIGTRAP since a site became a breakpoint, or since
     /// kernel uprobes make threads trap in jumps. They would be killed there. A running thread may
     /// block it for a moment only.
-    pub(super) fn unblock_late(&mut self) {
+    pub fn unblock_late(&mut self) {
         let is_breakpoint = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
         let is_at_risk = self.neighbours.looked.is_some() || self.sites.values().any(is_breakpoint);
-        let last = self.neighbours.unblocked.unwrap_or(self.since);
+        let last = self.neighbours.unblocked.unwrap_or(self.memory.since);
         let has_failed = self
             .neighbours
             .blocked
             .is_some_and(|since| since.elapsed() < FAILED);
-        if !is_at_risk || has_failed || last.elapsed() < WATCHED || self.waits_for_child() {
+        if !is_at_risk || has_failed || last.elapsed() < WATCHED || self.memory.waits_for_child() {
             return;
         }
         self.neighbours.unblocked = Some(Instant::now());
-        let blocking = self.threads_blocking_traps();
+        let blocking = self.memory.signals().threads_blocking_traps();
         let before = &self.neighbours.blocking;
         let lasts = |one: &patch::Blocking| !one.is_running || before.contains(&one.tid);
         let is_due = blocking.iter().any(lasts);
         self.neighbours.blocking = blocking.iter().map(|one| one.tid).collect();
-        if is_due && self.check_trap_unblocked(&mut Hold::Brief).is_err() {
+        if is_due
+            && self
+                .memory
+                .signals()
+                .check_trap_unblocked(&mut Hold::Brief)
+                .is_err()
+        {
             self.neighbours.blocked = Some(Instant::now());
         }
     }
 
-    /// Waits until no thread blocks SIGTRAP. Returns false if one seems to do so for good.
-    fn wait_for_unblocking(&self) -> bool {
-        let since = Instant::now();
-        loop {
-            let blocking = self.threads_blocking_traps();
-            if blocking.is_empty() {
-                return true;
-            }
-            let patience = match blocking.iter().all(|one| one.is_running) {
-                true => RUNNING,
-                false => ASLEEP,
-            };
-            if since.elapsed() >= patience {
-                return false;
-            }
-            std::thread::sleep(MOMENT);
-        }
-    }
-
     /// Has a site hooked by a breakpoint in place of a jump.
-    pub(super) fn demote(
+    pub fn demote(
         &mut self,
         address: u64,
         reason: Reason,
@@ -447,11 +423,13 @@ impl Target {
     ) -> Result<(), Error> {
         match self.sites.get(&address) {
             Some(site) if matches!(site.plan.kind, Kind::Jump) => {
-                let pid = self.process.pid();
+                let pid = self.memory.process.pid();
                 tracing::debug!(pid, address = %format_args!("{address:#x}"), "a jump becomes a breakpoint");
                 let refused = self.neighbours.refused.get(&address);
                 if refused.is_some_and(|since| since.elapsed() < FAILED) {
-                    return Err(self.error("a site could not be hooked by a breakpoint just now"));
+                    return Err(self
+                        .memory
+                        .error("a site could not be hooked by a breakpoint just now"));
                 }
                 let outcome = self.make_breakpoint(address, reason, hold);
                 match &outcome {

@@ -12,15 +12,17 @@ use std::path::PathBuf;
 
 use beeline_agent::abi;
 use beeline_hook::{Guard, JUMP_LEN, Plan, reach};
-use beeline_inject::{MapFlags, Mapping, Region};
+use beeline_inject::{MapFlags, Mapping, Process, Region};
 
+use super::Hold;
 use super::mapping::{OURS, READ_EXECUTE, mapping, misplaced};
-use super::{Hold, Target};
+use super::memory::TargetMemory;
 use crate::environment::manifest;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::memory::{Memory, PAGE};
 use crate::patch;
+use crate::shared::Shared;
 use crate::trampoline_pool::ARENA_BYTES;
 
 /// A target's pads.
@@ -101,13 +103,13 @@ const SHIFT: u64 = 32 * PAGE as u64;
 const TRIES: usize = 8;
 
 impl Pads {
-    fn new(target: &Target) -> Result<Self, Error> {
+    pub fn new(shared: &Shared) -> Result<Self, Error> {
         let file = Self::file().map_err(os("creating a pool"))?;
         // SAFETY: the file is longer, nobody else has it yet, and its start is aligned.
         unsafe {
             file.base()
                 .cast::<abi::Manifest>()
-                .write(manifest(&target.shared, None))
+                .write(manifest(shared, None))
         };
         Ok(Self {
             file,
@@ -157,6 +159,97 @@ impl Pads {
         self.bases.iter().copied()
     }
 
+    /// Finds places for the pads of a jump, and maps what is missing.
+    ///
+    /// Returns `None` if there is no room; the jump cannot be guarded then.
+    pub fn find_landing(
+        &mut self,
+        memory: &TargetMemory,
+        plan: &Plan,
+        cover: Cover,
+        hold: &mut Hold<'_>,
+    ) -> Result<Option<Landing>, Error> {
+        if plan.guards.is_empty() {
+            return Ok(None);
+        }
+        let known = self.known.get(&plan.site);
+        let serves = |known: &&Landing| {
+            (known.is_whole || cover != Cover::Whole) && plan.guards.contains(&known.guard)
+        };
+        if let Some(known) = known.filter(serves) {
+            return Ok(Some(known.clone()));
+        }
+        let regions = hold.regions(&memory.process)?;
+        let search = Search {
+            process: &memory.process,
+            pads: self,
+            regions: &regions,
+            plan,
+            cover,
+        };
+        let Some((landing, draft)) = search.run()? else {
+            return Ok(None);
+        };
+        let scratch = memory.environment()?.private.scratch();
+        let mappings = draft.bases.iter().map(|base| Mapping {
+            address: *base,
+            flags: OURS | MapFlags::FIXED_NOREPLACE,
+            ..mapping(self.file.file(), ARENA_BYTES, READ_EXECUTE)
+        });
+        let mappings: Vec<_> = mappings.collect();
+        if !mappings.is_empty() {
+            hold.with(&memory.process, |stopped| {
+                memory.check_same(stopped)?;
+                let placed = stopped.map_files_through(scratch, &mappings);
+                placed.map_err(|error| misplaced(error, &mappings))
+            })?;
+        }
+        drop(mappings);
+        self.bases.extend(&draft.bases);
+        // No thread gets there yet.
+        let reserved = draft
+            .taken
+            .into_iter()
+            .map(|offset| (offset, [0; JUMP_LEN]));
+        self.taken.extend(reserved);
+        self.known.insert(plan.site, landing.clone());
+        Ok(Some(landing))
+    }
+
+    /// Makes the pads of a site lead to a trampoline. The process must be stopped.
+    ///
+    /// The pads that only a changed jump leads to also report that the site should be looked at.
+    pub fn aim(
+        &mut self,
+        memory: &mut TargetMemory,
+        landing: &Landing,
+        trampoline: u64,
+    ) -> Result<(), Error> {
+        let pid = memory.process.pid();
+        let notice = match landing.others.is_empty() {
+            true => trampoline,
+            false => write_notice(memory, trampoline)?,
+        };
+        for pad in landing.all() {
+            let to = if pad == landing.pad {
+                trampoline
+            } else {
+                notice
+            };
+            let jump = beeline_hook::jump_patch(pad, JUMP_LEN, to);
+            let jump = jump.map_err(|why| Error::Target {
+                pid,
+                why: why.to_string(),
+            })?;
+            let (Some(offset), Ok(jump)) = (self.offset(pad), jump.try_into()) else {
+                continue;
+            };
+            self.store(offset, &jump);
+            self.taken.insert(offset, jump);
+        }
+        Ok(())
+    }
+
     fn store(&self, offset: u64, jump: &[u8; JUMP_LEN]) {
         assert!(offset + PAD <= LEN, "a pad outside its file");
         // SAFETY: the place is inside the mapping, and this process has no references into it. The
@@ -189,7 +282,8 @@ struct Draft {
 
 /// A search for places for the pads of one site.
 struct Search<'a> {
-    target: &'a Target,
+    process: &'a Process,
+    pads: &'a Pads,
     regions: &'a [Region],
     plan: &'a Plan,
     cover: Cover,
@@ -198,8 +292,7 @@ struct Search<'a> {
 impl Search<'_> {
     fn run(&self) -> Result<Option<(Landing, Draft)>, Error> {
         for guard in &self.plan.guards {
-            let bases = self.pads().map_or(&[][..], |pads| &pads.bases);
-            for base in bases {
+            for base in &self.pads.bases {
                 if let Some(found) = self.within(guard, *base, &Draft::default())? {
                     return Ok(Some(found));
                 }
@@ -220,10 +313,6 @@ impl Search<'_> {
             }
         }
         Ok(None)
-    }
-
-    fn pads(&self) -> Option<&Pads> {
-        self.target.pads.as_ref()
     }
 
     /// Finds a pad in one mapping together with all others that it needs.
@@ -301,14 +390,12 @@ impl Search<'_> {
 
     /// Takes the place of a pad if it is free and is mapped or going to be.
     fn take(&self, pad: u64, draft: &mut Draft) -> bool {
-        let mapped = self.pads().and_then(|pads| pads.offset(pad));
+        let mapped = self.pads.offset(pad);
         let Some(offset) = mapped.or_else(|| offset_among(draft.bases.iter(), pad)) else {
             return false;
         };
         let around = offset.saturating_sub(PAD - 1)..offset + PAD;
-        let is_taken = self
-            .pads()
-            .is_some_and(|pads| pads.taken.range(around.clone()).next().is_some());
+        let is_taken = self.pads.taken.range(around.clone()).next().is_some();
         if is_taken || draft.taken.iter().any(|one| around.contains(one)) {
             return false;
         }
@@ -321,7 +408,7 @@ impl Search<'_> {
     /// The offset differs each time, because addresses that are needed together often differ in
     /// their last byte alone.
     fn base_around(&self, address: u64, draft: &Draft) -> Result<Option<u64>, Error> {
-        let mapped = self.pads().map_or(0, |pads| pads.bases.len()) + draft.bases.len();
+        let mapped = self.pads.bases.len() + draft.bases.len();
         let shift = (mapped as u64 * SHIFT) % (LEN / 2);
         let low = (address + PAD).saturating_sub(LEN) + shift;
         let high = address.saturating_add(LEN - HEAD);
@@ -344,128 +431,27 @@ impl Search<'_> {
             inode: 0,
             path: PathBuf::new(),
         }));
-        let process = &self.target.process;
-        Ok(process.find_gap_among(&regions, near, LEN)?)
+        Ok(self.process.find_gap_among(&regions, near, LEN)?)
     }
 }
 
-impl Target {
-    /// Finds places for the pads of a jump, and maps what is missing.
-    ///
-    /// Returns `None` if there is no room; the jump cannot be guarded then.
-    pub(super) fn find_landing(
-        &mut self,
-        plan: &Plan,
-        cover: Cover,
-        hold: &mut Hold<'_>,
-    ) -> Result<Option<Landing>, Error> {
-        if plan.guards.is_empty() {
-            return Ok(None);
-        }
-        if self.pads.is_none() {
-            self.pads = Some(Pads::new(self)?);
-        }
-        let known = self
-            .pads
-            .as_ref()
-            .and_then(|pads| pads.known.get(&plan.site));
-        let serves = |known: &&Landing| {
-            (known.is_whole || cover != Cover::Whole) && plan.guards.contains(&known.guard)
-        };
-        if let Some(known) = known.filter(serves) {
-            return Ok(Some(known.clone()));
-        }
-        let regions = hold.regions(&self.process)?;
-        let search = Search {
-            target: self,
-            regions: &regions,
-            plan,
-            cover,
-        };
-        let Some((landing, draft)) = search.run()? else {
-            return Ok(None);
-        };
-        let scratch = self.environment()?.private.scratch();
-        let Some(pads) = &self.pads else {
-            return Ok(None);
-        };
-        let mappings = draft.bases.iter().map(|base| Mapping {
-            address: *base,
-            flags: OURS | MapFlags::FIXED_NOREPLACE,
-            ..mapping(pads.file.file(), ARENA_BYTES, READ_EXECUTE)
-        });
-        let mappings: Vec<_> = mappings.collect();
-        if !mappings.is_empty() {
-            hold.with(&self.process, |stopped| {
-                self.check_same(stopped)?;
-                let placed = stopped.map_files_through(scratch, &mappings);
-                placed.map_err(|error| misplaced(error, &mappings))
-            })?;
-        }
-        drop(mappings);
-        if let Some(pads) = &mut self.pads {
-            pads.bases.extend(&draft.bases);
-            // No thread gets there yet.
-            let reserved = draft
-                .taken
-                .into_iter()
-                .map(|offset| (offset, [0; JUMP_LEN]));
-            pads.taken.extend(reserved);
-            pads.known.insert(plan.site, landing.clone());
-        }
-        Ok(Some(landing))
-    }
-
-    /// Makes the pads of a site lead to a trampoline. The process must be stopped.
-    ///
-    /// The pads that only a changed jump leads to also report that the site should be looked at.
-    pub(super) fn aim(&mut self, landing: &Landing, trampoline: u64) -> Result<(), Error> {
-        let pid = self.process.pid();
-        let notice = match landing.others.is_empty() {
-            true => trampoline,
-            false => self.write_notice(trampoline)?,
-        };
-        let Some(pads) = &mut self.pads else {
-            return Ok(());
-        };
-        for pad in landing.all() {
-            let to = if pad == landing.pad {
-                trampoline
-            } else {
-                notice
-            };
-            let jump = beeline_hook::jump_patch(pad, JUMP_LEN, to);
-            let jump = jump.map_err(|why| Error::Target {
-                pid,
-                why: why.to_string(),
-            })?;
-            let (Some(offset), Ok(jump)) = (pads.offset(pad), jump.try_into()) else {
-                continue;
-            };
-            pads.store(offset, &jump);
-            pads.taken.insert(offset, jump);
-        }
-        Ok(())
-    }
-
-    /// Writes code near a trampoline that reports that a site is not as it was left, and then leads
-    /// to the trampoline.
-    fn write_notice(&mut self, trampoline: u64) -> Result<u64, Error> {
-        let environment = self.environment()?;
-        let flag = environment.private.control() + offset_of!(abi::Control, disturbed) as u64;
-        let session = environment.record().session as u64;
-        let count = session + offset_of!(abi::Session, disturbed) as u64;
-        let mut pools = self.pools_mut();
-        let Some(pool) = pools.find(|pool| pool.holds(trampoline)) else {
-            return Ok(trampoline);
-        };
-        let at = pool.next(NOTICE_ALIGN);
-        match patch::notice_stub(at, flag, count, trampoline) {
-            Some(stub) => pool
-                .bytes(&stub, NOTICE_ALIGN)
-                .map_err(os("filling a pool")),
-            None => Ok(trampoline),
-        }
+/// Writes code near a trampoline that reports that a site is not as it was left, and then leads
+/// to the trampoline.
+fn write_notice(memory: &mut TargetMemory, trampoline: u64) -> Result<u64, Error> {
+    let environment = memory.environment()?;
+    let flag = environment.private.control() + offset_of!(abi::Control, disturbed) as u64;
+    let session = environment.record().session as u64;
+    let count = session + offset_of!(abi::Session, disturbed) as u64;
+    let mut pools = memory.pools_mut();
+    let Some(pool) = pools.find(|pool| pool.holds(trampoline)) else {
+        return Ok(trampoline);
+    };
+    let at = pool.next(NOTICE_ALIGN);
+    match patch::notice_stub(at, flag, count, trampoline) {
+        Some(stub) => pool
+            .bytes(&stub, NOTICE_ALIGN)
+            .map_err(os("filling a pool")),
+        None => Ok(trampoline),
     }
 }
 

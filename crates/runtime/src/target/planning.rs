@@ -1,12 +1,14 @@
 //! Planning a site: the code around it without this session, other sessions' patches there, and
 //! what guards it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_agent::abi::{self, Site};
-use beeline_hook::{Function, Kind, Plan, Reason};
+use beeline_hook::{Function, Plan, Reason};
 
-use super::{Cover, Hold, Landing, Request, Target};
+use super::hooked::Hooked;
+use super::memory::TargetMemory;
+use super::{Hold, Request};
 use crate::detach::{Beneath, presences};
 use crate::error::Error;
 use crate::kernel_uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
@@ -28,6 +30,24 @@ pub(super) struct Planned {
     pub level: u32,
 }
 
+impl Planned {
+    /// Gives up the traps if a session below has a handler that is called first and keeps them to
+    /// itself. Hits beside a kernel uprobe are not seen then.
+    pub fn yield_traps(&mut self, memory: &TargetMemory) -> Result<(), Error> {
+        let Some(below) = &mut self.beneath else {
+            return Ok(());
+        };
+        if below.is_breakpoint {
+            return Err(memory.error(
+                "other sessions of Beeline, which came and went meanwhile, have hooked the same function by a breakpoint: \
+                 attach again when they have ended",
+            ));
+        }
+        below.traps = Default::default();
+        Ok(())
+    }
+}
+
 /// A function as it would be without this session.
 struct Current {
     start: u64,
@@ -38,13 +58,16 @@ struct Current {
     beneath: Option<Beneath>,
 }
 
-impl Target {
+/// Plans sites of a target.
+#[derive(Clone, Copy)]
+pub(super) struct Planner<'a> {
+    pub memory: &'a TargetMemory,
+    pub sites: &'a BTreeMap<u64, Hooked>,
+}
+
+impl Planner<'_> {
     /// Plans a new site beside the existing ones.
-    pub(super) fn plan_apart(
-        &self,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<Planned, Error> {
+    pub fn plan_apart(self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Planned, Error> {
         let mut planned = self.plan(request, hold)?;
         let plan = &planned.plan;
         let inside = plan.site + 1..plan.site + plan.window_len as u64;
@@ -55,11 +78,7 @@ impl Target {
     }
 
     /// Plans a new site, and returns the plan with the code that is there now.
-    pub(super) fn plan(
-        &self,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<Planned, Error> {
+    pub fn plan(self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Planned, Error> {
         let Current {
             start,
             code,
@@ -71,7 +90,7 @@ impl Target {
         let plan = |code: &[u8]| {
             let plan =
                 beeline_hook::plan_among(request.address, &Function { start, code }, &incoming);
-            plan.map_err(|why| self.error(why.to_string()))
+            plan.map_err(|why| self.memory.error(why.to_string()))
         };
         let mut plan = match &beneath {
             None => plan(&code)?,
@@ -107,21 +126,20 @@ impl Target {
     ///
     /// That is the file's content, except for the jumps of other sessions and those at system
     /// calls, which are moved like any other instruction.
-    fn current_code(&self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Current, Error> {
+    fn current_code(self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Current, Error> {
         let (start, file) = request.place.function_at(request.address);
         let mut code = file.to_vec();
         let mut beneath = None;
         let mut now = vec![0; code.len()];
-        self.process.read_memory(start, &mut now)?;
+        self.memory.process.read_memory(start, &mut now)?;
         let (seen, mut again) = (now.clone(), vec![0; now.len()]);
         let end = start + code.len() as u64;
         self.uncover(start, &mut now)?;
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
-        let calls = self.calls.iter();
-        for (address, stored) in calls.flat_map(|calls| calls.patched.range(from..end)) {
+        for (address, stored) in self.memory.call_patches.range(from..end) {
             // It has since been unmapped, and mapped anew.
             if now == code && !holds(&now, start, *address, stored.bytes()) {
-                let pid = self.process.pid();
+                let pid = self.memory.process.pid();
                 let address = *address;
                 return Err(Error::Changed { pid, address });
             }
@@ -129,7 +147,7 @@ impl Target {
         }
         if now != code {
             let own = SessionId::own();
-            let mut others = presences(&self.process)?;
+            let mut others = presences(&self.memory.process)?;
             others.retain(|presence| presence.session != own);
             beneath = Beneath::at(&others, request.address);
             let mut sites: Vec<_> = others.iter().flat_map(|other| &other.sites).collect();
@@ -140,7 +158,7 @@ impl Target {
         }
         let mut probed = patch::breakpoints(start, &now, &code);
         if !probed.is_empty() {
-            let known = hold.with(&self.process, |stopped| {
+            let known = hold.with(&self.memory.process, |stopped| {
                 kernel_uprobes(stopped, std::slice::from_ref(&(start..end)))
             })?;
             probed.retain(|address| known.contains(address));
@@ -166,11 +184,11 @@ impl Target {
                 beneath,
             }),
             // The code there has come or gone since.
-            Some(i) if self.process.read_memory(start, &mut again).is_ok() && again != seen => {
-                let (pid, address) = (self.process.pid(), start + i as u64);
+            Some(i) if self.memory.process.read_memory(start, &mut again).is_ok() && again != seen => {
+                let (pid, address) = (self.memory.process.pid(), start + i as u64);
                 Err(Error::Changed { pid, address })
             }
-            Some(i) => Err(self.error(format!(
+            Some(i) => Err(self.memory.error(format!(
                 "its code at {:#x} is not what the file holds: somebody else has patched it (a debugger, another \
                  tracer); end that first",
                 start + i as u64
@@ -179,12 +197,12 @@ impl Target {
     }
 
     /// Undoes this session's site patches in a copy of the code at `start`.
-    pub(super) fn uncover(&self, start: u64, now: &mut [u8]) -> Result<(), Error> {
+    pub fn uncover(self, start: u64, now: &mut [u8]) -> Result<(), Error> {
         let end = start + now.len() as u64;
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
         for (address, site) in self.sites.range(from..end) {
             // SAFETY: the record was placed in the home pool as a `Site`.
-            let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
+            let record = unsafe { self.memory.environment()?.home.get::<Site>(site.record) };
             let stored = Stored::of(record);
             let Stored {
                 patch, original, ..
@@ -201,98 +219,6 @@ impl Target {
                 overlay(now, start, *address, &bytes);
             }
         }
-        Ok(())
-    }
-
-    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its
-    /// jump, and makes the agent handle breakpoints.
-    ///
-    /// A site that cannot be guarded is hooked by a breakpoint, or guarded as far as possible where
-    /// a breakpoint would do more harm.
-    pub(super) fn guarded(
-        &mut self,
-        planned: &mut Planned,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<Option<Landing>, Error> {
-        let plan = planned.plan.clone();
-        let is_jump = matches!(plan.kind, Kind::Jump);
-        // Over a system call's jump, of any session, nothing can be guarded.
-        let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
-        if planned.beneath.is_some() {
-            match self.level_over_others(hold)? {
-                Some(level) => planned.level = level,
-                None => self.yield_traps(planned)?,
-            }
-        }
-        let landing = match is_jump && !is_others {
-            true => self.land(planned, hold)?,
-            false => None,
-        };
-        if matches!(plan.kind, Kind::Breakpoint { .. }) {
-            self.await_trap_unblocked(hold)?;
-        }
-        if !is_others {
-            self.catch(&[libc::SIGTRAP], hold)?;
-        }
-        Ok(landing)
-    }
-
-    /// Returns where a site's jump is to lead, if it is to be a jump.
-    fn land(
-        &mut self,
-        planned: &mut Planned,
-        hold: &mut Hold<'_>,
-    ) -> Result<Option<Landing>, Error> {
-        let plan = planned.plan.clone();
-        let whole = self.landed(&plan, Cover::Whole, hold)?;
-        if whole.is_some() {
-            return Ok(whole);
-        }
-        if self.may_break(hold) {
-            planned.plan = plan.into_breakpoint(Reason::Unguarded);
-            return Ok(None);
-        }
-        match self.landed(&plan, Cover::Near, hold)? {
-            None => self.landed(&plan, Cover::Start, hold),
-            near => Ok(near),
-        }
-    }
-
-    /// Finds pads for a jump, and memory for a trampoline near them. Returns `None` if there is no
-    /// room.
-    fn landed(
-        &mut self,
-        plan: &Plan,
-        cover: Cover,
-        hold: &mut Hold<'_>,
-    ) -> Result<Option<Landing>, Error> {
-        let landing = self.find_landing(plan, cover, hold)?;
-        let reach = landing
-            .as_ref()
-            .and_then(|landing| landing.reach(plan.reach()?));
-        match reach {
-            Some(reach) if !self.has_no_room_within(&reach, hold)? => {
-                self.map_what_is_missing(reach, &[], hold)?;
-                Ok(landing)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// Gives up the traps if a session below has a handler that is called first and keeps them to
-    /// itself. Hits beside a kernel uprobe are not seen then.
-    fn yield_traps(&self, planned: &mut Planned) -> Result<(), Error> {
-        let Some(below) = &mut planned.beneath else {
-            return Ok(());
-        };
-        if below.is_breakpoint {
-            return Err(self.error(
-                "other sessions of Beeline, which came and went meanwhile, have hooked the same function by a breakpoint: \
-                 attach again when they have ended",
-            ));
-        }
-        below.traps = Default::default();
         Ok(())
     }
 }

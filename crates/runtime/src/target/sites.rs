@@ -1,198 +1,205 @@
 //! Hooking a planned site and changing it later: writing its trampoline, storing its patch and
 //! publishing what runs there.
 
-use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
-use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
 
-use beeline_agent::abi::{self, Site, SiteTrap};
-use beeline_hook::{Direct, Full, INT3, Kind, Plan, Reason, Registers, Trampoline, TrampolineSpec};
-use beeline_inject::Stopped;
+use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
+use beeline_agent::abi::{self, Site};
+use beeline_hook::{Direct, Full, INT3, Kind, Reason, Registers, Trampoline, TrampolineSpec};
+use beeline_inject::{Process, Region};
 
-use super::planning::Planned;
-use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
-use crate::detach::{Beneath, Layers};
+use super::hooked::{Attached, Hooked, mark_exit, place_record};
+use super::memory::TargetMemory;
+use super::mend::Neighbours;
+use super::pads::{Landing, Pads};
+use super::planning::{Planned, Planner};
+use super::witnesses::Witnesses;
+use super::{Body, Hold, Request, TRAMPOLINE_BYTES};
+use crate::backend::Id;
 use crate::error::{Error, os};
-use crate::kernel_uprobes::{Stored, Text, beside};
-use crate::patch;
+use crate::map::MapObject;
+use crate::trampoline_pool::Pool;
 
-impl Hooked {
-    /// Returns where its trampoline may be.
-    fn reach(&self) -> Option<RangeInclusive<u64>> {
-        let reach = self.plan.reach()?;
-        match &self.landing {
-            Some(landing) => landing.reach(reach),
-            None => Some(reach),
+/// The hooked sites of a target.
+#[derive(Debug)]
+pub(super) struct Sites {
+    pub memory: TargetMemory,
+    pub sites: BTreeMap<u64, Hooked>,
+    /// The places that the jumps at its sites lead to, once there are some.
+    pub pads: Option<Pads>,
+    pub neighbours: Neighbours,
+    pub witnesses: Witnesses,
+    /// True if there is or was a return probe.
+    pub watches_returns: bool,
+    /// The number of mappings of code when unwinders were last looked for.
+    pub texts_with_unwinding: usize,
+}
+
+impl Sites {
+    pub fn new(memory: TargetMemory) -> Self {
+        Self {
+            memory,
+            sites: BTreeMap::new(),
+            pads: None,
+            neighbours: Neighbours::default(),
+            witnesses: Witnesses::default(),
+            watches_returns: false,
+            texts_with_unwinding: 0,
         }
     }
 
-    /// Returns where threads trap beside a kernel uprobe, and where they go on.
-    fn traps(&self, trampoline: &Trampoline) -> [SiteTrap; abi::SITE_TRAPS] {
-        if let Some(beneath) = &self.beneath {
-            return beneath.traps;
+    /// Creates the sites of a forked child. Returns `None` if something was mapped here since the
+    /// fork. `regions` is what is mapped in the child.
+    pub fn fork(
+        &self,
+        process: &Process,
+        owner: u32,
+        regions: &[Region],
+    ) -> Result<Option<Self>, Error> {
+        let Some(environment) = &self.memory.environment else {
+            return Ok(None);
+        };
+        let is_there = |base| regions.iter().any(|region| region.contains(base));
+        let pads = self.pads.iter().flat_map(Pads::bases);
+        let pools = self.memory.pools().map(Pool::base).chain(pads);
+        if !environment.bases().chain(pools).all(is_there) {
+            return Ok(None);
         }
-        let of_guard = self.landing.iter().flat_map(|landing| &landing.guard.traps);
-        let mut traps = [SiteTrap::default(); abi::SITE_TRAPS];
-        for (place, trap) in traps.iter_mut().zip(of_guard.chain(&self.plan.second)) {
-            let next = self.plan.site + trap.resume as u64;
-            let mut moved = trampoline.resume_map.iter();
-            let resume = moved.find(|(original, _)| *original == next);
-            *place = SiteTrap {
-                resume: resume.map_or(0, |(_, moved)| *moved),
-                behind: trap.behind as u32,
-                lost: words_of(trap.lost),
-                stack: trap.stack,
-                is_early: (trap.resume == 0).into(),
-            };
-        }
-        traps
+        let pads = self.pads.as_ref().map(Pads::fork).transpose();
+        let pads = pads.map_err(os("creating a pool"))?;
+        let of_pads = pads.iter().flat_map(Pads::replaced);
+        let memory = self.memory.fork(process, owner, environment, of_pads)?;
+        Ok(Some(Self {
+            memory,
+            sites: self.sites.clone(),
+            pads,
+            neighbours: Neighbours::default(),
+            witnesses: self.witnesses.clone(),
+            watches_returns: self.watches_returns,
+            texts_with_unwinding: self.texts_with_unwinding,
+        }))
     }
-}
 
-/// Returns the words of `struct pt_regs` that hold these registers: bit n for word n. The registers
-/// are numbered as in instructions.
-fn words_of(registers: Registers) -> u32 {
-    /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
-    const WORDS: [u32; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
-    let numbered = (0..).zip(WORDS);
-    let known = numbered.filter(|(number, _)| registers.0 >> number & 1 != 0);
-    known.fold(0, |mask, (_, word)| mask | 1 << word)
-}
+    /// True if this link's program runs at this address.
+    pub fn runs_at(&self, address: u64, link: Id) -> bool {
+        self.sites.get(&address).is_some_and(|site| site.runs(link))
+    }
 
-impl Target {
-    /// Forgets sites with code that has since been unmapped or replaced.
-    pub fn forget_unmapped(&mut self) {
-        let Some(environment) = &self.environment else {
-            return;
+    /// Attaches a program to a site. The process runs on whatever happens.
+    pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
+        let exit = request.place.exit_flags().filter(|_| request.retprobe);
+        if request.retprobe && exit.is_none() {
+            self.watches_returns = true;
+            let regions = hold.regions(&self.memory.process)?;
+            self.keep_unwinding(&regions, hold);
+        }
+        let mut planned = match self.sites.contains_key(&request.address) {
+            true => None,
+            false => Some(self.planner().plan_apart(request, hold)?),
         };
-        let calls = self.calls.as_ref().map(|calls| &*calls.patched);
-        let is_there = |address: &u64, site: &Hooked| {
-            // SAFETY: the record was placed in the home pool as a `Site`.
-            let record = unsafe { environment.home.get::<Site>(site.record) };
-            let stored = Stored::of(record);
-            let mut now = vec![0; stored.len()];
-            if self.process.read_memory(*address, &mut now).is_err() {
-                return false;
-            }
-            // A system call of the code that is there instead may have been hooked already.
-            let is_call = || {
-                let stored = calls.and_then(|patched| patched.get(address));
-                stored.is_some_and(|stored| {
-                    now.iter().zip(stored.bytes()).all(|(now, its)| now == its)
-                })
-            };
-            let is_as_patched = || now[1..] == stored.patch[1..];
-            match now[0] {
-                // A kernel uprobe may be at the site.
-                INT3 if is_as_patched() => true,
-                // Another session's jump may lie upon this one.
-                first if first == stored.patch[0] && !is_call() => true,
-                _ => Text::of(&now, stored) != Text::Other,
-            }
+        let known = self.sites.get(&request.address).map(|site| &site.plan);
+        let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
+            return Ok(());
         };
-        let is_gone = |(address, site): &(&u64, &Hooked)| !is_there(address, site);
-        let gone = self.sites.iter().filter(is_gone);
-        let mut gone: Vec<_> = gone
-            .map(|(address, site)| (*address, site.record))
+        if request.retprobe && exit.is_none() && !plan.at_start {
+            return Err(self
+                .memory
+                .error("a return probe needs the function's first address"));
+        }
+        let maps = request.body.maps();
+        match (self.memory.map_for(&plan, maps, hold), &mut planned) {
+            (Err(_), Some(new)) if self.memory.has_no_room_for(&plan, hold)? => {
+                new.plan = plan.into_breakpoint(Reason::NoRoom);
+                self.memory.map_for(&new.plan, maps, hold)?;
+            }
+            (outcome, _) => outcome?,
+        }
+        self.provide(&request.body.needs(), hold)?;
+        let planned = match planned {
+            Some(mut planned) => {
+                let landing = self.guarded(&mut planned, request, hold)?;
+                Some((planned, landing))
+            }
+            None => None,
+        };
+        let environment = self.memory.environment_mut()?;
+        if request.place.has_small_stacks() {
+            environment.expect_small_stacks();
+        }
+        let link = match request.body {
+            Body::Program(program) => {
+                environment.place_link(program, request.cookie, CONTEXT_REGISTERS)?
+            }
+            Body::Native(offset) => environment.place_native(offset)?,
+            Body::Always(offset) => environment.place_always(offset)?,
+        };
+        let attached = Attached {
+            id: request.link,
+            link,
+            maps: request.body.maps().to_vec(),
+        };
+        match (self.sites.remove(&request.address), planned) {
+            (Some(site), _) => self.extend(request, site, attached, hold),
+            (None, Some(planned)) => {
+                self.make_room(request.address, hold)?;
+                self.hook(request, planned, attached, hold)
+            }
+            (None, None) => Err(self.memory.error("the site has gone meanwhile")),
+        }
+    }
+
+    /// Ends a link's part. When this returns, its program is not started any more.
+    ///
+    /// Nothing is stopped for that. [`Self::restore_idle`] restores a site that is left without
+    /// programs.
+    pub fn detach(&mut self, link: Id) {
+        let touched: Vec<u64> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| site.runs(link))
+            .map(|(at, _)| *at)
             .collect();
-        // Beside a kernel uprobe nothing of this session may be visible below another session's
-        // patch, and that session may be about to go.
-        for _ in 0..LOOKS {
-            if gone.is_empty() {
-                return;
-            }
-            let Ok(layers) = Layers::of(&self.process) else {
-                return;
+        for address in touched {
+            let Some(mut site) = self.sites.remove(&address) else {
+                continue;
             };
-            gone.retain(|(at, record)| {
-                let site = self.sites.get(at);
-                !self.is_under(*at, *record, &layers)
-                    && site.is_some_and(|site| !is_there(at, site))
-            });
-        }
-        for (address, record) in gone {
-            self.set_breakpoint(record, 0);
-            self.sites.remove(&address);
-            if let Some(environment) = &self.environment {
-                // SAFETY: the record was placed in the home pool as a `Site`.
-                let record = unsafe { environment.home.get::<Site>(record) };
-                record.patched.store(0, SeqCst);
-            }
-        }
-    }
-
-    /// Turns a site with a jump that reaches over `address` into a breakpoint.
-    pub(super) fn make_room(&mut self, address: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let Some((at, site)) = self.sites.range(..address).next_back() else {
-            return Ok(());
-        };
-        let is_wide = matches!(site.plan.kind, Kind::Jump) || site.plan.second.is_some();
-        if !is_wide || at + site.plan.window_len as u64 <= address {
-            return Ok(());
-        }
-        let at = *at;
-        self.make_breakpoint(at, Reason::AnotherProbe, hold)
-    }
-
-    /// A site that is hooked by a jump is hooked by a breakpoint.
-    pub(super) fn make_breakpoint(
-        &mut self,
-        at: u64,
-        reason: Reason,
-        hold: &mut Hold<'_>,
-    ) -> Result<(), Error> {
-        self.check_trap_unblocked(hold)?;
-        self.catch(&[libc::SIGTRAP], hold)?;
-        let is_kind = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
-        let has_slot = self.sites.get(&at).is_some_and(is_kind);
-        if !has_slot && !self.has_room_for_breakpoint() {
-            return Err(self.error("there are too many sites that only a breakpoint can hook"));
-        }
-        let Some(mut site) = self.sites.remove(&at) else {
-            return Ok(());
-        };
-        let (old, plan, direct) = (site.record, site.plan.clone(), site.direct);
-        let landing = site.landing.take();
-        let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
-        site.plan = plan.clone().into_breakpoint(reason);
-        site.direct = false;
-        let done = self.bytes_of(old).and_then(|(bytes, level)| {
-            self.place_record(&site.plan, bytes, site.beneath.as_ref(), level)
-        });
-        let outcome = done.and_then(|record| {
-            site.record = record;
-            let (trampoline, _) = self.write_trampoline(&site, None)?;
-            self.publish(&site)?;
-            let replaced = if was_breakpoint { old } else { 0 };
-            if !self.set_breakpoint(replaced, record) {
-                return Err(self.error("there are too many sites that only a breakpoint can hook"));
-            }
-            hold.with(&self.process, |stopped| {
-                self.check_same(stopped)?;
-                let layers = Layers::of(stopped.process())?;
-                // SAFETY: the record was placed in the home pool as a `Site`.
-                let old = unsafe { self.environment()?.home.get::<Site>(old) };
-                patch::restore(stopped, at, old, &layers)?;
-                if old.patched.load(SeqCst) != 0 {
-                    return Err(self.error("somebody's breakpoint lies upon a site"));
+            for attached in site
+                .entry
+                .iter()
+                .chain(&site.returns)
+                .filter(|attached| attached.id == link)
+            {
+                if let Some(environment) = &self.memory.environment {
+                    // SAFETY: the address is that of a `Link` that was placed in the home pool.
+                    unsafe { environment.home.get::<abi::Link>(attached.link) }
+                        .enabled
+                        .store(0, Release);
                 }
-                self.patch(stopped, &site, &trampoline)
-            })
-        });
-        if outcome.is_err() {
-            self.set_breakpoint(site.record, if was_breakpoint { old } else { 0 });
-            (site.record, site.plan, site.landing) = (old, plan, landing);
-            site.direct = direct;
+            }
+            for of_returns in [false, true] {
+                site.list(of_returns).retain(|attached| attached.id != link);
+            }
+            // Without room for a shorter list the old one stays, with the link in it disabled.
+            let _ = self.publish(&site);
+            self.sites.insert(address, site);
         }
-        self.sites.insert(at, site);
-        outcome
     }
 
-    /// Returns the code at a site, and the level of the handler that serves it.
-    fn bytes_of(&self, record: u64) -> Result<(Bytes, u32), Error> {
-        // SAFETY: the record was placed in the home pool as a `Site`.
-        let record = unsafe { self.environment()?.home.get::<Site>(record) };
-        Ok(((record.original, record.file), record.level))
+    /// Returns what plans further sites.
+    pub fn planner(&self) -> Planner<'_> {
+        Planner {
+            memory: &self.memory,
+            sites: &self.sites,
+        }
+    }
+
+    /// Returns the maps that programs here refer to directly.
+    pub fn maps(&self) -> impl Iterator<Item = &Arc<MapObject>> {
+        let sites = self.sites.values();
+        let attached = sites.flat_map(|site| site.entry.iter().chain(&site.returns));
+        attached.flat_map(|one| &one.maps)
     }
 
     /// Makes a hooked site lead to another trampoline.
@@ -204,28 +211,31 @@ impl Target {
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let Some(landing) = &site.landing else {
-            return hold.with(&self.process, |stopped| {
-                self.check_same(stopped)?;
-                self.patch(stopped, site, trampoline)
+            return hold.with(&self.memory.process, |stopped| {
+                self.memory.check_same(stopped)?;
+                site.patch(stopped, &self.memory, trampoline)
             });
         };
         // Only the pads change. No thread is halfway through one, since a pad is one instruction.
-        let process = self.process.clone();
+        let process = self.memory.process.clone();
         hold.with(&process, |stopped| {
-            self.check_same(stopped)?;
-            self.aim(landing, at)
+            self.memory.check_same(stopped)?;
+            match &mut self.pads {
+                Some(pads) => pads.aim(&mut self.memory, landing, at),
+                None => Ok(()),
+            }
         })
     }
 
     /// Adds a program to a site that is hooked already.
-    pub(super) fn extend(
+    pub fn extend(
         &mut self,
         request: &Request<'_>,
         mut site: Hooked,
         attached: Attached,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        self.mark_exit(request, site.record)?;
+        mark_exit(&mut self.memory, request, site.record)?;
         site.list(request.retprobe).push(attached);
         let mut outcome = self.publish(&site);
         let showed_registers = site.shows_registers;
@@ -249,7 +259,7 @@ impl Target {
     }
 
     /// Hooks a new site.
-    pub(super) fn hook(
+    pub fn hook(
         &mut self,
         request: &Request<'_>,
         (planned, landing): (Planned, Option<Landing>),
@@ -267,7 +277,13 @@ impl Target {
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         let needs = request.body.needs();
         let direct = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
-        let record = self.place_record(&plan, (original, file), beneath.as_ref(), level)?;
+        let record = place_record(
+            &mut self.memory,
+            &plan,
+            (original, file),
+            beneath.as_ref(),
+            level,
+        )?;
         let shows_registers = needs.reads_context;
         let mut site = Hooked {
             record,
@@ -283,129 +299,49 @@ impl Target {
         site.list(request.retprobe).push(attached);
         let call = match request.body {
             Body::Program(program) if direct => {
-                let (code, entry) = self.environment_mut()?.place_program(program)?;
+                let (code, entry) = self.memory.environment_mut()?.place_program(program)?;
                 // x86-64 has 16 registers.
                 let clobbers = Registers(code.code.clobbers.bits() as u16);
                 Some(Direct { entry, clobbers })
             }
             _ => None,
         };
-        self.mark_exit(request, site.record)?;
+        mark_exit(&mut self.memory, request, site.record)?;
         let (trampoline, at) = self.write_trampoline(&site, call)?;
         self.publish(&site)?;
-        if is_breakpoint && !self.set_breakpoint(0, site.record) {
-            return Err(self.error("there are too many sites that only a breakpoint can hook"));
+        if is_breakpoint && !self.memory.signals().set_breakpoint(0, site.record) {
+            return Err(self
+                .memory
+                .error("there are too many sites that only a breakpoint can hook"));
         }
-        let process = self.process.clone();
+        let process = self.memory.process.clone();
         let stored = hold.with(&process, |stopped| {
-            self.check_same(stopped)?;
-            self.check_original(stopped, &site, &probed)?;
-            if let Some(landing) = &site.landing {
-                self.aim(landing, at)?;
+            self.memory.check_same(stopped)?;
+            site.check_original(stopped, &self.memory, &probed)?;
+            if let (Some(landing), Some(pads)) = (&site.landing, &mut self.pads) {
+                pads.aim(&mut self.memory, landing, at)?;
             }
-            self.patch(stopped, &site, &trampoline)
+            site.patch(stopped, &self.memory, &trampoline)
         });
         if stored.is_err() {
             // A thread that comes to another breakpoint there must not find it.
-            self.set_breakpoint(site.record, 0);
+            self.memory.signals().set_breakpoint(site.record, 0);
         }
         stored?;
-        self.log_hook(request, &site);
+        log_hook(self.memory.process.pid(), request, &site);
         self.sites.insert(request.address, site);
         Ok(())
     }
 
-    fn log_hook(&self, request: &Request<'_>, site: &Hooked) {
-        let place = request.place;
-        let (hook, why) = match &site.plan.kind {
-            Kind::Jump => ("jump", String::new()),
-            Kind::Breakpoint { reason } => ("breakpoint", reason.to_string()),
-        };
-        let guard = match &site.landing {
-            Some(landing) if landing.is_whole => "whole",
-            Some(_) => "in part",
-            None => "none",
-        };
-        tracing::debug!(
-            pid = self.process.pid(),
-            address = %format_args!("{:#x}", request.address),
-            place = %format_args!("{}+{:#x}", place.path.display(), place.offset),
-            is_return = request.retprobe,
-            hook,
-            why,
-            guard,
-            layer = site.beneath.as_ref().map_or(0, |below| below.layer),
-            "hooked a site"
-        );
-    }
-
-    /// Has a site's record say that it is an exit, if a program is to run as its function returns there.
-    fn mark_exit(&mut self, request: &Request<'_>, record: u64) -> Result<(), Error> {
-        let Some(flags) = request.place.exit_flags().filter(|_| request.retprobe) else {
-            return Ok(());
-        };
-        // SAFETY: the record was placed as a `Site`. Without programs for the return nobody looks
-        // at what changes.
-        unsafe {
-            self.environment_mut()?
-                .home
-                .change::<Site>(record, |record| {
-                    record.flags = record.flags & abi::SITE_FUNCTION_ENTRY | flags;
-                });
-        }
-        Ok(())
-    }
-
-    /// Places a site's record and lists it in the manifest.
-    fn place_record(
-        &mut self,
-        plan: &Plan,
-        (original, file): Bytes,
-        beneath: Option<&Beneath>,
-        level: u32,
-    ) -> Result<u64, Error> {
-        let environment = self.environment_mut()?;
-        let is_entry = original[0] == PUSH_RBP || original.starts_with(&ENDBR64);
-        let site = Site {
-            target: environment.target as *const _,
-            address: plan.site,
-            entry: 0.into(),
-            returns: 0.into(),
-            return_entry: 0,
-            body: 0,
-            flags: if is_entry {
-                abi::SITE_FUNCTION_ENTRY
-            } else {
-                0
-            },
-            next: environment.manifest().first_site.load(SeqCst),
-            patched: 0.into(),
-            original_len: patch_len(plan, beneath) as u32,
-            original,
-            patch: [0; abi::ORIGINAL_BYTES],
-            file,
-            layer: beneath.map_or(0, |below| below.layer),
-            level,
-            traps: Default::default(),
-        };
-        let site = environment.home.value(site).map_err(os("filling a pool"))?;
-        // It is listed before it is patched: there must never be a patch that nobody could find.
-        environment
-            .manifest()
-            .first_site
-            .store(site as usize, SeqCst);
-        Ok(site)
-    }
-
     /// Writes a site's trampoline into a pool near it, and the patch that leads there into the
     /// record.
-    fn write_trampoline(
+    pub fn write_trampoline(
         &mut self,
         site: &Hooked,
         direct: Option<Direct>,
     ) -> Result<(Trampoline, u64), Error> {
-        let environment = self.environment()?;
-        let points = self.shared.agent.points();
+        let environment = self.memory.environment()?;
+        let points = self.memory.shared.agent.points();
         let spec = match direct {
             Some(direct) => TrampolineSpec::Direct(direct),
             None => TrampolineSpec::Full(Full {
@@ -420,10 +356,11 @@ impl Target {
         };
         let reach = site
             .reach()
-            .ok_or_else(|| self.error("the site's operands are too far apart"))?;
-        let (pid, plan) = (self.process.pid(), &site.plan);
+            .ok_or_else(|| self.memory.error("the site's operands are too far apart"))?;
+        let (pid, plan) = (self.memory.process.pid(), &site.plan);
         let fail = |why: String| Error::Target { pid, why };
         let pool = self
+            .memory
             .pools_mut()
             .find(|pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(64)))
             .ok_or_else(|| fail("no pool is near enough to the site".into()))?;
@@ -446,7 +383,8 @@ impl Target {
         // SAFETY: the record was placed as a `Site`. Only threads that came through a patch read
         // what changes here, and an older trampoline of the site leads to the same kind of places.
         unsafe {
-            self.environment_mut()?
+            self.memory
+                .environment_mut()?
                 .home
                 .change::<Site>(site.record, |record| {
                     record.body = if passes_on {
@@ -462,58 +400,15 @@ impl Target {
         Ok((trampoline, at))
     }
 
-    /// Fails unless the code that a new site's patch goes over is what it was when the site was
-    /// planned. Another session may have come or gone since.
-    fn check_original(
-        &self,
-        stopped: &Stopped,
-        site: &Hooked,
-        probed: &BTreeSet<u64>,
-    ) -> Result<(), Error> {
-        // SAFETY: the record was placed in the home pool as a `Site`.
-        let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
-        let Stored { original, file, .. } = Stored::of(record);
-        let mut now = vec![0; original.len()];
-        let is_read = stopped.read(record.address, &mut now).is_ok();
-        let expected = beside(record.address, &now, original, original, probed);
-        // Bytes that the kernel has put back in another session's patch come back with this one's.
-        let below = Stored {
-            patch: original,
-            original: file,
-            file,
-        };
-        let is_below = || record.layer > 0 && Text::of(&now, below) == Text::Mixed;
-        let is_same = now == expected || is_below();
-        match is_read && is_same {
-            true => Ok(()),
-            false => Err(Error::Changed {
-                pid: self.process.pid(),
-                address: record.address,
-            }),
-        }
-    }
-
-    /// Stores a site's patch while the process is stopped.
-    fn patch(
-        &self,
-        stopped: &mut Stopped,
-        site: &Hooked,
-        trampoline: &Trampoline,
-    ) -> Result<(), Error> {
-        // SAFETY: the record was placed in the home pool as a `Site`.
-        let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
-        patch::apply(stopped, &site.plan, record, &trampoline.resume_map)
-    }
-
     /// Publishes which programs run at a site. From the next hit on, exactly these run.
-    pub(super) fn publish(&mut self, site: &Hooked) -> Result<(), Error> {
+    pub fn publish(&mut self, site: &Hooked) -> Result<(), Error> {
         let links = |attached: &[Attached]| {
             attached
                 .iter()
                 .map(|attached| attached.link)
                 .collect::<Vec<_>>()
         };
-        let environment = self.environment_mut()?;
+        let environment = self.memory.environment_mut()?;
         let entry = environment.place_list(&links(&site.entry))?;
         let returns = environment.place_list(&links(&site.returns))?;
         // SAFETY: the record was placed in the home pool as a `Site`.
@@ -524,16 +419,28 @@ impl Target {
     }
 }
 
-/// The code at a site without this session's patch, and the file's.
-type Bytes = ([u8; abi::ORIGINAL_BYTES], [u8; abi::ORIGINAL_BYTES]);
-
-/// Returns the number of bytes that a site's patch overwrites.
-fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {
-    match (&plan.kind, beneath) {
-        (Kind::Jump, _) => plan.window_len,
-        (Kind::Breakpoint { .. }, Some(below)) => below.patch.len(),
-        (Kind::Breakpoint { .. }, None) => plan.breakpoint_patch().len(),
-    }
+fn log_hook(pid: i32, request: &Request<'_>, site: &Hooked) {
+    let place = request.place;
+    let (hook, why) = match &site.plan.kind {
+        Kind::Jump => ("jump", String::new()),
+        Kind::Breakpoint { reason } => ("breakpoint", reason.to_string()),
+    };
+    let guard = match &site.landing {
+        Some(landing) if landing.is_whole => "whole",
+        Some(_) => "in part",
+        None => "none",
+    };
+    tracing::debug!(
+        pid,
+        address = %format_args!("{:#x}", request.address),
+        place = %format_args!("{}+{:#x}", place.path.display(), place.offset),
+        is_return = request.retprobe,
+        hook,
+        why,
+        guard,
+        layer = site.beneath.as_ref().map_or(0, |below| below.layer),
+        "hooked a site"
+    );
 }
 
 /// Returns a breakpoint over another session's patch. The rest of that patch stays behind it, which
@@ -545,8 +452,3 @@ fn breakpoint_over(patch: &[u8]) -> Vec<u8> {
     }
     bytes
 }
-
-/// The number of looks at sites that seem to be gone, while other sessions come and go.
-const LOOKS: usize = 2;
-const PUSH_RBP: u8 = 0x55;
-const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

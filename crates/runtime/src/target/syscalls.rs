@@ -7,43 +7,47 @@ mod late;
 mod process_events;
 mod slipped;
 mod stubs;
+mod tables;
 mod unhooked;
 mod users;
 mod written;
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::time::Instant;
 
 use beeline_agent::abi::syscalls::{
-    CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
-    WATCHED, WATCHED_COMPACTLY,
+    CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT,
 };
 use beeline_agent::abi::{self, syscalls};
 use beeline_hook::CommonCode;
 use beeline_inject::{Region, Stopped};
 use beeline_uapi::AttachType;
 
-use super::{Hold, Target};
-use crate::backend::{Argument, CallContext, Edge, Function, Id};
+use super::Hold;
+use super::memory::TargetMemory;
+use super::sites::Sites;
+use crate::backend::{Argument, CallContext, Function, Id};
 use crate::error::{Error, os};
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::syscalls::{FileCalls, Part};
 use crate::vdso;
 use beside::Beside;
-pub(super) use late::Late;
+pub(super) use giving_way::OtherSessions;
+use late::Late;
 pub use late::{WhyUnseen, code_files};
 use late::{is_code_of_file, path_of};
 pub use process_events::is_process_event;
-use process_events::{NEVER_COMPACT, PROCESS_EVENTS, SIGRETURN};
 use slipped::Slipped;
 pub use slipped::SlippedCall;
-use stubs::{Stored, store, unhookable_in};
+pub(super) use stubs::Stored;
+use stubs::{Stubs, store, unhookable_in};
+use tables::publish_tables;
 use unhooked::Unhooked;
 use written::Written;
 
@@ -66,7 +70,7 @@ impl Wanted {
 
 /// A target's state of system calls.
 #[derive(Debug, Clone)]
-pub struct Calls {
+struct Calls {
     /// The [`syscalls::Calls`], in the home pool.
     record: u64,
     links: Vec<Attached>,
@@ -80,9 +84,6 @@ pub struct Calls {
     seen: BTreeSet<(u64, u64, u64)>,
     /// The code that all stubs in a pool share, by the pool's address.
     common: Vec<(u64, CommonCode)>,
-    /// The patches stored in the code, by address. Shared with forked children, most of which run
-    /// another program next.
-    pub(super) patched: Arc<BTreeMap<u64, Stored>>,
     /// The state of code that was written at run time.
     written: Written,
     /// True if code of a file has calls that are not hooked.
@@ -101,43 +102,47 @@ struct Attached {
     place: u64,
 }
 
-impl Calls {
-    /// Returns the maps that the programs refer to directly.
-    pub fn maps(&self) -> impl Iterator<Item = &Arc<MapObject>> {
-        self.links.iter().flat_map(|one| &one.link.program.maps)
-    }
+/// The hooked system calls of a target.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Syscalls {
+    calls: Option<Calls>,
+    late: Late,
 }
 
-impl Target {
+impl Syscalls {
     /// Makes system calls do what is wanted, and hooks what is not hooked yet. The process runs on
     /// whatever happens.
-    pub fn hook_calls(&mut self, wanted: &Wanted, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let regions = hold.regions(&self.process)?;
+    pub fn hook(
+        &mut self,
+        sites: &mut Sites,
+        wanted: &Wanted,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let regions = hold.regions(&sites.memory.process)?;
         let hooks_all = self.calls.as_ref().is_some_and(|calls| calls.hooks_all);
         let hooks_all = hooks_all || !wanted.links.is_empty();
-        let fresh = self.unseen_code(&regions, hooks_all)?;
+        let fresh = self.unseen_code(sites, &regions, hooks_all)?;
         let missing = self.missing_links(&wanted.links);
         let follows = wanted.follows && !self.calls.as_ref().is_some_and(|calls| calls.follows);
         if fresh.is_empty() && missing.is_empty() && !follows {
-            self.say_if_users_are_seen(&regions);
+            self.say_if_users_are_seen(&sites.memory, &regions);
             return Ok(());
         }
-        if self
-            .calls
-            .as_ref()
-            .is_none_or(|calls| calls.patched.is_empty())
-        {
-            self.make_alone(&regions, !wanted.links.is_empty(), hold)?;
+        if sites.memory.call_patches.is_empty() {
+            OtherSessions(&sites.memory).make_alone(&regions, !wanted.links.is_empty(), hold)?;
         }
-        if follows && self.environment.is_none() {
-            self.map_what_is_missing(self.home_reach(&fresh)?, &[], hold)?;
+        if follows && sites.memory.environment.is_none() {
+            let reach = self.home_reach(&sites.memory, &fresh)?;
+            sites.memory.map_what_is_missing(reach, &[], hold)?;
         }
         for link in &missing {
-            let reach = self.home_reach(&fresh)?;
-            self.map_what_is_missing(reach, &link.program.maps, hold)?;
-            self.provide(&link.program.needs, hold)?;
+            let reach = self.home_reach(&sites.memory, &fresh)?;
+            sites
+                .memory
+                .map_what_is_missing(reach, &link.program.maps, hold)?;
+            sites.provide(&link.program.needs, hold)?;
         }
-        if self.environment.is_none() {
+        if sites.memory.environment.is_none() {
             return Ok(());
         }
         if let Some(calls) = &mut self.calls {
@@ -145,19 +150,23 @@ impl Target {
         }
         // New code changes nothing in the tables, and may come often.
         if self.calls.is_none() || !missing.is_empty() || follows {
-            let calls = self.lay_out_calls()?;
+            let calls = self.lay_out(&mut sites.memory)?;
             calls.follows |= follows;
             calls.hooks_all = hooks_all;
             for link in missing {
-                self.add_call_link(link)?;
+                self.add_link(&mut sites.memory, link)?;
             }
-            self.publish_calls()?;
+            self.publish(&mut sites.memory)?;
         }
         for (region, file) in fresh {
-            let outcome = self.hook_region(&region, &file, hold);
+            let outcome = self.hook_region(&mut sites.memory, &region, &file, hold);
             if let Err(Error::Changed { .. }) = outcome {
                 // Another session was quicker.
-                self.make_alone(&hold.regions(&self.process)?, false, hold)?;
+                OtherSessions(&sites.memory).make_alone(
+                    &hold.regions(&sites.memory.process)?,
+                    false,
+                    hold,
+                )?;
             }
             if outcome.is_err()
                 && let Some(calls) = &mut self.calls
@@ -169,20 +178,20 @@ impl Target {
         if let Some(calls) = &mut self.calls {
             calls.is_doubtful = false;
         }
-        self.say_if_users_are_seen(&regions);
+        self.say_if_users_are_seen(&sites.memory, &regions);
         Ok(())
     }
 
     /// True if its system calls are hooked.
-    pub fn hooks_calls(&self) -> bool {
+    pub fn are_hooked(&self) -> bool {
         self.calls.is_some()
     }
 
     /// Ends a link's part. When this returns, its program is not started any more.
     ///
     /// The stubs stay, and see by the table that nobody listens.
-    pub fn detach_call(&mut self, link: Id) {
-        let (Some(environment), Some(calls)) = (&self.environment, &mut self.calls) else {
+    pub fn detach(&mut self, memory: &mut TargetMemory, link: Id) {
+        let (Some(environment), Some(calls)) = (&memory.environment, &mut self.calls) else {
             return;
         };
         for one in calls.links.iter().filter(|one| one.link.id == link) {
@@ -195,7 +204,7 @@ impl Target {
             users::let_agent_forget(environment);
         }
         // Without room for a shorter list the old one stays, with the link in it disabled.
-        let _ = self.publish_calls();
+        let _ = self.publish(memory);
     }
 
     /// True if Beeline is told when the process forks, runs another program, or maps code.
@@ -213,20 +222,22 @@ impl Target {
     }
 
     /// Forgets code that was hooked and is not there any more, or has been mapped anew.
-    fn forget_unmapped_calls(&mut self, regions: &[Region]) {
-        let Some(mut calls) = self.calls.take() else {
+    fn forget_unmapped(&mut self, sites: &mut Sites, regions: &[Region]) {
+        let Some(calls) = &mut self.calls else {
             return;
         };
         let memory = OnceCell::new();
         let code_at = |address: u64, len: usize| {
-            let memory = memory.get_or_init(|| self.process.memory().ok()).as_ref()?;
+            let memory = memory
+                .get_or_init(|| sites.memory.process.memory().ok())
+                .as_ref()?;
             let mut now = vec![0; len];
             memory.read_exact_at(&mut now, address).ok()?;
             // A function that begins there may be probed.
-            self.uncover(address, &mut now).ok()?;
+            sites.planner().uncover(address, &mut now).ok()?;
             Some(now)
         };
-        let patched = &calls.patched;
+        let patched = &sites.memory.call_patches;
         calls.seen.retain(|(start, inode, offset)| {
             let mapped = (*start, *inode, *offset);
             let region = regions.iter().find(|region| key(region) == mapped);
@@ -244,19 +255,20 @@ impl Target {
             let mut seen = regions.iter().filter(|region| region.contains(*site));
             seen.any(|region| calls.seen.contains(&key(region)))
         };
-        if !calls.patched.keys().all(is_seen) {
-            Arc::make_mut(&mut calls.patched).retain(|site, _| is_seen(site));
+        if !sites.memory.call_patches.keys().all(is_seen) {
+            Arc::make_mut(&mut sites.memory.call_patches).retain(|site, _| is_seen(site));
         }
-        self.calls = Some(calls);
     }
 
     /// Returns code that has not been scanned yet.
     fn unseen_code(
         &mut self,
+        sites: &mut Sites,
         regions: &[Region],
         hooks_all: bool,
     ) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
-        self.forget_unmapped_calls(regions);
+        self.forget_unmapped(sites, regions);
+        let memory = &sites.memory;
         let is_private =
             |region: &&Region| region.permissions.execute && !region.permissions.shared;
         let (mut of_files, others): (Vec<_>, Vec<_>) = regions
@@ -264,10 +276,10 @@ impl Target {
             .filter(is_private)
             .partition(|region| is_code_of_file(region));
         of_files.retain(|region| !self.has_seen(region, hooks_all));
-        let (mut fresh, mut without_file) = self.look_through(of_files);
+        let (mut fresh, mut without_file) = self.look_through(memory, of_files);
         for region in others {
             if vdso::is_at(region) {
-                let calls = self
+                let calls = memory
                     .shared
                     .calls
                     .of_vdso()
@@ -278,7 +290,7 @@ impl Target {
             }
         }
         fresh.sort_by_key(|(region, _)| region.start);
-        self.add_without_file(without_file, &mut fresh);
+        self.add_without_file(memory, without_file, &mut fresh);
         Ok(fresh)
     }
 
@@ -292,17 +304,21 @@ impl Target {
 
     /// Returns the calls of the file that a mapping is of, if they are known. `None` if the file
     /// has been replaced or removed since.
-    fn calls_of_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
-        let path = path_of(&self.process, region);
-        let calls = &self.shared.calls;
+    fn calls_of_file(&self, memory: &TargetMemory, region: &Region) -> Option<Arc<FileCalls>> {
+        let path = path_of(&memory.process, region);
+        let calls = &memory.shared.calls;
         calls.of(&path, region.inode, Instant::now()).ready()
     }
 
     /// Returns where the first pool may be: near the first code that is to be hooked.
     ///
     /// A program mostly has no calls itself, and is far from its libraries, which have.
-    fn home_reach(&self, fresh: &[(Region, Arc<FileCalls>)]) -> Result<RangeInclusive<u64>, Error> {
-        if let Some(environment) = &self.environment {
+    fn home_reach(
+        &self,
+        memory: &TargetMemory,
+        fresh: &[(Region, Arc<FileCalls>)],
+    ) -> Result<RangeInclusive<u64>, Error> {
+        if let Some(environment) = &memory.environment {
             let base = environment.home.base();
             return Ok(base..=environment.home.next(64));
         }
@@ -310,16 +326,16 @@ impl Target {
         let hookable = hookable.find(|(region, file)| file.hookable_within(region, Part::All) > 0);
         let (region, _) = hookable
             .or_else(|| fresh.first())
-            .ok_or_else(|| self.error("it has no code of a file"))?;
+            .ok_or_else(|| memory.error("it has no code of a file"))?;
         Ok(reach_of(region))
     }
 
     /// Places the table, once.
-    fn lay_out_calls(&mut self) -> Result<&mut Calls, Error> {
+    fn lay_out(&mut self, memory: &mut TargetMemory) -> Result<&mut Calls, Error> {
         if let Some(calls) = self.calls.take() {
             return Ok(self.calls.insert(calls));
         }
-        let environment = self.environment_mut()?;
+        let environment = memory.environment_mut()?;
         let (target, child) = (environment.target, environment.child);
         let record = environment
             .home
@@ -339,7 +355,6 @@ impl Target {
             partial: BTreeSet::new(),
             seen: BTreeSet::new(),
             common: Vec::new(),
-            patched: Arc::default(),
             written: Written::default(),
             has_unhooked: false,
             unhooked: Unhooked::default(),
@@ -349,7 +364,7 @@ impl Target {
         }))
     }
 
-    fn add_call_link(&mut self, link: &Arc<CallLink>) -> Result<(), Error> {
+    fn add_link(&mut self, memory: &mut TargetMemory, link: &Arc<CallLink>) -> Result<(), Error> {
         let context = match link.context {
             CallContext::Tracepoint => CONTEXT_TRACEPOINT,
             CallContext::Trampoline
@@ -364,7 +379,7 @@ impl Target {
                 syscalls::CONTEXT_FUNCTION_WORDS | packed(&function)
             }
         };
-        let environment = self.environment_mut()?;
+        let environment = memory.environment_mut()?;
         let place = environment.place_link(&link.program, link.cookie, context)?;
         if let Some(calls) = &mut self.calls {
             let link = link.clone();
@@ -374,75 +389,18 @@ impl Target {
     }
 
     /// Publishes which programs run at which calls. From the next call on, exactly these run.
-    fn publish_calls(&mut self) -> Result<(), Error> {
-        let Some(here) = self.calls.take() else {
-            return Ok(());
-        };
-        let outcome = self.publish_tables(&here);
-        self.calls = Some(here);
-        outcome
-    }
-
-    fn publish_tables(&mut self, here: &Calls) -> Result<(), Error> {
-        let gives_way = here.follows && here.links.is_empty();
-        let manifest = self.environment()?.manifest();
-        manifest.gives_way.store(gives_way.into(), SeqCst);
-        // Programs behind a return from a signal handler have to run before it.
-        let behind_all = |one: &Attached| one.link.edge == Edge::Exit && one.link.number.is_none();
-        let is_return_seen = here.links.iter().any(behind_all);
-        for (edge, index) in [(Edge::Enter, ENTER), (Edge::Exit, EXIT)] {
-            let mut places = BTreeMap::<_, Vec<_>>::new();
-            for one in here.links.iter().filter(|one| one.link.edge == edge) {
-                places.entry(one.link.number).or_default().push(one.place);
-            }
-            let all = places.remove(&None).unwrap_or_default();
-            let environment = self.environment_mut()?;
-            // SAFETY: the record was placed in the home pool as a `Calls`.
-            let old = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
-            let old_all = old.all[index].load(Relaxed);
-            let old_each: Vec<_> = old.each[index]
-                .iter()
-                .map(|one| one.load(Relaxed))
-                .collect();
-            let common = environment.place_list_anew(&all, old_all)?;
-            let mut lists = Vec::with_capacity(CALL_NUMBERS);
-            for (number, old) in (0..).zip(old_each) {
-                lists.push(match places.get(&Some(number)) {
-                    None => common,
-                    Some(own) => environment.place_list_anew(&[&all[..], own].concat(), old)?,
-                });
-            }
-            let events = match here.links.is_empty() && !here.follows {
-                true => &[][..],
-                false => PROCESS_EVENTS[index],
-            };
-            // SAFETY: the record was placed in the home pool as a `Calls`.
-            let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
-            table.all[index].store(common as usize, Release);
-            for (word, list) in table.each[index].iter().zip(&lists) {
-                word.store(*list as usize, Release);
-            }
-            for (number, watched) in table.watched[index].iter().enumerate() {
-                let list = lists.get(number).copied().unwrap_or(common);
-                let how = match list {
-                    _ if events.contains(&(number as libc::c_long)) => WATCHED,
-                    _ if number == SIGRETURN && edge == Edge::Enter && is_return_seen => WATCHED,
-                    0 => 0,
-                    _ if environment.needs_registers(list) || NEVER_COMPACT.contains(&number) => {
-                        WATCHED
-                    }
-                    _ => WATCHED_COMPACTLY,
-                };
-                watched.store(how, Release);
-            }
+    fn publish(&mut self, memory: &mut TargetMemory) -> Result<(), Error> {
+        match &self.calls {
+            Some(here) => publish_tables(memory, here),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Hooks the calls of one mapping of a file. Everything is prepared while the process runs; one
     /// stop stores the patches.
     fn hook_region(
         &mut self,
+        memory: &mut TargetMemory,
         region: &Region,
         file: &FileCalls,
         hold: &mut Hold<'_>,
@@ -456,30 +414,30 @@ impl Target {
         let mut missing = 0;
         self.count_written(region, hookable, &mut unhookable);
         if hookable > 0 || !unhookable.is_empty() {
-            self.map_what_is_missing(reach_of(region), &[], hold)?;
+            memory.map_what_is_missing(reach_of(region), &[], hold)?;
             if file.has_small_stacks() {
-                self.environment()?.expect_small_stacks();
+                memory.environment()?.expect_small_stacks();
             }
-            let stubs = self.write_stubs(region, file, part, &mut unhookable)?;
+            let stubs = self
+                .stubs(memory)?
+                .write(region, file, part, &mut unhookable)?;
             missing = hookable - stubs.set.count;
             if missing > 0 {
                 // Patches over them since then may be another session's.
-                self.make_alone(&hold.regions(&self.process)?, false, hold)?;
+                OtherSessions(memory).make_alone(&hold.regions(&memory.process)?, false, hold)?;
             }
-            let before = self.list_patches(&stubs, &unhookable)?;
-            let stored = hold.with(&self.process, |stopped| {
-                self.check_same(stopped)?;
+            let before = self.stubs(memory)?.list_patches(&stubs, &unhookable)?;
+            let stored = hold.with(&memory.process, |stopped| {
+                memory.check_same(stopped)?;
                 store(stopped, &stubs)
             });
             if let Err(Error::Changed { .. }) = stored {
                 // Nothing was stored, and they are tried, and listed, again.
-                let manifest = self.environment()?.manifest();
+                let manifest = memory.environment()?.manifest();
                 manifest.first_patches.store(before, SeqCst);
             }
             stored?;
-            if let Some(calls) = &mut self.calls {
-                Arc::make_mut(&mut calls.patched).extend(stubs.stored());
-            }
+            Arc::make_mut(&mut memory.call_patches).extend(stubs.stored());
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
@@ -506,25 +464,37 @@ impl Target {
         }
     }
 
-    fn calls_record(&self) -> Result<u64, Error> {
-        let calls = self.calls.as_ref();
-        calls
-            .map(|calls| calls.record)
-            .ok_or_else(|| self.error("its system calls are not hooked"))
+    /// Returns what writes stubs.
+    fn stubs<'a>(&'a mut self, memory: &'a mut TargetMemory) -> Result<Stubs<'a>, Error> {
+        match &mut self.calls {
+            Some(calls) => Ok(Stubs { memory, calls }),
+            None => Err(memory.error("its system calls are not hooked")),
+        }
+    }
+
+    /// Returns the maps that programs here refer to directly.
+    pub fn maps(&self) -> impl Iterator<Item = &Arc<MapObject>> {
+        let links = self.calls.iter().flat_map(|calls| &calls.links);
+        links.flat_map(|one| &one.link.program.maps)
     }
 
     /// Makes a process that stands before the first instruction of its new program run the programs
     /// behind `execve` first.
-    pub fn begin_behind_exec(&mut self, stopped: &mut Stopped) -> Result<(), Error> {
+    pub fn begin_behind_exec(
+        &mut self,
+        memory: &mut TargetMemory,
+        stopped: &mut Stopped,
+    ) -> Result<(), Error> {
         let Some(thread) = stopped.threads().first() else {
             return Ok(());
         };
         let (tid, back) = (thread.tid(), thread.ip());
-        let Some(base) = self.environment.as_ref().map(|here| here.home.base()) else {
+        let Some(base) = memory.environment.as_ref().map(|here| here.home.base()) else {
             return Ok(());
         };
-        let (common, descriptor) = (self.common_code(base)?, self.calls_record()?);
-        let home = &mut self.environment_mut()?.home;
+        let mut stubs = self.stubs(memory)?;
+        let (common, descriptor) = (stubs.common_code(base)?, stubs.calls.record);
+        let home = &mut memory.environment_mut()?.home;
         let code = common
             .behind(
                 home.next(STUB_ALIGN),

@@ -7,7 +7,8 @@ use std::path::Path;
 use beeline_hook::{Function, UnwinderExit, unwinder_exits};
 use beeline_inject::Region;
 
-use super::{Body, Hold, Target, UNWINDING};
+use super::sites::Sites;
+use super::{Body, Hold, UNWINDING};
 
 /// The functions by which an unwinder asks the C library before it looks at a return address.
 const ASKED: [&str; 2] = ["_dl_find_object", "dl_iterate_phdr"];
@@ -25,14 +26,14 @@ const ENTRIES: [&str; 5] = [
 /// The names of the files that have these functions. Programs may also contain them themselves.
 const LIBRARIES: [&str; 5] = ["libc.", "libc-", "ld-musl", "libgcc_s.", "libunwind."];
 
-impl Target {
+impl Sites {
     /// Hooks unwinders as long as returns are watched: those that are mapped and have not been
     /// hooked before.
     pub fn keep_unwinding(&mut self, regions: &[Region], hold: &mut Hold<'_>) {
         if !self.watches_returns {
             return;
         }
-        let mut texts = self.texts(regions);
+        let mut texts = self.memory.texts(regions);
         texts.retain(|path| !name_of(path).starts_with("memfd:"));
         if texts.len() == self.texts_with_unwinding {
             return;
@@ -43,7 +44,7 @@ impl Target {
             // Reading a file takes time. Other files have been read if their functions are of
             // interest.
             let is_library = LIBRARIES.iter().any(|library| name.starts_with(library));
-            if is_library || self.shared.files.knows(&path) {
+            if is_library || self.memory.shared.files.knows(&path) {
                 self.keep_unwinding_by(&path, is_library, regions, hold);
             }
         }
@@ -56,7 +57,7 @@ impl Target {
         regions: &[Region],
         hold: &mut Hold<'_>,
     ) {
-        let points = *self.shared.agent.points();
+        let points = *self.memory.shared.agent.points();
         let [find, iterate] = ASKED;
         let mut asked = vec![
             (find, points.find_object),
@@ -66,7 +67,7 @@ impl Target {
             asked.push((ASKED_WITHIN, points.find_object));
         }
         for (name, point) in asked {
-            let Some(place) = self.shared.files.wanted(path, name) else {
+            let Some(place) = self.memory.shared.files.wanted(path, name) else {
                 continue;
             };
             for address in place.addresses(regions) {
@@ -74,7 +75,7 @@ impl Target {
                 self.hook_native((address, &place), (UNWINDING, body), hold);
             }
         }
-        let places = ENTRIES.map(|name| self.shared.files.wanted(path, name));
+        let places = ENTRIES.map(|name| self.memory.shared.files.wanted(path, name));
         for place in places.iter().flatten() {
             for address in place.addresses(regions) {
                 let (start, code) = place.function_at(address);
@@ -84,7 +85,7 @@ impl Target {
                         UnwinderExit::Returns => points.listed,
                     };
                     let offset = place.offset + (exit - address);
-                    let Ok(place) = self.shared.files.place(path, offset) else {
+                    let Ok(place) = self.memory.shared.files.place(path, offset) else {
                         continue;
                     };
                     let body = Body::Always(point);

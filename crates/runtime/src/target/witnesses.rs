@@ -18,7 +18,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use beeline_agent::abi;
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Region, Stopped};
 
-use super::{Hold, Target};
+use super::Hold;
+use super::memory::TargetMemory;
 use crate::detach::still_there;
 use crate::environment::Environment;
 use crate::error::{Error, os};
@@ -124,6 +125,44 @@ impl Witnesses {
         doubtful.map(|(range, _)| range.clone()).collect()
     }
 
+    /// Returns the addresses of kernel uprobes within ranges of code, in ascending order, as far as
+    /// they may have changed since the last call for the same ranges.
+    ///
+    /// # Errors
+    ///
+    /// Those of mapping files into a process.
+    pub fn new_kernel_uprobes(
+        &mut self,
+        memory: &mut TargetMemory,
+        ranges: &[Range<u64>],
+    ) -> Result<BTreeSet<u64>, Error> {
+        let doubtful = self.doubtful(&memory.process, ranges);
+        if doubtful.is_empty() || memory.waits_for_child() {
+            return Ok(BTreeSet::new());
+        }
+        let (mut stale, anew) = self.taken_out(&doubtful, ranges);
+        let Some(environment) = &mut memory.environment else {
+            return Ok(BTreeSet::new());
+        };
+        let process = &memory.process;
+        let pid = process.pid();
+        let found = Hold::Brief.with(process, |stopped| {
+            if !environment.is_in(stopped) {
+                let why = "it runs another program by now".into();
+                return Err(Error::Target { pid, why });
+            }
+            unmap(stopped, environment, &mut stale)?;
+            let regions = stopped.regions()?;
+            let (parts, unknown) = parts_of(pid, &regions, &anew);
+            self.unknown.extend(unknown);
+            let wishes = beside_program(process, &regions, &parts)?;
+            map(stopped, environment, self, (&parts, &wishes), &anew)
+        });
+        // Witnesses that could not be unmapped are taken out the next time.
+        self.mapped.append(&mut stale);
+        found
+    }
+
     /// Forgets a range that starts here, so that it is looked at anew.
     pub fn forget(&mut self, start: u64) {
         self.watched.remove(&start);
@@ -157,45 +196,6 @@ impl Witnesses {
         self.watched
             .retain(|start, _| is_wanted(start) && !anew.iter().any(|range| range.start == *start));
         (stale, anew)
-    }
-}
-
-impl Target {
-    /// Returns the addresses of kernel uprobes within ranges of code, in ascending order, as far as
-    /// they may have changed since the last call for the same ranges.
-    ///
-    /// # Errors
-    ///
-    /// Those of mapping files into a process.
-    pub(super) fn new_kernel_uprobes(
-        &mut self,
-        ranges: &[Range<u64>],
-    ) -> Result<BTreeSet<u64>, Error> {
-        let doubtful = self.witnesses.doubtful(&self.process, ranges);
-        if doubtful.is_empty() || self.waits_for_child() {
-            return Ok(BTreeSet::new());
-        }
-        let (mut stale, anew) = self.witnesses.taken_out(&doubtful, ranges);
-        let Some(environment) = &mut self.environment else {
-            return Ok(BTreeSet::new());
-        };
-        let (process, witnesses) = (&self.process, &mut self.witnesses);
-        let pid = process.pid();
-        let found = Hold::Brief.with(process, |stopped| {
-            if !environment.is_in(stopped) {
-                let why = "it runs another program by now".into();
-                return Err(Error::Target { pid, why });
-            }
-            unmap(stopped, environment, &mut stale)?;
-            let regions = stopped.regions()?;
-            let (parts, unknown) = parts_of(pid, &regions, &anew);
-            witnesses.unknown.extend(unknown);
-            let wishes = beside_program(process, &regions, &parts)?;
-            map(stopped, environment, witnesses, (&parts, &wishes), &anew)
-        });
-        // Witnesses that could not be unmapped are taken out the next time.
-        self.witnesses.mapped.append(&mut stale);
-        found
     }
 }
 

@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use beeline_hook::INT3;
 use beeline_inject::Process;
 
+use super::Syscalls;
 use super::stubs::Stored;
 use crate::error::Error;
 use crate::kernel_uprobes::kernel_uprobes;
 use crate::memory::PAGE;
-use crate::target::{Hold, Target};
+use crate::target::Hold;
+use crate::target::memory::TargetMemory;
 
 /// The pause between looks.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -40,22 +42,22 @@ impl Beside {
     }
 }
 
-impl Target {
+impl Syscalls {
     /// Restores jumps that had a kernel uprobe. Returns, as text for people, where there is one
     /// now, each once.
-    pub(in crate::target) fn mend_calls(&mut self) -> Vec<String> {
+    pub(in crate::target) fn mend(&mut self, memory: &mut TargetMemory) -> Vec<String> {
         let Some(calls) = self.calls.as_mut().filter(|calls| calls.beside.is_due()) else {
             return Vec::new();
         };
         calls.beside.looked = Some(Instant::now());
         calls.beside.is_there = false;
-        let touched = touched(&self.process, &calls.patched);
-        if touched.is_empty() || self.waits_for_child() {
+        let touched = touched(&memory.process, &memory.call_patches);
+        if touched.is_empty() || memory.waits_for_child() {
             return Vec::new();
         }
         // A failure is tried again.
-        let probed = self.make_whole(&touched).unwrap_or_default();
-        let pid = self.process.pid();
+        let probed = make_whole(memory, &touched).unwrap_or_default();
+        let pid = memory.process.pid();
         let Some(calls) = &mut self.calls else {
             return Vec::new();
         };
@@ -71,32 +73,29 @@ impl Target {
         };
         new.map(say).collect()
     }
+}
 
-    /// Stores again the first bytes of jumps that have no kernel uprobe any more. Returns the other
-    /// jumps.
-    fn make_whole(&self, touched: &[u64]) -> Result<BTreeSet<u64>, Error> {
-        let Some(calls) = &self.calls else {
-            return Ok(BTreeSet::new());
-        };
-        let ranges: Vec<_> = touched.iter().map(|at| *at..*at + 1).collect();
-        Hold::Brief.with(&self.process, |stopped| {
-            self.check_same(stopped)?;
-            let probed = kernel_uprobes(stopped, &ranges)?;
-            let mut code = Vec::new();
-            for address in touched.iter().filter(|at| !probed.contains(at)) {
-                let Some(stored) = calls.patched.get(address) else {
-                    continue;
-                };
-                let mut now = vec![0; stored.bytes().len()];
-                let is_read = stopped.read(*address, &mut now).is_ok();
-                if is_read && stored.lacks_first(&now) && now[0] != INT3 {
-                    code.push((*address, stored.bytes()[..1].to_vec()));
-                }
+/// Stores again the first bytes of jumps that have no kernel uprobe any more. Returns the other
+/// jumps.
+fn make_whole(memory: &TargetMemory, touched: &[u64]) -> Result<BTreeSet<u64>, Error> {
+    let ranges: Vec<_> = touched.iter().map(|at| *at..*at + 1).collect();
+    Hold::Brief.with(&memory.process, |stopped| {
+        memory.check_same(stopped)?;
+        let probed = kernel_uprobes(stopped, &ranges)?;
+        let mut code = Vec::new();
+        for address in touched.iter().filter(|at| !probed.contains(at)) {
+            let Some(stored) = memory.call_patches.get(address) else {
+                continue;
+            };
+            let mut now = vec![0; stored.bytes().len()];
+            let is_read = stopped.read(*address, &mut now).is_ok();
+            if is_read && stored.lacks_first(&now) && now[0] != INT3 {
+                code.push((*address, stored.bytes()[..1].to_vec()));
             }
-            stopped.write_code(code)?;
-            Ok(probed)
-        })
-    }
+        }
+        stopped.write_code(code)?;
+        Ok(probed)
+    })
 }
 
 /// Returns the patches that stand there except for their first bytes.

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use beeline_inject::{Process, Region};
 
-use super::{Target, key};
+use super::{Syscalls, key};
 use crate::link::file_id;
 use crate::syscalls::{FileCalls, Planned};
+use crate::target::memory::TargetMemory;
 use crate::vdso;
 
 /// The longest time that a process stands still for a scan.
@@ -34,34 +35,35 @@ pub enum WhyUnseen {
     GivenUp,
 }
 
-impl Target {
+impl Syscalls {
     /// True if there is code that has not been scanned yet.
     pub fn has_late_code(&self) -> bool {
         !self.late.regions.is_empty()
     }
 
-    /// Returns the process's name and the files with code that makes unseen calls, each file once.
-    pub fn news_of_late_code(&mut self) -> Option<(String, BTreeMap<PathBuf, WhyUnseen>)> {
+    /// Returns the files with code that makes unseen calls, each once.
+    pub fn news_of_late_code(&mut self) -> Option<BTreeMap<PathBuf, WhyUnseen>> {
         let news = std::mem::take(&mut self.late.news);
-        (!news.is_empty()).then(|| (self.name(), news))
+        (!news.is_empty()).then_some(news)
     }
 
     /// Sorts mappings of files into those with known calls and those for which they cannot be
     /// known. Waits a moment for files that are asked for the first time.
     pub(super) fn look_through(
         &mut self,
+        memory: &TargetMemory,
         regions: Vec<&Region>,
     ) -> (Vec<(Region, Arc<FileCalls>)>, Vec<Region>) {
         let new = regions.iter().copied();
         let new = new.filter(|region| !self.late.regions.contains(&key(region)));
-        let files = files_of(&self.process, new);
+        let files = files_of(&memory.process, new);
         let now = Instant::now();
-        self.shared.calls.plan(&files, now + PATIENCE);
+        memory.shared.calls.plan(&files, now + PATIENCE);
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
         let mut late = BTreeSet::new();
         for region in regions {
-            let path = path_of(&self.process, region);
-            match self.shared.calls.of(&path, region.inode, now) {
+            let path = path_of(&memory.process, region);
+            match memory.shared.calls.of(&path, region.inode, now) {
                 Planned::Ready(file) => {
                     if file.is_given_up() {
                         self.tell_of(region, WhyUnseen::GivenUp);

@@ -12,10 +12,11 @@ use beeline_agent::abi::syscalls::ORIGINAL;
 use beeline_hook::Unhookable as Why;
 use beeline_inject::{Asleep, Region};
 
-use super::stubs::{Listed, spared_one};
-use super::written::is_kernels_or_ours;
-use super::{Target, key};
+use super::stubs::{Listed, list, spared_one};
+use super::written::{calls_without_file, is_kernels_or_ours};
+use super::{Syscalls, key};
 use crate::syscalls::{FileCalls, Part};
+use crate::target::memory::TargetMemory;
 use crate::vdso;
 
 /// A target's state of such calls.
@@ -56,38 +57,38 @@ const LIMIT: usize = 256;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-impl Target {
+impl Syscalls {
     /// Looks at the instructions by which some of the sleeping threads have called the kernel.
     /// Returns those that nobody knew of, each once, and lists them in the process.
-    pub fn look_for_slipped_calls(&mut self) -> Vec<SlippedCall> {
+    pub fn look_for_slipped(&mut self, memory: &mut TargetMemory) -> Vec<SlippedCall> {
         // Where only functions are probed, nobody waits for calls.
         let is_waited_for = self
             .calls
             .as_ref()
             .is_some_and(|calls| !calls.links.is_empty());
-        if !is_waited_for || self.is_gone() {
+        if !is_waited_for || memory.is_gone() {
             return Vec::new();
         }
-        let sleepers = self.some_sleepers();
+        let sleepers = self.some_sleepers(memory);
         if sleepers.is_empty() {
             return Vec::new();
         }
-        let Ok(regions) = self.process.regions() else {
+        let Ok(regions) = memory.process.regions() else {
             return Vec::new();
         };
         let found = sleepers.iter();
         found
-            .filter_map(|asleep| self.judge(asleep, &regions))
+            .filter_map(|asleep| self.judge(memory, asleep, &regions))
             .collect()
     }
 
     /// Returns threads that sleep in calls which programs wait for, made by what look like unhooked
     /// instructions.
-    fn some_sleepers(&mut self) -> Vec<Asleep> {
+    fn some_sleepers(&mut self, memory: &TargetMemory) -> Vec<Asleep> {
         let Some(calls) = &mut self.calls else {
             return Vec::new();
         };
-        let threads = self.process.thread_ids().unwrap_or_default();
+        let threads = memory.process.thread_ids().unwrap_or_default();
         let count = threads.len().min(THREADS);
         let first = calls.slipped.looks;
         calls.slipped.looks = first.wrapping_add(count);
@@ -105,16 +106,21 @@ impl Target {
         };
         let is_plain = |asleep: &Asleep| {
             let mut code = [0; SYSCALL.len()];
-            let read = self.process.read_memory(asleep.call(), &mut code);
+            let read = memory.process.read_memory(asleep.call(), &mut code);
             read.is_ok() && code == SYSCALL
         };
         (first..first + count)
-            .filter_map(|index| self.process.asleep(threads[index % threads.len()]))
+            .filter_map(|index| memory.process.asleep(threads[index % threads.len()]))
             .filter(|asleep| is_waited_for(asleep) && is_new(asleep) && is_plain(asleep))
             .collect()
     }
 
-    fn judge(&mut self, asleep: &Asleep, regions: &[Region]) -> Option<SlippedCall> {
+    fn judge(
+        &mut self,
+        memory: &mut TargetMemory,
+        asleep: &Asleep,
+        regions: &[Region],
+    ) -> Option<SlippedCall> {
         let call = asleep.call();
         let region = regions.iter().find(|region| region.contains(call))?;
         if vdso::is_at(region) || is_kernels_or_ours(region) {
@@ -127,10 +133,10 @@ impl Target {
         if !is_settled || calls.slipped.told.len() >= LIMIT {
             return None;
         }
-        let known = match self.is_patched(call) {
+        let known = match is_patched(memory, call) {
             true => Known::Hooked,
             false if !is_seen => Known::Not,
-            false => known_as(call, region, &*self.calls_known_in(region)?),
+            false => known_as(call, region, &*self.calls_known_in(memory, region)?),
         };
         let slipped = &mut self.calls.as_mut()?.slipped;
         let is_listed = match known {
@@ -147,38 +153,33 @@ impl Target {
         if !is_listed {
             let why = "it was found in a sleeping thread only: nothing tells that there is code";
             // Without room it is reported nevertheless.
-            let _ = self.list(Listed::unhookable(&[spared_one(call, why)]));
+            let _ = list(memory, Listed::unhookable(&[spared_one(call, why)]));
         }
         Some(SlippedCall {
-            name: self.name(),
+            name: memory.name(),
             place: place_of(call, region),
             number: asleep.number,
         })
     }
 
-    /// True if a jump stands over it, or right before or behind it.
-    fn is_patched(&self, call: u64) -> bool {
-        let patched = self.calls.iter().flat_map(|calls| {
-            calls
-                .patched
-                .range(call.saturating_sub(ORIGINAL as u64)..=call + SYSCALL.len() as u64)
-        });
-        patched
-            .into_iter()
-            .any(|(site, stored)| site + stored.bytes().len() as u64 >= call)
-    }
-
     /// Returns what is known of a mapping's calls. The file may be gone by now, and what is in
     /// memory is not what it held.
-    fn calls_known_in(&self, region: &Region) -> Option<Arc<FileCalls>> {
+    fn calls_known_in(&self, memory: &TargetMemory, region: &Region) -> Option<Arc<FileCalls>> {
         match region.inode {
-            0 => self.calls_without_file(region),
+            0 => calls_without_file(memory, region),
             inode => {
-                let gone = || self.shared.calls.known(region.device, inode);
-                self.calls_of_file(region).or_else(gone)
+                let gone = || memory.shared.calls.known(region.device, inode);
+                self.calls_of_file(memory, region).or_else(gone)
             }
         }
     }
+}
+
+/// True if a jump stands over it, or right before or behind it.
+fn is_patched(memory: &TargetMemory, call: u64) -> bool {
+    let around = call.saturating_sub(ORIGINAL as u64)..=call + SYSCALL.len() as u64;
+    let mut patched = memory.call_patches.range(around);
+    patched.any(|(site, stored)| site + stored.bytes().len() as u64 >= call)
 }
 
 /// Knowledge about a `syscall` instruction.

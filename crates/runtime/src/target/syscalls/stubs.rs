@@ -11,11 +11,12 @@ use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, INT3};
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
-use super::{STUB_ALIGN, Target, reach_of};
+use super::{Calls, STUB_ALIGN, reach_of};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
 use crate::syscalls::{FileCalls, Layout, Part, StubSet};
+use crate::target::memory::TargetMemory;
 use crate::trampoline_pool::Pool;
 use crate::vdso;
 
@@ -63,9 +64,15 @@ impl Stored {
     }
 }
 
-impl Target {
+/// Writes stubs into a target's pools.
+pub(super) struct Stubs<'a> {
+    pub memory: &'a mut TargetMemory,
+    pub calls: &'a mut Calls,
+}
+
+impl Stubs<'_> {
     /// Writes a stub for each call of a mapping that can be hooked here and now.
-    pub(super) fn write_stubs(
+    pub fn write(
         &mut self,
         region: &Region,
         file: &FileCalls,
@@ -99,12 +106,12 @@ impl Target {
         let reach = reach_of(region);
         let near =
             |pool: &&Pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN));
-        let Some(base) = self.pools().find(near).map(Pool::base) else {
+        let Some(base) = self.memory.pools().find(near).map(Pool::base) else {
             return Ok(None);
         };
         let common = self.common_code(base)?.layout(base);
-        let descriptor = self.calls_record()?.wrapping_sub(base);
-        let pool = self.pools().find(|pool| pool.base() == base);
+        let descriptor = self.calls.record.wrapping_sub(base);
+        let pool = self.memory.pools().find(|pool| pool.base() == base);
         Ok(pool.map(|pool| {
             let layout = Layout {
                 part,
@@ -125,8 +132,8 @@ impl Target {
     fn write_again(&mut self, base: u64, set: Arc<StubSet>) -> Result<Option<Placed>, Error> {
         let bias = base.wrapping_sub(set.pool);
         let placed = Placed { set, bias };
-        if self.calls.as_ref().is_some_and(|calls| calls.is_doubtful) {
-            let mut code = ProcessCode::of(self.process.memory()?);
+        if self.calls.is_doubtful {
+            let mut code = ProcessCode::of(self.memory.process.memory()?);
             let mut patches = placed.patches();
             if !patches.all(|(site, patch)| code.holds(site, &patch.original)) {
                 return Ok(None);
@@ -140,7 +147,7 @@ impl Target {
                 }
             }
         };
-        let mut pools = self.pools_mut();
+        let mut pools = self.memory.pools_mut();
         let pool = pools.find(|pool| pool.base() == base);
         let Some(pool) = pool.filter(|pool| pool.room() > bytes.len() + TRAMPOLINE_BYTES) else {
             return Ok(None);
@@ -156,7 +163,7 @@ impl Target {
         plans: &[CallPlan],
         unhookable: &mut Vec<Unhookable>,
     ) -> Result<Vec<(u64, CallStub)>, Error> {
-        let mut code = ProcessCode::of(self.process.memory()?);
+        let mut code = ProcessCode::of(self.memory.process.memory()?);
         let mut stubs = Vec::with_capacity(plans.len());
         for plan in plans {
             let mut original = plan.original();
@@ -183,12 +190,12 @@ impl Target {
         };
         let near =
             |pool: &Pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN));
-        let Some(base) = self.pools().find(|pool| near(pool)).map(Pool::base) else {
+        let Some(base) = self.memory.pools().find(|pool| near(pool)).map(Pool::base) else {
             return Ok(None);
         };
         let common = self.common_code(base)?;
-        let (pid, descriptor) = (self.process.pid(), self.calls_record()?);
-        let Some(pool) = self.pools_mut().find(|pool| pool.base() == base) else {
+        let (pid, descriptor) = (self.memory.process.pid(), self.calls.record);
+        let Some(pool) = self.memory.pools_mut().find(|pool| pool.base() == base) else {
             return Ok(None);
         };
         let at = pool.next(STUB_ALIGN);
@@ -204,23 +211,23 @@ impl Target {
     }
 
     /// Returns the code that all stubs of one pool share.
-    pub(super) fn common_code(&mut self, base: u64) -> Result<CommonCode, Error> {
-        let known = self.calls.iter().flat_map(|calls| &calls.common);
-        if let Some((_, common)) = known.into_iter().find(|(pool, _)| *pool == base) {
+    pub fn common_code(&mut self, base: u64) -> Result<CommonCode, Error> {
+        let mut known = self.calls.common.iter();
+        if let Some((_, common)) = known.find(|(pool, _)| *pool == base) {
             return Ok(common.clone());
         }
-        let points = self.shared.agent.points();
-        let agent = self.environment()?.agent;
+        let points = self.memory.shared.agent.points();
+        let agent = self.memory.environment()?.agent;
         let spec = CallSpec {
             enter: agent + points.call_enter,
             exit: agent + points.call_exit,
             compact_enter: agent + points.call_compact_enter,
             compact_exit: agent + points.call_compact_exit,
-            watched: self.calls_record()? + offset_of!(syscalls::Calls, watched) as u64,
+            watched: self.calls.record + offset_of!(syscalls::Calls, watched) as u64,
         };
-        let pid = self.process.pid();
-        let Some(pool) = self.pools_mut().find(|pool| pool.base() == base) else {
-            return Err(self.error("a pool is gone"));
+        let pid = self.memory.process.pid();
+        let Some(pool) = self.memory.pools_mut().find(|pool| pool.base() == base) else {
+            return Err(self.memory.error("a pool is gone"));
         };
         let common = CommonCode::emit(pool.next(64), &spec).map_err(|why| Error::Target {
             pid,
@@ -228,15 +235,13 @@ impl Target {
         })?;
         pool.bytes(&common.bytes, 64)
             .map_err(os("filling a pool"))?;
-        if let Some(calls) = &mut self.calls {
-            calls.common.push((base, common.clone()));
-        }
+        self.calls.common.push((base, common.clone()));
         Ok(common)
     }
 
     /// Lists what is going to be patched: there must never be a patch that nobody could find.
     /// Returns the list as it was before.
-    pub(super) fn list_patches(
+    pub fn list_patches(
         &mut self,
         stubs: &Placed,
         unhookable: &[Unhookable],
@@ -250,9 +255,10 @@ impl Target {
                 regs: 0,
             })
             .collect();
-        let common = self.calls.iter().flat_map(|calls| &calls.common);
         moves.extend(
-            common
+            self.calls
+                .common
+                .iter()
                 .flat_map(|(_, common)| common.framed())
                 .map(|(moved, regs)| Move {
                     moved,
@@ -260,40 +266,43 @@ impl Target {
                     regs,
                 }),
         );
-        self.list(Listed {
-            calls: stubs.set.count,
-            patches: &patches,
-            moves: &moves,
-            unhookable,
-        })
+        list(
+            self.memory,
+            Listed {
+                calls: stubs.set.count,
+                patches: &patches,
+                moves: &moves,
+                unhookable,
+            },
+        )
     }
+}
 
-    /// Prepends something to the list of the process's system calls. Returns the list as it was
-    /// before.
-    pub(super) fn list(&mut self, listed: Listed<'_>) -> Result<usize, Error> {
-        let environment = self.environment_mut()?;
-        let home = &mut environment.home;
-        let full = os("filling a pool");
-        let patches = Patches {
-            next: 0,
-            calls: listed.calls,
-            patches: home.array(listed.patches).map_err(&full)? as usize,
-            patch_count: listed.patches.len(),
-            moves: home.array(listed.moves).map_err(&full)? as usize,
-            move_count: listed.moves.len(),
-            unhookable: home.array(listed.unhookable).map_err(&full)? as usize,
-            unhookable_count: listed.unhookable.len(),
-        };
-        let first = &environment.manifest().first_patches;
-        let next = first.load(SeqCst);
-        let place = environment
-            .home
-            .value(Patches { next, ..patches })
-            .map_err(full)?;
-        let first = &environment.manifest().first_patches;
-        first.store(place as usize, SeqCst);
-        Ok(next)
-    }
+/// Prepends something to the list of the process's system calls. Returns the list as it was
+/// before.
+pub(super) fn list(memory: &mut TargetMemory, listed: Listed<'_>) -> Result<usize, Error> {
+    let environment = memory.environment_mut()?;
+    let home = &mut environment.home;
+    let full = os("filling a pool");
+    let patches = Patches {
+        next: 0,
+        calls: listed.calls,
+        patches: home.array(listed.patches).map_err(&full)? as usize,
+        patch_count: listed.patches.len(),
+        moves: home.array(listed.moves).map_err(&full)? as usize,
+        move_count: listed.moves.len(),
+        unhookable: home.array(listed.unhookable).map_err(&full)? as usize,
+        unhookable_count: listed.unhookable.len(),
+    };
+    let first = &environment.manifest().first_patches;
+    let next = first.load(SeqCst);
+    let place = environment
+        .home
+        .value(Patches { next, ..patches })
+        .map_err(full)?;
+    let first = &environment.manifest().first_patches;
+    first.store(place as usize, SeqCst);
+    Ok(next)
 }
 
 /// The content of one list of a process's system calls, all of it in one mapping.

@@ -3,8 +3,7 @@
 
 use beeline_hook::Unhookable;
 
-use super::{Attached, Target};
-use crate::proc;
+use super::{Attached, Syscalls};
 use crate::syscalls::FileCalls;
 use beeline_inject::Region;
 
@@ -58,23 +57,15 @@ impl Unhooked {
     }
 }
 
-impl Target {
-    /// Returns the process's name, and the number of unhooked instructions that may make calls
-    /// which the programs here wait for. Returns them once in the process's life, if there are any.
-    pub fn news_of_unhooked(&mut self) -> Option<(String, usize)> {
+impl Syscalls {
+    /// Returns the number of unhooked instructions that may make calls which the programs here wait
+    /// for. Returns it once in the process's life, if there are any.
+    pub fn news_of_unhooked(&mut self) -> Option<usize> {
         let calls = self.calls.as_mut()?;
         let count = calls.unhooked.concerning(&calls.links);
         if count == 0 || std::mem::replace(&mut calls.unhooked.is_told, true) {
             return None;
         }
-        Some((self.name(), count))
-    }
-
-    /// Returns the process's name. The process chooses it, so characters that control a terminal
-    /// are replaced.
-    pub(crate) fn name(&self) -> String {
-        let name = proc::text(format!("/proc/{}/comm", self.process.pid()));
-        let name = name.unwrap_or_default();
-        name.trim_end().replace(char::is_control, "\u{fffd}")
+        Some(count)
     }
 }

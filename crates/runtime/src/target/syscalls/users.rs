@@ -8,17 +8,22 @@ use std::sync::atomic::Ordering::SeqCst;
 use beeline_agent::abi;
 use beeline_inject::Region;
 
-use super::{Target, key};
+use super::{Syscalls, key};
 use crate::environment::Environment;
 use crate::liveness::PREFIX;
+use crate::target::memory::TargetMemory;
 
-impl Target {
+impl Syscalls {
     /// Allows or forbids the agent to remember the identity of threads. It may only if it is sure
     /// to see every call by which one becomes another user.
     ///
     /// Call this whenever there may be other code than before, and before that code runs.
-    pub(in super::super) fn say_if_users_are_seen(&self, regions: &[Region]) {
-        let (Some(environment), Some(calls)) = (&self.environment, &self.calls) else {
+    pub(in super::super) fn say_if_users_are_seen(
+        &self,
+        memory: &TargetMemory,
+        regions: &[Region],
+    ) {
+        let (Some(environment), Some(calls)) = (&memory.environment, &self.calls) else {
             return;
         };
         let is_looked_through = |region: &Region| {
@@ -29,7 +34,7 @@ impl Target {
         let are_seen = !calls.links.is_empty()
             && !calls.has_unhooked
             && code.all(|region| makes_no_such_calls(region) || is_looked_through(region))
-            && has_our_users(self.process.pid());
+            && has_our_users(memory.process.pid());
         if are_seen {
             environment.record().flags.fetch_or(abi::USERS_SEEN, SeqCst);
         } else {

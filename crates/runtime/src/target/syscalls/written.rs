@@ -9,9 +9,10 @@ use std::sync::Arc;
 use beeline_agent::abi::syscalls::Unhookable;
 use beeline_inject::Region;
 
-use super::{Target, key};
+use super::{Syscalls, key};
 use crate::liveness::PREFIX;
 use crate::syscalls::FileCalls;
+use crate::target::memory::TargetMemory;
 use crate::vdso;
 
 /// A target's state of such code.
@@ -53,7 +54,7 @@ const LARGEST_AGAIN: u64 = 1 << 20;
 /// is not given back.
 const LIMIT: usize = 2048;
 
-impl Target {
+impl Syscalls {
     /// Notes that the process has made memory executable. The next scan includes code that was
     /// scanned before.
     pub fn expect_written_code(&mut self) {
@@ -65,13 +66,14 @@ impl Target {
     /// Adds those of the mappings that hold calls. All but Beeline's own have been scanned then.
     pub(super) fn add_without_file(
         &mut self,
+        memory: &TargetMemory,
         regions: Vec<Region>,
         fresh: &mut Vec<(Region, Arc<FileCalls>)>,
     ) {
         let written = self.calls.as_mut().map(|calls| &mut calls.written);
         let is_expected = written.is_some_and(|written| std::mem::take(&mut written.is_expected));
-        let is_full = |target: &Self| {
-            let calls = target.calls.as_ref();
+        let is_full = |syscalls: &Self| {
+            let calls = syscalls.calls.as_ref();
             calls.is_some_and(|calls| calls.written.is_full())
         };
         for region in regions {
@@ -85,7 +87,7 @@ impl Target {
             if skipped || (is_seen && !again) || is_full(self) {
                 continue;
             }
-            match self.calls_without_file(&region) {
+            match calls_without_file(memory, &region) {
                 Some(file) if !file.is_empty() => fresh.push((region, file)),
                 file => {
                     let is_known = file.is_some_and(|file| !file.may_have_unhooked(&region));
@@ -96,13 +98,6 @@ impl Target {
                 }
             }
         }
-    }
-
-    pub(super) fn calls_without_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
-        let mut bytes = vec![0; (region.end - region.start) as usize];
-        let read = self.process.read_memory(region.start, &mut bytes);
-        read.ok()
-            .map(|()| Arc::new(FileCalls::of_memory(region, &bytes)))
     }
 
     /// Counts what has been hooked in code without a file. What is not hooked there is listed once.
@@ -120,4 +115,12 @@ impl Target {
         written.hooked += hooked;
         unhookable.retain(|one| written.listed.insert(one.address));
     }
+}
+
+/// Scans the memory of a mapping.
+pub(super) fn calls_without_file(memory: &TargetMemory, region: &Region) -> Option<Arc<FileCalls>> {
+    let mut bytes = vec![0; (region.end - region.start) as usize];
+    let read = memory.process.read_memory(region.start, &mut bytes);
+    read.ok()
+        .map(|()| Arc::new(FileCalls::of_memory(region, &bytes)))
 }

@@ -1,0 +1,252 @@
+//! A hooked site: its plan, its record in the target, and what runs there.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_agent::abi::{self, Site, SiteTrap};
+use beeline_hook::{Kind, Plan, Registers, Trampoline};
+use beeline_inject::Stopped;
+
+use super::Request;
+use super::memory::TargetMemory;
+use super::pads::Landing;
+use crate::backend::Id;
+use crate::detach::Beneath;
+use crate::error::{Error, os};
+use crate::kernel_uprobes::{Stored, Text, beside};
+use crate::map::MapObject;
+use crate::patch;
+
+/// A hooked site.
+#[derive(Debug, Clone)]
+pub(super) struct Hooked {
+    /// The [`Site`], in the home pool.
+    pub record: u64,
+    pub plan: Plan,
+    /// The pads that its jump leads to. `None` for a breakpoint, and for a jump that cannot be
+    /// guarded at all.
+    pub landing: Option<Landing>,
+    /// Another session's patch that this one lies over.
+    pub beneath: Option<Beneath>,
+    /// True if it begins, in the file, with a conditional branch.
+    pub branches: bool,
+    pub entry: Vec<Attached>,
+    pub returns: Vec<Attached>,
+    /// True if its trampoline runs one program without the agent.
+    pub direct: bool,
+    /// True if its trampoline shows all registers; other trampolines are quicker.
+    pub shows_registers: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Attached {
+    pub id: Id,
+    /// The [`abi::Link`].
+    pub link: u64,
+    /// The maps that its program refers to directly.
+    pub maps: Vec<Arc<MapObject>>,
+}
+
+impl Hooked {
+    pub fn is_idle(&self) -> bool {
+        self.entry.is_empty() && self.returns.is_empty()
+    }
+
+    /// True if all or some hits beside a kernel uprobe go unseen.
+    pub fn is_blind_beside_kernel(&self) -> bool {
+        if self.branches {
+            return true;
+        }
+        match (&self.beneath, &self.landing) {
+            (Some(below), _) => below.traps.iter().all(|trap| trap.resume == 0),
+            (None, Some(landing)) => landing.guard.traps.iter().all(|trap| trap.resume == 0),
+            (None, None) => self.plan.second.is_none(),
+        }
+    }
+
+    pub fn runs(&self, link: Id) -> bool {
+        self.entry
+            .iter()
+            .chain(&self.returns)
+            .any(|attached| attached.id == link)
+    }
+
+    pub fn list(&mut self, of_returns: bool) -> &mut Vec<Attached> {
+        if of_returns {
+            &mut self.returns
+        } else {
+            &mut self.entry
+        }
+    }
+
+    /// Returns where its trampoline may be.
+    pub fn reach(&self) -> Option<RangeInclusive<u64>> {
+        let reach = self.plan.reach()?;
+        match &self.landing {
+            Some(landing) => landing.reach(reach),
+            None => Some(reach),
+        }
+    }
+
+    /// Returns where threads trap beside a kernel uprobe, and where they go on.
+    pub fn traps(&self, trampoline: &Trampoline) -> [SiteTrap; abi::SITE_TRAPS] {
+        if let Some(beneath) = &self.beneath {
+            return beneath.traps;
+        }
+        let of_guard = self.landing.iter().flat_map(|landing| &landing.guard.traps);
+        let mut traps = [SiteTrap::default(); abi::SITE_TRAPS];
+        for (place, trap) in traps.iter_mut().zip(of_guard.chain(&self.plan.second)) {
+            let next = self.plan.site + trap.resume as u64;
+            let mut moved = trampoline.resume_map.iter();
+            let resume = moved.find(|(original, _)| *original == next);
+            *place = SiteTrap {
+                resume: resume.map_or(0, |(_, moved)| *moved),
+                behind: trap.behind as u32,
+                lost: words_of(trap.lost),
+                stack: trap.stack,
+                is_early: (trap.resume == 0).into(),
+            };
+        }
+        traps
+    }
+
+    /// Fails unless the code that a new site's patch goes over is what it was when the site was
+    /// planned. Another session may have come or gone since.
+    pub fn check_original(
+        &self,
+        stopped: &Stopped,
+        memory: &TargetMemory,
+        probed: &BTreeSet<u64>,
+    ) -> Result<(), Error> {
+        // SAFETY: the record was placed in the home pool as a `Site`.
+        let record = unsafe { memory.environment()?.home.get::<Site>(self.record) };
+        let Stored { original, file, .. } = Stored::of(record);
+        let mut now = vec![0; original.len()];
+        let is_read = stopped.read(record.address, &mut now).is_ok();
+        let expected = beside(record.address, &now, original, original, probed);
+        // Bytes that the kernel has put back in another session's patch come back with this one's.
+        let below = Stored {
+            patch: original,
+            original: file,
+            file,
+        };
+        let is_below = || record.layer > 0 && Text::of(&now, below) == Text::Mixed;
+        let is_same = now == expected || is_below();
+        match is_read && is_same {
+            true => Ok(()),
+            false => Err(Error::Changed {
+                pid: memory.process.pid(),
+                address: record.address,
+            }),
+        }
+    }
+
+    /// Stores a site's patch while the process is stopped.
+    pub fn patch(
+        &self,
+        stopped: &mut Stopped,
+        memory: &TargetMemory,
+        trampoline: &Trampoline,
+    ) -> Result<(), Error> {
+        // SAFETY: the record was placed in the home pool as a `Site`.
+        let record = unsafe { memory.environment()?.home.get::<Site>(self.record) };
+        patch::apply(stopped, &self.plan, record, &trampoline.resume_map)
+    }
+}
+
+/// Returns the words of `struct pt_regs` that hold these registers: bit n for word n. The registers
+/// are numbered as in instructions.
+fn words_of(registers: Registers) -> u32 {
+    /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+    const WORDS: [u32; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
+    let numbered = (0..).zip(WORDS);
+    let known = numbered.filter(|(number, _)| registers.0 >> number & 1 != 0);
+    known.fold(0, |mask, (_, word)| mask | 1 << word)
+}
+
+/// Returns the code at a site, and the level of the handler that serves it.
+pub(super) fn bytes_of(memory: &TargetMemory, record: u64) -> Result<(Bytes, u32), Error> {
+    // SAFETY: the record was placed in the home pool as a `Site`.
+    let record = unsafe { memory.environment()?.home.get::<Site>(record) };
+    Ok(((record.original, record.file), record.level))
+}
+
+/// Has a site's record say that it is an exit, if a program is to run as its function returns there.
+pub(super) fn mark_exit(
+    memory: &mut TargetMemory,
+    request: &Request<'_>,
+    record: u64,
+) -> Result<(), Error> {
+    let Some(flags) = request.place.exit_flags().filter(|_| request.retprobe) else {
+        return Ok(());
+    };
+    // SAFETY: the record was placed as a `Site`. Without programs for the return nobody looks
+    // at what changes.
+    unsafe {
+        memory
+            .environment_mut()?
+            .home
+            .change::<Site>(record, |record| {
+                record.flags = record.flags & abi::SITE_FUNCTION_ENTRY | flags;
+            });
+    }
+    Ok(())
+}
+
+/// Places a site's record and lists it in the manifest.
+pub(super) fn place_record(
+    memory: &mut TargetMemory,
+    plan: &Plan,
+    (original, file): Bytes,
+    beneath: Option<&Beneath>,
+    level: u32,
+) -> Result<u64, Error> {
+    let environment = memory.environment_mut()?;
+    let is_entry = original[0] == PUSH_RBP || original.starts_with(&ENDBR64);
+    let site = Site {
+        target: environment.target as *const _,
+        address: plan.site,
+        entry: 0.into(),
+        returns: 0.into(),
+        return_entry: 0,
+        body: 0,
+        flags: if is_entry {
+            abi::SITE_FUNCTION_ENTRY
+        } else {
+            0
+        },
+        next: environment.manifest().first_site.load(SeqCst),
+        patched: 0.into(),
+        original_len: patch_len(plan, beneath) as u32,
+        original,
+        patch: [0; abi::ORIGINAL_BYTES],
+        file,
+        layer: beneath.map_or(0, |below| below.layer),
+        level,
+        traps: Default::default(),
+    };
+    let site = environment.home.value(site).map_err(os("filling a pool"))?;
+    // It is listed before it is patched: there must never be a patch that nobody could find.
+    environment
+        .manifest()
+        .first_site
+        .store(site as usize, SeqCst);
+    Ok(site)
+}
+
+/// The code at a site without this session's patch, and the file's.
+pub(super) type Bytes = ([u8; abi::ORIGINAL_BYTES], [u8; abi::ORIGINAL_BYTES]);
+
+/// Returns the number of bytes that a site's patch overwrites.
+fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {
+    match (&plan.kind, beneath) {
+        (Kind::Jump, _) => plan.window_len,
+        (Kind::Breakpoint { .. }, Some(below)) => below.patch.len(),
+        (Kind::Breakpoint { .. }, None) => plan.breakpoint_patch().len(),
+    }
+}
+
+const PUSH_RBP: u8 = 0x55;
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
