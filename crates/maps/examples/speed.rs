@@ -6,7 +6,7 @@ mod common;
 
 use std::{hint::black_box, time::Instant};
 
-use beeline_maps::{Caller, Layout, Map, Spec, ringbuf::Ring};
+use beeline_maps::{Caller, Layout, Map, Spec, StackTraces, ringbuf::Ring};
 use beeline_uapi::MapType;
 use common::kernel::{self, KernelMap};
 
@@ -59,10 +59,11 @@ fn main() {
         // SAFETY: the key has 4 bytes.
         black_box(unsafe { array.lookup((&raw const key).cast(), 0) });
     });
-    let stack = map(MapType::STACK_TRACE, 4, 127 * 8, 1024);
+    let map_of_stacks = map(MapType::STACK_TRACE, 4, 127 * 8, 1024);
+    let stacks = StackTraces::of(&map_of_stacks).unwrap();
     let ips: Vec<u64> = (0..10).map(|i| 0x5555_0000 + i * 64).collect();
     time("stack id, 10 frames", |_| {
-        let _ = black_box(stack.stack_id(&ips, 0, &ME));
+        let _ = black_box(stacks.id_of(&ips, 0, &ME));
     });
     let map = map(MapType::RINGBUF, 0, 0, 1 << 20);
     let ring = Ring::of(&map).unwrap();

@@ -12,7 +12,7 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use crate::{Map, Spec, flags, hash::hash_wide, words};
+use crate::{Spec, flags, hash::hash_wide, memory::Memory, words};
 
 /// The number of hash functions of a filter that does not say how many.
 const DEFAULT_FUNCTIONS: u32 = 5;
@@ -38,19 +38,30 @@ fn functions(spec: &Spec) -> u32 {
     }
 }
 
-impl Map {
+/// A Bloom filter: a set of values.
+#[derive(Clone, Copy)]
+pub(crate) struct Bloom<'m> {
+    memory: &'m Memory,
+}
+
+impl<'m> Bloom<'m> {
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
+    }
+
     /// Adds a value.
     ///
     /// # Safety
     ///
     /// `value` is readable for `value_size` bytes.
-    pub(crate) unsafe fn bloom_push(&self, value: *const u8, flags: u64) -> Result<(), Errno> {
+    pub(crate) unsafe fn push(self, value: *const u8, flags: u64) -> Result<(), Errno> {
         if flags != flags::ANY {
             return Err(Errno::EINVAL);
         }
         // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
         unsafe {
-            self.bloom_bits(value, |word, bit| {
+            self.bits(value, |word, bit| {
                 word.fetch_or(bit, Release);
                 true
             })
@@ -63,9 +74,9 @@ impl Map {
     /// # Safety
     ///
     /// `value` is readable for `value_size` bytes.
-    pub(crate) unsafe fn bloom_peek(&self, value: *const u8) -> Result<(), Errno> {
+    pub(crate) unsafe fn peek(self, value: *const u8) -> Result<(), Errno> {
         // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
-        let all = unsafe { self.bloom_bits(value, |word, bit| word.load(Relaxed) & bit != 0) };
+        let all = unsafe { self.bits(value, |word, bit| word.load(Relaxed) & bit != 0) };
         fence(core::sync::atomic::Ordering::Acquire);
         if all { Ok(()) } else { Err(Errno::ENOENT) }
     }
@@ -79,14 +90,14 @@ impl Map {
     /// # Safety
     ///
     /// `value` is readable for `value_size` bytes.
-    unsafe fn bloom_bits(&self, value: *const u8, each: impl Fn(&AtomicU64, u64) -> bool) -> bool {
+    unsafe fn bits(self, value: *const u8, each: impl Fn(&AtomicU64, u64) -> bool) -> bool {
         // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
-        let hash = unsafe { hash_wide(value, self.spec.value_size as usize) };
+        let hash = unsafe { hash_wide(value, self.memory.spec.value_size as usize) };
         let step = (hash >> 32) as u32 | 1;
         let mut number = hash as u32;
-        for _ in 0..functions(&self.spec) {
-            let bit = number & self.layout.mask;
-            let at = self.at(u64::from(bit / 64).wrapping_mul(8));
+        for _ in 0..functions(&self.memory.spec) {
+            let bit = number & self.memory.layout.mask;
+            let at = self.memory.at(u64::from(bit / 64).wrapping_mul(8));
             // SAFETY: the bit's number is masked, and the file's first word is aligned.
             if !each(unsafe { words::word(at) }, 1 << (bit % 64)) {
                 return false;

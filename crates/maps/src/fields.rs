@@ -8,12 +8,10 @@
 //! dead holder's is freed. Finding it means looking at all elements that were ever used, since any
 //! pointer into a value may be locked. Only maps with locks pay for it.
 
-use core::sync::atomic::AtomicU32;
-
 use beeline_uapi::Errno;
 
 use crate::lock::{self, Guard};
-use crate::{Caller, Kind, Map, Spec, flags, words};
+use crate::{Caller, Kind, Spec, flags, words};
 
 /// Bytes of a `struct bpf_spin_lock`, and its alignment.
 pub const SPIN_LOCK: u32 = 4;
@@ -96,35 +94,22 @@ impl Fields {
         let within = |field: u32, size| field != NONE && at.wrapping_sub(field) < size;
         within(self.spin_lock, SPIN_LOCK) || within(self.timer, TIMER)
     }
-}
-
-impl Map {
-    /// The same map, with special fields in its values.
-    pub fn with_fields(mut self, fields: Fields) -> Self {
-        self.fields = fields;
-        self
-    }
-
-    /// Returns the special fields of its values.
-    pub fn fields(&self) -> &Fields {
-        &self.fields
-    }
 
     /// Copies a value in, the special fields left as they are.
     ///
     /// # Safety
     ///
-    /// As for [`words::store`], with `to` a value of this map.
+    /// As for [`words::store`], with `to` a value that has these fields.
     #[inline]
-    pub(crate) unsafe fn store_value(&self, to: *mut u8, from: *const u8, len: usize) {
-        if self.fields.is_empty() {
+    pub(crate) unsafe fn store_others(&self, to: *mut u8, from: *const u8, len: usize) {
+        if self.is_empty() {
             // SAFETY: the caller promises that `from` is readable, and `to` 8-aligned and writable,
             // for `len` bytes.
             unsafe { words::store(to, from, len) };
         } else {
             // SAFETY: the caller promises that `from` is readable, and `to` 8-aligned and writable,
             // for `len` bytes.
-            unsafe { words::store_where(to, from, len, |at| !self.fields.holds(at as u32)) };
+            unsafe { words::store_where(to, from, len, |at| !self.holds(at as u32)) };
         }
     }
 
@@ -133,12 +118,8 @@ impl Map {
     /// # Safety
     ///
     /// `copy` is writable for `value_size` bytes.
-    pub(crate) unsafe fn hide_fields(&self, copy: *mut u8) {
-        let fields = [
-            (self.fields.spin_lock, SPIN_LOCK),
-            (self.fields.timer, TIMER),
-        ];
-        for (start, size) in fields.into_iter().filter(|(start, _)| *start != NONE) {
+    pub(crate) unsafe fn hide(&self, copy: *mut u8) {
+        for (start, size) in self.places() {
             for at in start..start.wrapping_add(size) {
                 // Written singly, as there is no `memset` where the crate is linked freestanding.
                 // SAFETY: `Fields::new` checked that the field lies within the value.
@@ -151,13 +132,9 @@ impl Map {
     ///
     /// # Safety
     ///
-    /// `value` is a value of this map that nobody else has.
-    pub(crate) unsafe fn clear_fields(&self, value: *mut u8) {
-        let fields = [
-            (self.fields.spin_lock, SPIN_LOCK),
-            (self.fields.timer, TIMER),
-        ];
-        for (start, size) in fields.into_iter().filter(|(start, _)| *start != NONE) {
+    /// `value` has these fields, and nobody else has it.
+    pub(crate) unsafe fn clear(&self, value: *mut u8) {
+        for (start, size) in self.places() {
             for at in (start..start.wrapping_add(size)).step_by(4) {
                 // SAFETY: in the value, and 4-aligned as both are.
                 unsafe { words::half(value.add(at as usize)) }
@@ -173,47 +150,17 @@ impl Map {
     /// `EINVAL` if it was and the values have no lock.
     pub(crate) fn lock_flag(&self, flags: u64) -> Result<(u64, bool), Errno> {
         let is_locked = flags & flags::LOCK != 0;
-        if is_locked && self.fields.spin_lock().is_none() {
+        if is_locked && self.spin_lock().is_none() {
             return Err(Errno::EINVAL);
         }
         Ok((flags & !flags::LOCK, is_locked))
     }
 
-    /// Runs `work` on an element's value, under its lock if that is wanted (and then it has one).
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` if the lock does not become free, and the errors of `work`.
-    #[inline]
-    pub(crate) fn guarded(
-        &self,
-        is_locked: bool,
-        index: u32,
-        caller: &Caller,
-        work: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        let _guard = match self.value_lock(index).filter(|_| is_locked) {
-            Some(lock) => Some(lock::acquire(lock, caller)?),
-            None => None,
-        };
-        work()
-    }
-
-    /// Returns the lock of an element.
-    fn value_lock(&self, index: u32) -> Option<&AtomicU32> {
-        let at = self.fields.spin_lock()? as usize;
-        // SAFETY: in the element's value, 4-aligned as `Fields::new` checked.
-        Some(unsafe { words::half(self.value(index, 0).wrapping_add(at)) })
-    }
-
-    /// Frees the locks of values that dead processes held, in the first `used` elements.
-    pub(crate) fn release_values(&self, used: u32, dead: &dyn Fn(u32) -> bool) {
-        for index in 0..used.min(self.layout.entries) {
-            let Some(lock) = self.value_lock(index) else {
-                return;
-            };
-            lock::free_if(lock, dead);
-        }
+    /// Returns the offset and the size of each field that there is.
+    fn places(&self) -> impl Iterator<Item = (u32, u32)> {
+        [(self.spin_lock, SPIN_LOCK), (self.timer, TIMER)]
+            .into_iter()
+            .filter(|(start, _)| *start != NONE)
     }
 }
 

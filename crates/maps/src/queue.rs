@@ -11,7 +11,7 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use crate::{Caller, Kind, Map, flags, lock, words};
+use crate::{Caller, Kind, flags, lock, memory::Memory, words};
 
 /// The used part of the circle.
 #[derive(Clone, Copy)]
@@ -32,14 +32,25 @@ impl Ends {
     }
 }
 
-impl Map {
+/// A queue, or a stack.
+#[derive(Clone, Copy)]
+pub(crate) struct Queue<'m> {
+    memory: &'m Memory,
+}
+
+impl<'m> Queue<'m> {
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
+    }
+
     /// Adds a value.
     ///
     /// # Safety
     ///
     /// `value` is readable for `value_size` bytes.
-    pub(crate) unsafe fn queue_push(
-        &self,
+    pub(crate) unsafe fn push(
+        self,
         value: *const u8,
         flags: u64,
         caller: &Caller,
@@ -47,7 +58,7 @@ impl Map {
         if !matches!(flags, flags::ANY | flags::EXIST) {
             return Err(Errno::EINVAL);
         }
-        let _guard = lock::acquire(self.queue_lock(), caller)?;
+        let _guard = lock::acquire(self.lock(), caller)?;
         let Ends { head, mut tail } = self.ends();
         let next = self.after(head);
         if next == tail {
@@ -58,7 +69,13 @@ impl Map {
         }
         // SAFETY: the caller promises that `value` is readable for `value_size` bytes; the place
         // has as much room, 8-aligned.
-        unsafe { words::store(self.value(head, 0), value, self.spec.value_size as usize) };
+        unsafe {
+            words::store(
+                self.memory.value(head, 0),
+                value,
+                self.memory.spec.value_size as usize,
+            )
+        };
         self.publish(Ends { head: next, tail });
         Ok(())
     }
@@ -69,21 +86,16 @@ impl Map {
     /// # Safety
     ///
     /// `out` is writable for `value_size` bytes.
-    pub(crate) unsafe fn queue_get(
-        &self,
-        out: *mut u8,
-        take: bool,
-        caller: &Caller,
-    ) -> Result<(), Errno> {
-        let len = self.spec.value_size as usize;
-        let _guard = lock::acquire(self.queue_lock(), caller)?;
+    pub(crate) unsafe fn get(self, out: *mut u8, take: bool, caller: &Caller) -> Result<(), Errno> {
+        let len = self.memory.spec.value_size as usize;
+        let _guard = lock::acquire(self.lock(), caller)?;
         let ends = self.ends();
         if ends.is_empty() {
             // SAFETY: the caller promises that `out` is writable for `value_size` bytes.
             words::blank(unsafe { core::slice::from_raw_parts_mut(out, len) });
             return Err(Errno::ENOENT);
         }
-        let (place, rest) = if self.kind() == Some(Kind::Stack) {
+        let (place, rest) = if self.memory.kind() == Some(Kind::Stack) {
             let newest = self.before(ends.head);
             let rest = Ends {
                 head: newest,
@@ -96,50 +108,51 @@ impl Map {
         };
         // SAFETY: the caller promises that `out` is writable for `value_size` bytes; the place
         // holds as much, 8-aligned.
-        unsafe { words::load(out, self.value(place, 0), len) };
+        unsafe { words::load(out, self.memory.value(place, 0), len) };
         if take {
             self.publish(rest);
         }
         Ok(())
     }
 
-    pub(crate) fn queue_release(&self, dead: &dyn Fn(u32) -> bool) {
-        lock::free_if(self.queue_lock(), dead);
+    /// Frees the lock if its holder is dead.
+    pub(crate) fn release(self, dead: &dyn Fn(u32) -> bool) {
+        lock::free_if(self.lock(), dead);
     }
 
     /// Returns the ends, in range. Memory that was overwritten is an empty queue.
-    fn ends(&self) -> Ends {
+    fn ends(self) -> Ends {
         let word = self.ends_word().load(Acquire);
         let (head, tail) = (word as u32, (word >> 32) as u32);
-        if head.max(tail) > self.spec.max_entries {
+        if head.max(tail) > self.memory.spec.max_entries {
             return Ends { head: 0, tail: 0 };
         }
         Ends { head, tail }
     }
 
-    fn publish(&self, ends: Ends) {
+    fn publish(self, ends: Ends) {
         self.ends_word().store(ends.word(), Release);
     }
 
-    fn after(&self, place: u32) -> u32 {
-        if place >= self.spec.max_entries {
+    fn after(self, place: u32) -> u32 {
+        if place >= self.memory.spec.max_entries {
             0
         } else {
             place.wrapping_add(1)
         }
     }
 
-    fn before(&self, place: u32) -> u32 {
-        place.checked_sub(1).unwrap_or(self.spec.max_entries)
+    fn before(self, place: u32) -> u32 {
+        place.checked_sub(1).unwrap_or(self.memory.spec.max_entries)
     }
 
-    fn queue_lock(&self) -> &AtomicU32 {
+    fn lock(self) -> &'m AtomicU32 {
         // SAFETY: the first word of the control page.
-        unsafe { words::half(self.at(self.layout.control)) }
+        unsafe { words::half(self.memory.at(self.memory.layout.control)) }
     }
 
-    fn ends_word(&self) -> &AtomicU64 {
+    fn ends_word(self) -> &'m AtomicU64 {
         // SAFETY: the second 8 bytes of the control page.
-        unsafe { words::word(self.at(self.layout.control.wrapping_add(8))) }
+        unsafe { words::word(self.memory.at(self.memory.layout.control.wrapping_add(8))) }
     }
 }

@@ -17,7 +17,7 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use crate::{Caller, Kind, Map, flags, layout::PAGE, lock, words};
+use crate::{Caller, Kind, Map, flags, layout::PAGE, lock, memory::Memory, words};
 
 /// In a header's length: the record is not complete.
 pub const BUSY: u32 = 1 << 31;
@@ -32,13 +32,20 @@ const MAX_RECORD: u64 = u32::MAX as u64 / 4;
 /// A map that is a ring buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Ring<'m> {
-    map: &'m Map,
+    memory: &'m Memory,
 }
 
 impl<'m> Ring<'m> {
     /// Returns the ring in `map`, if it is one.
     pub fn of(map: &'m Map) -> Option<Self> {
-        (map.kind() == Some(Kind::Ringbuf)).then_some(Self { map })
+        let memory = &map.memory;
+        (memory.kind() == Some(Kind::Ringbuf)).then_some(Self::new(memory))
+    }
+
+    /// The ring in the memory of a map that is one.
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
     }
 
     /// `bpf_ringbuf_reserve`: returns room for a record of `size` bytes, 8-aligned, to be passed to
@@ -81,7 +88,7 @@ impl<'m> Ring<'m> {
     /// True if `sample` points into this ring's data: programs hand a record back without naming
     /// its ring.
     pub fn owns(&self, sample: *const u8) -> bool {
-        let data = self.map.base as u64 + self.map.layout.values;
+        let data = self.memory.base as u64 + self.memory.layout.values;
         let offset = (sample as u64).wrapping_sub(data);
         offset.wrapping_sub(HEADER) <= self.mask() && offset.is_multiple_of(8)
     }
@@ -96,7 +103,7 @@ impl<'m> Ring<'m> {
         if !self.owns(sample) {
             return false;
         }
-        let data = self.map.base as u64 + self.map.layout.values;
+        let data = self.memory.base as u64 + self.memory.layout.values;
         let position = (sample as u64).wrapping_sub(data).wrapping_sub(HEADER);
         let header = self.header(position);
         let len = header.len.load(Relaxed) & !BUSY;
@@ -196,35 +203,64 @@ impl<'m> Ring<'m> {
         self.dropped_count().load(Relaxed)
     }
 
+    /// Discards the records that dead processes have begun. Returns whether there were any: the
+    /// consumer may wait at one.
+    pub(crate) fn release(
+        &self,
+        dead: &dyn Fn(u32) -> bool,
+        caller: &Caller,
+    ) -> Result<bool, Errno> {
+        // With the lock nobody begins a record, so everything between the positions stays where it
+        // is.
+        let _guard = lock::steal(self.lock(), dead, caller)?;
+        let end = self.producer().load(Acquire) & !7;
+        let mut position = self.consumer().load(Acquire) & !7;
+        let mut found = false;
+        while end.wrapping_sub(position).wrapping_sub(1) <= self.mask() {
+            let header = self.header(position);
+            let len = header.len.load(Acquire);
+            if len & BUSY != 0 && dead(header.owner.load(Acquire)) {
+                found |= header
+                    .len
+                    .compare_exchange(len, (len & !BUSY) | DISCARD, SeqCst, Relaxed)
+                    .is_ok();
+            }
+            position = position.wrapping_add(record_len((len & !(BUSY | DISCARD)).into()));
+        }
+        Ok(found)
+    }
+
     fn mask(&self) -> u64 {
-        self.map.layout.mask.into()
+        self.memory.layout.mask.into()
     }
 
     fn consumer(&self) -> &'m AtomicU64 {
         // SAFETY: the start of the first page.
-        unsafe { words::word(self.map.at(0)) }
+        unsafe { words::word(self.memory.at(0)) }
     }
 
     fn producer(&self) -> &'m AtomicU64 {
         // SAFETY: the start of the second page.
-        unsafe { words::word(self.map.at(PAGE)) }
+        unsafe { words::word(self.memory.at(PAGE)) }
     }
 
     fn lock(&self) -> &'m AtomicU32 {
         // SAFETY: the first word of the control page.
-        unsafe { words::half(self.map.at(self.map.layout.control)) }
+        unsafe { words::half(self.memory.at(self.memory.layout.control)) }
     }
 
     fn dropped_count(&self) -> &'m AtomicU64 {
         // SAFETY: the second 8 bytes of the control page.
-        unsafe { words::word(self.map.at(self.map.layout.control.wrapping_add(8))) }
+        unsafe { words::word(self.memory.at(self.memory.layout.control.wrapping_add(8))) }
     }
 
     /// Returns the record at a position, a multiple of 8.
     fn header(&self, position: u64) -> Header<'m> {
-        let at = self
-            .map
-            .at(self.map.layout.values.wrapping_add(position & self.mask()));
+        let at = self.memory.at(self
+            .memory
+            .layout
+            .values
+            .wrapping_add(position & self.mask()));
         // SAFETY: the position is masked, and 8-aligned as all records are.
         let (len, owner) = unsafe { (words::half(at), words::half(at.wrapping_add(4))) };
         Header {
@@ -255,36 +291,4 @@ struct Header<'m> {
 /// Returns the bytes that a record of `size` takes.
 fn record_len(size: u64) -> u64 {
     (size + HEADER + 7) & !7
-}
-
-impl Map {
-    /// Discards the records that dead processes have begun. Returns whether there were any: the
-    /// consumer may wait at one.
-    pub(crate) fn ring_release(
-        &self,
-        dead: &dyn Fn(u32) -> bool,
-        caller: &Caller,
-    ) -> Result<bool, Errno> {
-        let Some(ring) = Ring::of(self) else {
-            return Ok(false);
-        };
-        // With the lock nobody begins a record, so everything between the positions stays where it
-        // is.
-        let _guard = lock::steal(ring.lock(), dead, caller)?;
-        let end = ring.producer().load(Acquire) & !7;
-        let mut position = ring.consumer().load(Acquire) & !7;
-        let mut found = false;
-        while end.wrapping_sub(position).wrapping_sub(1) <= ring.mask() {
-            let header = ring.header(position);
-            let len = header.len.load(Acquire);
-            if len & BUSY != 0 && dead(header.owner.load(Acquire)) {
-                found |= header
-                    .len
-                    .compare_exchange(len, (len & !BUSY) | DISCARD, SeqCst, Relaxed)
-                    .is_ok();
-            }
-            position = position.wrapping_add(record_len((len & !(BUSY | DISCARD)).into()));
-        }
-        Ok(found)
-    }
 }

@@ -12,7 +12,7 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use crate::{Caller, Kind, Map, flags, hash::hash_words, lock, words};
+use crate::{Caller, Kind, Map, flags, hash::hash_words, lock, memory::Memory, words};
 
 /// Bytes of a slot's state: lock, count of frames, hash, 32 bits each, and 32 unused.
 pub(crate) const SLOT: u64 = 16;
@@ -58,7 +58,25 @@ impl Slot<'_> {
     }
 }
 
-impl Map {
+/// A map that is a table of stacks.
+#[derive(Debug, Clone, Copy)]
+pub struct StackTraces<'m> {
+    memory: &'m Memory,
+}
+
+impl<'m> StackTraces<'m> {
+    /// Returns the table in `map`, if it is one.
+    pub fn of(map: &'m Map) -> Option<Self> {
+        let memory = &map.memory;
+        (memory.kind() == Some(Kind::StackTrace)).then_some(Self::new(memory))
+    }
+
+    /// The table in the memory of a map that is one.
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
+    }
+
     /// `bpf_get_stackid`: returns the id under which this stack is kept.
     ///
     /// `ips` is the whole stack, innermost frame first. The frames to skip, as `flags` say, and
@@ -67,14 +85,14 @@ impl Map {
     /// # Errors
     ///
     /// `EEXIST` if another stack has the slot and may not be replaced, `EFAULT` if nothing is left
-    /// after skipping, `EINVAL` for unknown flags or another type of map, `EBUSY` if another holds
-    /// the slot's lock for too long.
-    pub fn stack_id(&self, ips: &[u64], flags: u64, caller: &Caller) -> Result<u32, Errno> {
+    /// after skipping, `EINVAL` for unknown flags, `EBUSY` if another holds the slot's lock for too
+    /// long.
+    pub fn id_of(self, ips: &[u64], flags: u64, caller: &Caller) -> Result<u32, Errno> {
         let known = flags::SKIP_FIELD_MASK
             | flags::USER_STACK
             | flags::FAST_STACK_CMP
             | flags::REUSE_STACKID;
-        if flags & !known != 0 || self.kind() != Some(Kind::StackTrace) {
+        if flags & !known != 0 {
             return Err(Errno::EINVAL);
         }
         let skip = (flags & flags::SKIP_FIELD_MASK) as usize;
@@ -85,7 +103,7 @@ impl Map {
         let ips = ips.get(..self.depth() as usize).unwrap_or(ips);
         // SAFETY: the slice is readable.
         let hash = unsafe { hash_words(ips.as_ptr().cast(), size_of_val(ips)) };
-        let id = hash & self.layout.mask;
+        let id = hash & self.memory.layout.mask;
         let slot = self.slot(id).ok_or(Errno::EINVAL)?;
         let fast = flags & flags::FAST_STACK_CMP != 0;
         if slot.holds(ips, hash, fast) {
@@ -115,7 +133,7 @@ impl Map {
     }
 
     /// Copies a stack out, padded with zeros.
-    pub(crate) fn stack_copy(&self, id: u32, out: &mut [u8]) -> Result<(), Errno> {
+    pub(crate) fn copy_out(self, id: u32, out: &mut [u8]) -> Result<(), Errno> {
         let slot = self.slot(id).ok_or(Errno::ENOENT)?;
         for _ in 0..RETRIES {
             let hash = slot.hash.load(Acquire);
@@ -134,15 +152,16 @@ impl Map {
     }
 
     /// Copies a stack out and deletes it.
-    pub(crate) fn stack_take(&self, id: u32, out: &mut [u8], caller: &Caller) -> Result<(), Errno> {
+    pub(crate) fn take(self, id: u32, out: &mut [u8], caller: &Caller) -> Result<(), Errno> {
         let slot = self.slot(id).ok_or(Errno::ENOENT)?;
         let _guard = lock::acquire(slot.lock, caller)?;
-        self.stack_copy(id, out)?;
+        self.copy_out(id, out)?;
         slot.frames.store(0, Release);
         Ok(())
     }
 
-    pub(crate) fn stack_delete(&self, id: u32, caller: &Caller) -> Result<(), Errno> {
+    /// Deletes a stack.
+    pub(crate) fn delete(self, id: u32, caller: &Caller) -> Result<(), Errno> {
         let slot = self.slot(id).ok_or(Errno::E2BIG)?;
         let _guard = lock::acquire(slot.lock, caller)?;
         slot.count().ok_or(Errno::ENOENT)?;
@@ -152,13 +171,13 @@ impl Map {
 
     /// Returns the next id in use. As in the kernel, a key that is not in use begins again with the
     /// first.
-    pub(crate) fn stack_next(&self, key: Option<u32>) -> Result<u32, Errno> {
+    pub(crate) fn next(self, key: Option<u32>) -> Result<u32, Errno> {
         let in_use = |id: u32| self.slot(id).is_some_and(|slot| slot.count().is_some());
         let mut id = match key {
             Some(key) if in_use(key) => key.wrapping_add(1),
             _ => 0,
         };
-        while id <= self.layout.mask {
+        while id <= self.memory.layout.mask {
             if in_use(id) {
                 return Ok(id);
             }
@@ -167,7 +186,8 @@ impl Map {
         Err(Errno::ENOENT)
     }
 
-    pub(crate) fn stack_release(&self, dead: &dyn Fn(u32) -> bool) {
+    /// Frees the locks of slots that dead processes held.
+    pub(crate) fn release(self, dead: &dyn Fn(u32) -> bool) {
         let mut id = 0;
         while let Some(slot) = self.slot(id) {
             lock::free_if(slot.lock, dead);
@@ -176,15 +196,16 @@ impl Map {
     }
 
     /// Returns the number of frames that a slot has room for.
-    fn depth(&self) -> u32 {
-        self.spec.value_size / 8
+    fn depth(self) -> u32 {
+        self.memory.spec.value_size / 8
     }
 
-    fn slot(&self, id: u32) -> Option<Slot<'_>> {
-        if id > self.layout.mask {
+    fn slot(self, id: u32) -> Option<Slot<'m>> {
+        if id > self.memory.layout.mask {
             return None;
         }
-        let state = self.at(self
+        let state = self.memory.at(self
+            .memory
             .layout
             .table
             .wrapping_add(u64::from(id).wrapping_mul(SLOT)));
@@ -200,7 +221,7 @@ impl Map {
             lock,
             frames,
             hash,
-            ips: self.value(id, 0),
+            ips: self.memory.value(id, 0),
             depth: self.depth(),
         })
     }

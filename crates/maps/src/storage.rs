@@ -1,12 +1,36 @@
 //! Task storages: a hash by thread id. The kernel attaches the values to its tasks; here the
-//! runtime tells which threads are gone ([`Map::forget_tasks`]). There is room for 65536 threads,
+//! runtime tells which threads are gone ([`TaskStorage::forget`]). There is room for 65536 threads,
 //! and only those with a value take memory.
 
 use beeline_uapi::Errno;
 
-use crate::{Caller, Kind, Map, flags, words};
+use crate::{
+    Caller, Kind, Map, flags,
+    hash::{HashTable, Keys},
+    memory::Memory,
+    values::Values,
+    words,
+};
 
-impl Map {
+/// A map that is a task storage.
+#[derive(Debug, Clone, Copy)]
+pub struct TaskStorage<'m> {
+    memory: &'m Memory,
+}
+
+impl<'m> TaskStorage<'m> {
+    /// Returns the storage in `map`, if it is one.
+    pub fn of(map: &'m Map) -> Option<Self> {
+        let memory = &map.memory;
+        (memory.kind() == Some(Kind::TaskStorage)).then_some(Self::new(memory))
+    }
+
+    /// The storage in the memory of a map that is one.
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
+    }
+
     /// Creates or replaces a thread's value; `put(index, is_new)` writes it.
     ///
     /// # Errors
@@ -16,17 +40,19 @@ impl Map {
     /// # Safety
     ///
     /// `key` is readable for 4 bytes.
-    pub(crate) unsafe fn storage_update(
-        &self,
+    pub(crate) unsafe fn update(
+        self,
         key: *const u8,
         flags: u64,
         caller: &Caller,
         put: impl FnOnce(u32, bool) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         // SAFETY: the caller promises that `key` is readable for 4 bytes.
-        unsafe { self.hash_update(key, flags, caller, put) }.map_err(|error| match error {
-            Errno::E2BIG => Errno::ENOMEM,
-            other => other,
+        unsafe { HashTable::new(self.memory).update(key, flags, caller, put) }.map_err(|error| {
+            match error {
+                Errno::E2BIG => Errno::ENOMEM,
+                other => other,
+            }
         })
     }
 
@@ -38,26 +64,27 @@ impl Map {
     /// # Safety
     ///
     /// `first` is null or readable for `value_size` bytes.
-    pub unsafe fn task_value(&self, thread: u32, first: *const u8, caller: &Caller) -> *mut u8 {
+    pub unsafe fn value(self, thread: u32, first: *const u8, caller: &Caller) -> *mut u8 {
+        let memory = self.memory;
         let key = thread.to_ne_bytes();
         let put = |index, new| match first.is_null() {
             true => {
-                let value = self.value(index, 0);
+                let value = memory.value(index, 0);
                 // SAFETY: this is a value that nobody else has yet, and its room is in whole words.
-                unsafe { words::clear(value, self.spec.value_size as usize) };
+                unsafe { words::clear(value, memory.spec.value_size as usize) };
                 Ok(())
             }
-            false => self.put_one(index, new, first, caller.cpu),
+            false => Values::new(memory).put_one(index, new, first, caller.cpu),
         };
-        if self.kind() != Some(Kind::TaskStorage) {
-            return core::ptr::null_mut();
-        }
         // SAFETY: keys have 4 bytes, and the caller promises that `first` is null or readable for
         // `value_size` bytes. Whether the value was made or was there, it is looked up.
-        unsafe {
-            let _ = self.storage_update(key.as_ptr(), flags::NOEXIST, caller, put);
-            self.lookup(key.as_ptr(), caller.cpu)
-        }
+        let found = unsafe {
+            let _ = self.update(key.as_ptr(), flags::NOEXIST, caller, put);
+            HashTable::new(memory).find(key.as_ptr())
+        };
+        found.map_or(core::ptr::null_mut(), |index| {
+            memory.value(index, caller.cpu)
+        })
     }
 
     /// Deletes the values of the threads with ids for which `gone` returns true. Returns their
@@ -65,15 +92,13 @@ impl Map {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for another type of map, `EBUSY` as for [`Map::update`].
-    pub fn forget_tasks(&self, gone: &dyn Fn(u32) -> bool, caller: &Caller) -> Result<u32, Errno> {
-        if self.kind() != Some(Kind::TaskStorage) {
-            return Err(Errno::EINVAL);
-        }
+    /// `EBUSY` as for [`Map::update`].
+    pub fn forget(self, gone: &dyn Fn(u32) -> bool, caller: &Caller) -> Result<u32, Errno> {
+        let keys = Keys::new(self.memory);
         let mut forgotten = 0u32;
         let mut next = [0; 4];
-        let mut more = self.hash_next(None, &mut next, caller);
-        for _ in 0..self.layout.entries {
+        let mut more = keys.next(None, &mut next, caller);
+        for _ in 0..self.memory.layout.entries {
             let key = next;
             match more {
                 Ok(()) => {}
@@ -81,10 +106,11 @@ impl Map {
                 Err(error) => return Err(error),
             }
             // Read before its predecessor goes: after that the walk would begin again.
-            more = self.hash_next(Some(&key), &mut next, caller);
+            more = keys.next(Some(&key), &mut next, caller);
             if gone(u32::from_ne_bytes(key)) {
+                let table = HashTable::new(self.memory);
                 // SAFETY: keys have 4 bytes.
-                match unsafe { self.hash_delete(key.as_ptr(), caller, |_| Ok(())) } {
+                match unsafe { table.delete(key.as_ptr(), caller, |_| Ok(())) } {
                     Ok(()) => forgotten = forgotten.wrapping_add(1),
                     Err(Errno::ENOENT) => {}
                     Err(error) => return Err(error),

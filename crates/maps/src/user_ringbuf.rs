@@ -17,6 +17,7 @@ use crate::{
     Caller, Kind, Map,
     layout::PAGE,
     lock,
+    memory::Memory,
     ringbuf::{BUSY, DISCARD, HEADER},
     words,
 };
@@ -27,13 +28,20 @@ const MAX_SAMPLE: u64 = (1 << 24) - 1;
 /// A map that is a user ring buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct UserRing<'m> {
-    map: &'m Map,
+    memory: &'m Memory,
 }
 
 impl<'m> UserRing<'m> {
     /// Returns the ring in `map`, if it is one.
     pub fn of(map: &'m Map) -> Option<Self> {
-        (map.kind() == Some(Kind::UserRingbuf)).then_some(Self { map })
+        let memory = &map.memory;
+        (memory.kind() == Some(Kind::UserRingbuf)).then_some(Self::new(memory))
+    }
+
+    /// The ring in the memory of a map that is one.
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
     }
 
     /// Begins to drain the ring, for `bpf_user_ringbuf_drain`: until the result is dropped nobody
@@ -54,29 +62,35 @@ impl<'m> UserRing<'m> {
         self.consumer().load(Acquire)
     }
 
+    /// Frees the lock of a program that is dead.
+    pub(crate) fn release(&self, dead: &dyn Fn(u32) -> bool) {
+        lock::free_if(self.lock(), dead);
+    }
+
     fn mask(&self) -> u64 {
-        self.map.layout.mask.into()
+        self.memory.layout.mask.into()
     }
 
     fn consumer(&self) -> &'m AtomicU64 {
         // SAFETY: the start of the first page.
-        unsafe { words::word(self.map.at(0)) }
+        unsafe { words::word(self.memory.at(0)) }
     }
 
     fn producer(&self) -> &'m AtomicU64 {
         // SAFETY: the start of the second page.
-        unsafe { words::word(self.map.at(PAGE)) }
+        unsafe { words::word(self.memory.at(PAGE)) }
     }
 
     fn lock(&self) -> &'m AtomicU32 {
         // SAFETY: the first word of the control page.
-        unsafe { words::half(self.map.at(self.map.layout.control)) }
+        unsafe { words::half(self.memory.at(self.memory.layout.control)) }
     }
 
     /// Returns the address of the data's byte at a position.
     fn data(&self, position: u64) -> *mut u8 {
         let offset = position & self.mask();
-        self.map.at(self.map.layout.values.wrapping_add(offset))
+        self.memory
+            .at(self.memory.layout.values.wrapping_add(offset))
     }
 }
 
@@ -146,14 +160,6 @@ impl Drain<'_> {
     fn advance(&self, consumer: u64, total: u64) {
         let position = consumer.wrapping_add(total);
         self.ring.consumer().store(position, Release);
-    }
-}
-
-impl Map {
-    pub(crate) fn user_ring_release(&self, dead: &dyn Fn(u32) -> bool) {
-        if let Some(ring) = UserRing::of(self) {
-            lock::free_if(ring.lock(), dead);
-        }
     }
 }
 

@@ -16,7 +16,7 @@ use beeline_uapi::{Errno, MapType};
 use common::{
     HASHES, LRU_HASHES, Ours, caller,
     children::{kill, random, spawn},
-    spec,
+    spec, stacks,
 };
 
 const KEYS: u64 = 200;
@@ -216,7 +216,7 @@ fn stacks_survive_kills() {
         let mut state = u64::from(owner) * 99 + 1;
         loop {
             let ips = [random(&mut state) % 100; 64];
-            let _ = ours.map.stack_id(&ips, 1 << 10, &me);
+            let _ = stacks(&ours.map).id_of(&ips, 1 << 10, &me);
         }
     };
     let mut pids: Vec<i32> = (1..=3).map(|owner| spawn(|| work(owner))).collect();
@@ -317,7 +317,7 @@ fn use_it(ours: &Ours, i: u64) {
     let map = &ours.map;
     match map.spec().map_type {
         MapType::STACK_TRACE => {
-            let _ = map.stack_id(&[i, 2, 3], 1 << 10, &me);
+            let _ = stacks(map).id_of(&[i, 2, 3], 1 << 10, &me);
             let _ = map.lookup_copy(&(i as u32).to_ne_bytes(), &mut [0; 64], 0, &me);
             let _ = map.next_key(None, &mut [0; 4], &me);
         }

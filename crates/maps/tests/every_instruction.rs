@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use beeline_maps::{Caller, ringbuf, ringbuf::Ring};
 use beeline_uapi::{Errno, MapType};
 use common::{
-    HASHES, LRU_HASHES, Ours, caller, spec,
+    HASHES, LRU_HASHES, Ours, caller, spec, stacks,
     step::{DEAD, each_step},
 };
 
@@ -220,9 +220,9 @@ fn ring_output() {
 fn stack_id() {
     let ours = Ours::new(&spec(MapType::STACK_TRACE, 4, 8 * 8, 1), 2).unwrap();
     let (old, new) = ([5u64; 3], [6u64; 4]);
-    ours.map.stack_id(&old, 0, &caller(2, 0)).unwrap();
+    stacks(&ours.map).id_of(&old, 0, &caller(2, 0)).unwrap();
     let replace = |caller: &Caller| {
-        let _ = ours.map.stack_id(&new, 1 << 10, caller);
+        let _ = stacks(&ours.map).id_of(&new, 1 << 10, caller);
     };
     each_step(&ours, replace, |copy| {
         let me = caller(1, 0);
@@ -241,6 +241,6 @@ fn stack_id() {
             }
             Err(error) => assert_eq!(error, Errno::ENOENT),
         }
-        assert_eq!(copy.map.stack_id(&[9], 1 << 10, &me), Ok(0));
+        assert_eq!(stacks(&copy.map).id_of(&[9], 1 << 10, &me), Ok(0));
     });
 }

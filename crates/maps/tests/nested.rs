@@ -8,7 +8,7 @@ use std::{cell::Cell, sync::atomic::AtomicU32, sync::atomic::Ordering::Relaxed};
 use beeline_maps::Caller;
 use beeline_uapi::flags;
 use beeline_uapi::{Errno, MapType};
-use common::{Ours, caller, spec};
+use common::{Ours, caller, spec, stacks};
 
 const OWNER: u32 = 7;
 
@@ -132,7 +132,7 @@ fn neither_do_types_with_one_lock() {
         }
         ASKED.set(0);
         let done = match map_type {
-            MapType::STACK_TRACE => ours.map.stack_id(&[1, 2], 0, &nested()).map(drop),
+            MapType::STACK_TRACE => stacks(&ours.map).id_of(&[1, 2], 0, &nested()).map(drop),
             MapType::LPM_TRIE => ours.set(&[8, 0, 0, 0, 1, 0, 0, 0], &[0; 8], 0, &nested()),
             _ => ours.map.update_copy(&[], &[0; 8], 0, &nested()),
         };

@@ -146,7 +146,7 @@ impl Arena {
             Produce(of) | Discard(of) => produce(map, of, matches!(op, Discard(_)), me),
             Consume => return self.consume(),
             Stack(of) => {
-                return match map.stack_id(&[of; FRAMES], 0, me) {
+                return match common::stacks(map).id_of(&[of; FRAMES], 0, me) {
                     Ok(id) => id.into(),
                     Err(error) => -i64::from(error.0),
                 };

@@ -10,7 +10,7 @@ use std::{
 
 use beeline_maps::ringbuf::Ring;
 use beeline_uapi::{Errno, MapType};
-use common::{Ours, caller, spec};
+use common::{Ours, caller, spec, stacks};
 use proptest::prelude::*;
 
 /// Keys that stay are found by every look-up, however their neighbours come and go.
@@ -141,7 +141,7 @@ fn stacks_have_one_id() {
         let mut ids = HashMap::new();
         for i in 0..50_000u64 {
             let ips: Vec<u64> = (0..1 + i % 31).map(|frame| frame * 16 + i % 97).collect();
-            if let Ok(id) = ours.map.stack_id(&ips, 0, &me) {
+            if let Ok(id) = stacks(&ours.map).id_of(&ips, 0, &me) {
                 assert_eq!(*ids.entry(ips).or_insert(id), id);
             }
         }

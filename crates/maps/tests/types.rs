@@ -5,9 +5,9 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use beeline_maps::{Kind, Layout, Spec};
+use beeline_maps::{Kind, Layout, Spec, TaskStorage};
+use beeline_uapi::MapType;
 use beeline_uapi::flags;
-use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, caller, kernel,
     kernel::KernelMap,
@@ -423,14 +423,15 @@ fn task_storages_forget_ended_tasks() {
             .unwrap();
     }
     let is_odd = |tid: u32| tid % 2 == 1;
-    assert_eq!(ours.map.forget_tasks(&is_odd, &me), Ok(250));
-    assert_eq!(ours.map.forget_tasks(&is_odd, &me), Ok(0));
+    let storage = TaskStorage::of(&ours.map).unwrap();
+    assert_eq!(storage.forget(&is_odd, &me), Ok(250));
+    assert_eq!(storage.forget(&is_odd, &me), Ok(0));
     for tid in 1..=500u32 {
         let value = (!is_odd(tid)).then(|| vec![tid as u8; 8]);
         assert_eq!(ours.get(&tid.to_ne_bytes(), 0), value);
     }
     let array = Ours::new(&common::spec(MapType::ARRAY, 4, 8, 4), 2).unwrap();
-    assert_eq!(array.map.forget_tasks(&is_odd, &me), Err(Errno::EINVAL));
+    assert!(TaskStorage::of(&array.map).is_none());
 }
 
 /// Reads another CPU's value, by a program.

@@ -1,6 +1,7 @@
 //! Stack traces: the frame-pointer walk that the kernel does for user stacks.
 
 use beeline_isa::abi::Run;
+use beeline_maps::StackTraces;
 use beeline_uapi::flags;
 
 use super::maps::caller;
@@ -32,7 +33,10 @@ pub unsafe extern "sysv64" fn get_stackid(
     let frames = walk(context, MAX_DEPTH);
     // SAFETY: the walk filled this many words of the leased slot's scratch.
     let addresses = unsafe { (*context.slot).scratch.get(..frames) }.unwrap_or_default();
-    match handle.map.stack_id(addresses, flags, &caller(context)) {
+    let Some(stacks) = StackTraces::of(&handle.map) else {
+        return failed(EINVAL);
+    };
+    match stacks.id_of(addresses, flags, &caller(context)) {
         Ok(id) => u64::from(id),
         Err(error) => failed(error.0),
     }

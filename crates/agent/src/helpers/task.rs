@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_isa::abi::Run;
+use beeline_maps::TaskStorage;
 
 use super::identity::{comm, tgid, tid};
 use super::{context, failed, maps, read, signal};
@@ -134,8 +135,11 @@ pub unsafe extern "sysv64" fn task_storage_get(
     if !found.is_null() || flags & CREATE == 0 {
         return found as u64;
     }
+    let Some(storage) = TaskStorage::of(map) else {
+        return 0;
+    };
     // SAFETY: the program answers for the value.
-    unsafe { map.task_value(thread, value as *const u8, &maps::caller(context)) as u64 }
+    unsafe { storage.value(thread, value as *const u8, &maps::caller(context)) as u64 }
 }
 
 /// `bpf_task_storage_delete(map, task)`.

@@ -10,7 +10,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::{Caller, Map, words};
+use crate::{Caller, memory::Memory, words};
 
 const CLOCK: u64 = 64;
 const WAITS: u64 = 128;
@@ -53,44 +53,62 @@ pub(super) struct Record<'m> {
     pub(super) node: &'m AtomicU32,
 }
 
-impl Map {
+/// The control area of a hash.
+#[derive(Clone, Copy)]
+pub(super) struct Control<'m> {
+    memory: &'m Memory,
+}
+
+impl<'m> Control<'m> {
+    #[inline]
+    pub(super) fn new(memory: &'m Memory) -> Self {
+        Self { memory }
+    }
+
     /// Returns the number of nodes, from the first on, that were ever used.
-    pub(super) fn used_mark(&self) -> &AtomicU32 {
-        self.control_half(0)
+    pub(super) fn used_mark(self) -> &'m AtomicU32 {
+        self.half(0)
     }
 
     /// Returns a word that is not 0 if a process could not give a node back, which is in no record
     /// then.
-    pub(super) fn left_behind(&self) -> &AtomicU32 {
-        self.control_half(4)
+    pub(super) fn left_behind(self) -> &'m AtomicU32 {
+        self.half(4)
     }
 
     /// Returns the number of nodes that the clock's hand has ever passed.
-    pub(super) fn clock(&self) -> &AtomicU64 {
+    pub(super) fn clock(self) -> &'m AtomicU64 {
         // SAFETY: 8-aligned, and in the control area.
-        unsafe { words::word(self.at(self.layout.control.wrapping_add(CLOCK))) }
+        unsafe {
+            words::word(
+                self.memory
+                    .at(self.memory.layout.control.wrapping_add(CLOCK)),
+            )
+        }
     }
 
     /// Returns the number of a bucket with a lock that is or was waited for.
-    pub(super) fn wait(&self, place: u32) -> &AtomicU32 {
-        self.control_half(WAITS + 4 * u64::from(place & (WAITERS - 1)))
+    pub(super) fn wait(self, place: u32) -> &'m AtomicU32 {
+        self.half(WAITS + 4 * u64::from(place & (WAITERS - 1)))
     }
 
-    pub(super) fn shard(&self, number: u32) -> Shard<'_> {
-        let at = SHARDS.wrapping_add(LINE * u64::from(number & self.layout.shard_mask));
-        let position = self.at(self.layout.control.wrapping_add(at + 8));
+    pub(super) fn shard(self, number: u32) -> Shard<'m> {
+        let at = SHARDS.wrapping_add(LINE * u64::from(number & self.memory.layout.shard_mask));
+        let position = self
+            .memory
+            .at(self.memory.layout.control.wrapping_add(at + 8));
         Shard {
-            lock: self.control_half(at),
-            head: self.control_half(at + 4),
+            lock: self.half(at),
+            head: self.half(at + 4),
             // SAFETY: 8-aligned, and in the control area.
             position: unsafe { words::word(position) },
-            index: self.control_half(at + 16),
+            index: self.half(at + 16),
         }
     }
 
     #[inline]
-    pub(super) fn record_of(&self, caller: &Caller) -> Record<'_> {
-        let cpus = self.layout.cpus;
+    pub(super) fn record_of(self, caller: &Caller) -> Record<'m> {
+        let cpus = self.memory.layout.cpus;
         self.record(if caller.cpu < cpus {
             caller.cpu
         } else {
@@ -99,25 +117,30 @@ impl Map {
     }
 
     /// Returns the number of records.
-    pub(super) fn records(&self) -> u32 {
-        self.layout.cpus.wrapping_add(SLOTLESS)
+    pub(super) fn records(self) -> u32 {
+        self.memory.layout.cpus.wrapping_add(SLOTLESS)
     }
 
     /// Returns a record, by its number.
     #[inline]
-    pub(super) fn record(&self, number: u32) -> Record<'_> {
+    pub(super) fn record(self, number: u32) -> Record<'m> {
         let at = RECORDS.wrapping_add(LINE * u64::from(number));
         Record {
-            bucket: self.control_half(at),
-            victim: self.control_half(at + 4),
-            node: self.control_half(at + 8),
+            bucket: self.half(at),
+            victim: self.half(at + 4),
+            node: self.half(at + 8),
         }
     }
 
     /// Returns a half word. Callers' offsets are multiples of 4 below [`len`].
     #[inline]
-    fn control_half(&self, offset: u64) -> &AtomicU32 {
+    fn half(self, offset: u64) -> &'m AtomicU32 {
         // SAFETY: 4-aligned, and in the control area.
-        unsafe { words::half(self.at(self.layout.control.wrapping_add(offset))) }
+        unsafe {
+            words::half(
+                self.memory
+                    .at(self.memory.layout.control.wrapping_add(offset)),
+            )
+        }
     }
 }

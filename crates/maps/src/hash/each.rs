@@ -3,8 +3,12 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Acquire;
 
-use super::{Bucket, Node, RESTARTS, nodes::IN_USE};
-use crate::Map;
+use super::{
+    RESTARTS,
+    chains::{Bucket, Chains, Node},
+    nodes::IN_USE,
+};
+use crate::memory::Memory;
 
 /// Links to nodes of one bucket, read before the first of them is shown, so that a node that is
 /// deleted then does not lead astray. Chains are mostly much shorter; a longer one is read in
@@ -20,29 +24,42 @@ struct Part {
     strayed: bool,
 }
 
-impl Map {
+/// The elements of a hash, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Elements<'m> {
+    chains: Chains<'m>,
+}
+
+impl<'m> Elements<'m> {
+    #[inline]
+    pub(crate) fn new(memory: &'m Memory) -> Self {
+        let chains = Chains::new(memory);
+        Self { chains }
+    }
+
     /// Shows every element's key and value. Returns their number, including the one for which
     /// `each` returned false.
-    pub(crate) fn hash_for_each(
-        &self,
+    pub(crate) fn for_each(
+        self,
         cpu: u32,
         mut each: impl FnMut(*const u8, *mut u8) -> bool,
     ) -> u32 {
+        let chains = self.chains;
         let mut links = [const { MaybeUninit::uninit() }; 32];
         let mut seen = 0;
-        for number in 0..=self.layout.mask {
-            let bucket = self.bucket(number);
+        for number in 0..=chains.memory.layout.mask {
+            let bucket = chains.bucket(number);
             let mut from = None;
             // Even in a map that is overwritten all the time a walk must end.
-            while seen < self.longest_walk() {
+            while seen < chains.longest_walk() {
                 let (read, rest) = self.read_links(bucket, from, &mut links);
                 for link in read {
-                    let Some(node) = self.node_of(*link).filter(|node| self.is_in(*node, bucket))
+                    let Some(node) = chains.node(*link).filter(|node| self.is_in(*node, bucket))
                     else {
                         continue;
                     };
                     seen = seen.wrapping_add(1);
-                    if !each(node.key(), self.value(node.index, cpu)) {
+                    if !each(node.key(), chains.memory.value(node.index, cpu)) {
                         return seen;
                     }
                 }
@@ -58,7 +75,7 @@ impl Map {
     /// Returns the links of a bucket's chain, from its head or from a link on, as far as there is
     /// room, and the link to go on from.
     fn read_links<'a>(
-        &self,
+        self,
         bucket: Bucket<'_>,
         from: Option<u32>,
         links: &'a mut Links,
@@ -76,10 +93,10 @@ impl Map {
         (unsafe { read.assume_init_ref() }, part.rest)
     }
 
-    fn read_part(&self, bucket: Bucket<'_>, from: Option<u32>, links: &mut Links) -> Part {
+    fn read_part(self, bucket: Bucket<'_>, from: Option<u32>, links: &mut Links) -> Part {
         let mut link = from.unwrap_or_else(|| bucket.head.load(Acquire));
         let (mut count, mut rest, mut again) = (0, None, false);
-        while let Some(node) = self.node_of(link) {
+        while let Some(node) = self.chains.node(link) {
             let (before, after) = links.split_at_mut_checked(count).unwrap_or_default();
             let Some(place) = after.first_mut() else {
                 rest = Some(link);
@@ -105,8 +122,8 @@ impl Map {
 
     /// True if the node is in this bucket's chain, and has not been deleted since its link was
     /// read.
-    fn is_in(&self, node: Node<'_>, bucket: Bucket<'_>) -> bool {
+    fn is_in(self, node: Node<'_>, bucket: Bucket<'_>) -> bool {
         node.stamp().load(Acquire) == IN_USE
-            && node.hash().load(Acquire) & self.layout.mask == bucket.number
+            && node.hash().load(Acquire) & self.chains.memory.layout.mask == bucket.number
     }
 }

@@ -10,8 +10,12 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::{Bucket, MAX_MARK, Node, control::Shard, nodes::IN_USE};
-use crate::{Caller, Map, lock};
+use super::{
+    chains::{Bucket, Chains, MAX_MARK, Node},
+    control::Shard,
+    nodes::{IN_USE, Nodes},
+};
+use crate::{Caller, lock};
 
 /// The most nodes of a run.
 const RUN: u32 = 16;
@@ -19,18 +23,29 @@ const RUN: u32 = 16;
 /// marked, it matters little which one goes, and it matters that an update ends soon.
 const LONGEST_SEARCH: u32 = 8192;
 
-impl Map {
+/// The clock of an LRU hash.
+#[derive(Clone, Copy)]
+pub(super) struct Clock<'m> {
+    chains: Chains<'m>,
+}
+
+impl<'m> Clock<'m> {
+    #[inline]
+    pub(super) fn new(chains: Chains<'m>) -> Self {
+        Self { chains }
+    }
+
     /// Takes an element out of the map, which is full, while the caller holds the lock of `held`.
     /// The element's node is then stamped as the caller's.
     ///
     /// Returns `None` if all buckets that were tried are locked by others. Try again without
     /// holding a lock, as those may be waiting for this one in the same way.
-    pub(super) fn evict(&self, held: Bucket<'_>, caller: &Caller) -> Option<Node<'_>> {
-        let shard = self.shard(caller.cpu);
-        let entries = self.layout.entries;
+    pub(super) fn evict(self, held: Bucket<'_>, caller: &Caller) -> Option<Node<'m>> {
+        let shard = self.chains.control().shard(caller.cpu);
+        let entries = self.chains.memory.layout.entries;
         let search = entries.saturating_mul(MAX_MARK).min(LONGEST_SEARCH);
         for step in 0..entries.min(LONGEST_SEARCH) + search + RUN {
-            let Some(node) = self.node_of(self.candidate(shard)) else {
+            let Some(node) = self.chains.node(self.candidate(shard)) else {
                 continue;
             };
             if node.stamp().load(Relaxed) != IN_USE {
@@ -50,30 +65,35 @@ impl Map {
 
     /// Takes this node out of its chain. Returns `None` if that is locked by another, or the node
     /// is in none.
-    fn take_linked(&self, node: Node<'_>, held: Bucket<'_>, caller: &Caller) -> Option<()> {
-        let bucket = self.bucket(node.hash().load(Acquire));
+    fn take_linked(self, node: Node<'_>, held: Bucket<'_>, caller: &Caller) -> Option<()> {
+        let control = self.chains.control();
+        let bucket = self.chains.bucket(node.hash().load(Acquire));
         let _guard = if bucket.number == held.number {
             None
         } else {
-            self.record_of(caller).victim.store(bucket.number, Release);
+            control
+                .record_of(caller)
+                .victim
+                .store(bucket.number, Release);
             let guard = lock::attempt(bucket.lock, caller).ok()?;
             if guard.is_none() {
-                self.wait(caller.cpu).store(bucket.number, Relaxed);
+                control.wait(caller.cpu).store(bucket.number, Relaxed);
             }
             Some(guard?)
         };
-        self.unlink(self.word_to(bucket, node)?, node, caller);
+        Nodes::new(self.chains).unlink(self.chains.word_to(bucket, node)?, node, caller);
         Some(())
     }
 
     /// Returns the link to the next node that the clock's hand reaches.
-    fn candidate(&self, shard: Shard<'_>) -> u32 {
-        let entries = self.layout.entries;
+    fn candidate(self, shard: Shard<'_>) -> u32 {
+        let clock = self.chains.control().clock();
+        let entries = self.chains.memory.layout.entries;
         let (mut position, mut index) = (shard.position.load(Relaxed), shard.index.load(Relaxed));
         let run = u64::from(self.run());
-        let is_old = self.clock().load(Relaxed).wrapping_sub(position) > u64::from(entries);
+        let is_old = clock.load(Relaxed).wrapping_sub(position) > u64::from(entries);
         if position & run.wrapping_sub(1) == 0 || is_old || index >= entries {
-            position = self.clock().fetch_add(run, Relaxed);
+            position = clock.fetch_add(run, Relaxed);
             index = position.checked_rem(entries.into()).unwrap_or(0) as u32;
         }
         let link = index.wrapping_add(1);
@@ -86,8 +106,9 @@ impl Map {
 
     /// Returns the number of nodes of a run, a power of two: few enough that all shards' runs
     /// together are a part of the map.
-    fn run(&self) -> u32 {
-        let share = self.layout.entries >> (2 + self.layout.shard_mask.count_ones());
+    fn run(self) -> u32 {
+        let layout = &self.chains.memory.layout;
+        let share = layout.entries >> (2 + layout.shard_mask.count_ones());
         1 << share.clamp(1, RUN).ilog2()
     }
 }

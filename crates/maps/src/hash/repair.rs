@@ -8,81 +8,129 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use super::{Node, control::WAITERS, nodes};
-use crate::{Caller, Map, lock};
+use super::{
+    chains::{Chains, Node},
+    control::WAITERS,
+    nodes::{self, Nodes},
+};
+use crate::{Caller, lock, memory::Memory, values::Values};
 
-impl Map {
-    /// Frees what the `dead` held: everything that their records lead to, in a time that does not
-    /// depend on the map's size.
-    pub(crate) fn hash_release(
-        &self,
-        dead: &dyn Fn(u32) -> bool,
-        caller: &Caller,
-    ) -> Result<(), Errno> {
-        // A chain is whole at every instruction, so for a bucket only its lock has to be freed.
-        for number in 0..self.records() {
-            let record = self.record(number);
-            self.free_bucket(record.bucket, dead);
-            self.free_bucket(record.victim, dead);
+/// The repair of a hash, by a caller that knows which processes are dead.
+#[derive(Clone, Copy)]
+pub(crate) struct Repair<'a> {
+    chains: Chains<'a>,
+    dead: &'a dyn Fn(u32) -> bool,
+    caller: &'a Caller,
+}
+
+impl<'a> Repair<'a> {
+    pub(crate) fn new(
+        memory: &'a Memory,
+        dead: &'a dyn Fn(u32) -> bool,
+        caller: &'a Caller,
+    ) -> Self {
+        Self {
+            chains: Chains::new(memory),
+            dead,
+            caller,
         }
-        // A lock that is waited for and was in no record: one or the other was overwritten. Then
-        // everything must be looked at.
-        let mut is_lost = false;
-        for place in 0..WAITERS {
-            is_lost |= self.free_bucket(self.wait(place), dead);
-        }
-        if is_lost {
-            for number in 0..=self.layout.mask {
-                lock::free_if(self.bucket(number).lock, dead);
-            }
-            self.left_behind().store(1, Release);
-        }
-        // The first node of a list may be on its way out or in. It is linked, so it is on the list.
-        for number in 0..=self.layout.shard_mask {
-            let shard = self.shard(number);
-            let _guard = lock::steal(shard.lock, dead, caller)?;
-            if let Some(node) = self.node_of(shard.head.load(Relaxed))
-                && is_held(node, dead)
-            {
-                node.stamp().store(nodes::FREE, Release);
-            }
-        }
-        // Now a node that bears a dead one's stamp is either in a chain or nowhere.
-        for number in 0..self.records() {
-            if let Some(node) = self.node_of(self.record(number).node.load(Acquire))
-                && is_held(node, dead)
-            {
-                self.settle(node, dead, caller)?;
-            }
-        }
-        if self.left_behind().swap(0, AcqRel) != 0 {
-            let settled = self.settle_all(dead, caller);
+    }
+
+    /// Frees what the dead held: the locks of values, and everything that their records lead to.
+    /// Except for maps with such locks, the time does not depend on the map's size.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if a process that is not dead does not let go of a lock.
+    pub(crate) fn run(self) -> Result<(), Errno> {
+        let used = Nodes::new(self.chains).used();
+        Values::new(self.chains.memory).release_locks(used, self.dead);
+        self.free_buckets();
+        self.settle_lists()?;
+        self.settle_records()?;
+        let left_behind = self.chains.control().left_behind();
+        if left_behind.swap(0, AcqRel) != 0 {
+            let settled = self.settle_all();
             if settled != Ok(true) {
-                self.left_behind().store(1, Release);
+                left_behind.store(1, Release);
             }
             settled?;
         }
         Ok(())
     }
 
+    /// Frees the locks of buckets. A chain is whole at every instruction, so for a bucket only its
+    /// lock has to be freed.
+    fn free_buckets(self) {
+        let control = self.chains.control();
+        for number in 0..control.records() {
+            let record = control.record(number);
+            self.free_bucket(record.bucket);
+            self.free_bucket(record.victim);
+        }
+        // A lock that is waited for and was in no record: one or the other was overwritten. Then
+        // everything must be looked at.
+        let mut is_lost = false;
+        for place in 0..WAITERS {
+            is_lost |= self.free_bucket(control.wait(place));
+        }
+        if is_lost {
+            for number in 0..=self.chains.memory.layout.mask {
+                lock::free_if(self.chains.bucket(number).lock, self.dead);
+            }
+            control.left_behind().store(1, Release);
+        }
+    }
+
     /// Frees the lock of the bucket with this number if a dead process holds it, and returns
     /// whether it did.
-    fn free_bucket(&self, number: &AtomicU32, dead: &dyn Fn(u32) -> bool) -> bool {
-        lock::free_if(self.bucket(number.load(Acquire)).lock, dead)
+    fn free_bucket(self, number: &AtomicU32) -> bool {
+        let bucket = self.chains.bucket(number.load(Acquire));
+        lock::free_if(bucket.lock, self.dead)
+    }
+
+    /// Frees the locks of the free lists. The first node of a list may be on its way out or in. It
+    /// is linked, so it is on the list.
+    fn settle_lists(self) -> Result<(), Errno> {
+        for number in 0..=self.chains.memory.layout.shard_mask {
+            let shard = self.chains.control().shard(number);
+            let _guard = lock::steal(shard.lock, self.dead, self.caller)?;
+            if let Some(node) = self.chains.node(shard.head.load(Relaxed))
+                && self.is_held(node)
+            {
+                node.stamp().store(nodes::FREE, Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles the nodes that are in records. After [`Self::settle_lists`] a node that bears a dead
+    /// process's stamp is either in a chain or nowhere.
+    fn settle_records(self) -> Result<(), Errno> {
+        let control = self.chains.control();
+        for number in 0..control.records() {
+            if let Some(node) = self.chains.node(control.record(number).node.load(Acquire))
+                && self.is_held(node)
+            {
+                self.settle(node)?;
+            }
+        }
+        Ok(())
     }
 
     /// Searches all nodes for those that a dead process had in hand. Returns whether no living
     /// process has any.
-    fn settle_all(&self, dead: &dyn Fn(u32) -> bool, caller: &Caller) -> Result<bool, Errno> {
+    fn settle_all(self) -> Result<bool, Errno> {
+        let used_mark = self.chains.control().used_mark();
         let mut is_all = true;
         let mut link = 1;
-        while let Some(node) = self.node_of(link) {
-            if is_held(node, dead) {
-                self.settle(node, dead, caller)?;
+        while let Some(node) = self.chains.node(link) {
+            if self.is_held(node) {
+                self.settle(node)?;
             }
-            is_all &= !is_held(node, &|_| true);
+            is_all &= !is_in_hand(node, &|_| true);
             // The node at the mark may have been taken already.
-            if node.index >= self.used_mark().load(Acquire) {
+            if node.index >= used_mark.load(Acquire) {
                 break;
             }
             link = link.wrapping_add(1);
@@ -92,29 +140,31 @@ impl Map {
 
     /// Decides the fate of a node that a dead process had in hand. If it is in the chain that its
     /// hash leads to, it was linked already, or not yet unlinked; else it is free.
-    fn settle(
-        &self,
-        node: Node<'_>,
-        dead: &dyn Fn(u32) -> bool,
-        caller: &Caller,
-    ) -> Result<(), Errno> {
-        let bucket = self.bucket(node.hash().load(Acquire));
-        let guard = self.lock_bucket(bucket, caller)?;
-        if !is_held(node, dead) {
+    fn settle(self, node: Node<'a>) -> Result<(), Errno> {
+        let bucket = self.chains.bucket(node.hash().load(Acquire));
+        let guard = self.chains.lock(bucket, self.caller)?;
+        if !self.is_held(node) {
             return Ok(()); // It was linked, and has been deleted meanwhile.
         }
-        if self.word_to(bucket, node).is_some() {
+        if self.chains.word_to(bucket, node).is_some() {
             node.stamp().store(nodes::IN_USE, Release);
             return Ok(());
         }
-        self.stamp_node(node, caller);
+        let nodes = Nodes::new(self.chains);
+        nodes.stamp(node, self.caller);
         drop(guard);
-        self.give_node(node, caller);
+        nodes.give(node, self.caller);
         Ok(())
+    }
+
+    /// True if a dead process had this node in hand.
+    fn is_held(self, node: Node<'_>) -> bool {
+        is_in_hand(node, self.dead)
     }
 }
 
-fn is_held(node: Node<'_>, dead: &dyn Fn(u32) -> bool) -> bool {
+/// True if the process that has this node in hand is one of the `owners`.
+fn is_in_hand(node: Node<'_>, owners: &dyn Fn(u32) -> bool) -> bool {
     let stamp = node.stamp().load(Acquire);
-    !matches!(stamp, nodes::FREE | nodes::IN_USE | nodes::UNUSED) && dead(stamp)
+    !matches!(stamp, nodes::FREE | nodes::IN_USE | nodes::UNUSED) && owners(stamp)
 }

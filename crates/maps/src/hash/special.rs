@@ -2,30 +2,29 @@
 
 use core::sync::atomic::Ordering::Acquire;
 
-use super::{NODE_KEY, Node, hash_words};
-use crate::Map;
+use super::{HashTable, NODE_KEY, chains::Node, hash_words};
 
-impl Map {
-    /// [`Map::lookup`] in a hash with keys of `KEY` bytes: a per-CPU one or not, an LRU one or not.
+impl HashTable<'_> {
+    /// A program's look-up with keys of `KEY` bytes: a per-CPU one or not, an LRU one or not.
     ///
     /// Most elements are the first of their bucket, and are found without a frame; the rest is left
-    /// to `Map::look_on`.
+    /// to `HashTable::look_on`.
     ///
     /// # Safety
     ///
     /// The map is of that kind, and `key` is readable for `KEY` bytes.
     #[inline(always)]
-    pub unsafe fn lookup_hash<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
-        &self,
+    pub(crate) unsafe fn lookup_sized<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
+        self,
         key: *const u8,
         cpu: u32,
     ) -> *mut u8 {
         // SAFETY: the caller promises that the map is of that kind, and `key` is readable for `KEY`
         // bytes.
         let hash = unsafe { hash_words(key, KEY) };
-        let bucket = self.bucket(hash);
+        let bucket = self.chains.bucket(hash);
         let link = bucket.head.load(Acquire);
-        match self.node_of(link) {
+        match self.chains.node(link) {
             // SAFETY: the caller promises that the map is of that kind, and `key` is readable for
             // `KEY` bytes.
             Some(node) if unsafe { node.has_key(key, KEY) } => {
@@ -42,12 +41,12 @@ impl Map {
     #[cold]
     #[inline(never)]
     unsafe fn look_on<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
-        &self,
+        self,
         key: *const u8,
         cpu: u32,
     ) -> *mut u8 {
-        // SAFETY: the caller of `lookup_hash` promises that `key` is readable for `KEY` bytes.
-        match unsafe { self.find_sized(key, KEY) } {
+        // SAFETY: the caller of `lookup_sized` promises that `key` is readable for `KEY` bytes.
+        match unsafe { self.find_node_sized(key, KEY) } {
             Some(node) => self.used::<KEY, PER_CPU, LRU>(node, cpu),
             None => core::ptr::null_mut(),
         }
@@ -56,7 +55,7 @@ impl Map {
     /// Returns a node's value.
     #[inline(always)]
     fn used<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
-        &self,
+        self,
         node: Node<'_>,
         cpu: u32,
     ) -> *mut u8 {
@@ -64,7 +63,7 @@ impl Map {
             node.touch();
         }
         if PER_CPU {
-            return self.value(node.index, cpu);
+            return self.chains.memory.value(node.index, cpu);
         }
         // The value is behind the key, as the layout has it.
         let key_end = const { NODE_KEY as usize + KEY.next_multiple_of(8) };

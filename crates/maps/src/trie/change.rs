@@ -7,8 +7,11 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use super::{ELEMENT, INTERMEDIATE, Node, Prefix, bit};
-use crate::{Caller, Map, flags, lock, words};
+use super::{
+    Prefix, Trie, bit,
+    nodes::{ELEMENT, INTERMEDIATE, Node},
+};
+use crate::{Caller, flags, lock, words};
 
 /// The end of a key's path.
 struct Place<'m> {
@@ -23,7 +26,7 @@ struct Place<'m> {
     parent: Option<(Node, &'m AtomicU32)>,
 }
 
-impl Map {
+impl<'m> Trie<'m> {
     /// Creates or replaces an element.
     ///
     /// # Errors
@@ -35,8 +38,8 @@ impl Map {
     ///
     /// `key` is readable for `key_size` bytes, `value` for `value_size`.
     #[inline(never)]
-    pub(crate) unsafe fn trie_update(
-        &self,
+    pub(crate) unsafe fn update(
+        self,
         key: *const u8,
         value: *const u8,
         flags: u64,
@@ -48,10 +51,10 @@ impl Map {
         // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value` for
         // `value_size`.
         let key = unsafe { self.prefix(key)? };
-        let _guard = lock::acquire(self.trie_lock(), caller)?;
+        let _guard = lock::acquire(self.nodes.control().lock(), caller)?;
         let place = self.place_of(key);
         match place.node {
-            Some(node) if place.common == self.node_len(node) => {
+            Some(node) if place.common == self.nodes.len_of(node) => {
                 // The same prefix: bits behind it may change, which nobody compares.
                 if !node.is_element() {
                     self.check_room(flags)?;
@@ -81,11 +84,11 @@ impl Map {
     /// # Safety
     ///
     /// `value` is readable for `value_size` bytes.
-    unsafe fn insert(&self, place: &Place<'_>, key: Prefix, value: *const u8) -> Result<(), Errno> {
-        let new = self.trie_take()?;
+    unsafe fn insert(self, place: &Place<'_>, key: Prefix, value: *const u8) -> Result<(), Errno> {
+        let new = self.nodes.take()?;
         // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
         unsafe { self.fill(new, key, value) };
-        self.clear(new, key.len, ELEMENT);
+        new.init(key.len, ELEMENT);
         let top = match place.node {
             None => new,
             Some(below) if place.common == key.len => {
@@ -94,13 +97,13 @@ impl Map {
                 new
             }
             Some(below) => {
-                let Ok(middle) = self.trie_take() else {
-                    self.trie_give(new);
+                let Ok(middle) = self.nodes.take() else {
+                    self.nodes.give(new);
                     return Err(Errno::ENOMEM);
                 };
-                self.clear(middle, place.common, INTERMEDIATE);
+                middle.init(place.common, INTERMEDIATE);
                 // SAFETY: both have the bytes of the longest prefix, in whole words.
-                unsafe { self.put_data(middle, below.data()) };
+                unsafe { self.nodes.put_data(middle, below.data()) };
                 let side = bit(key.data, place.common);
                 middle.child(side).store(new.link(), Relaxed);
                 middle.child(!side).store(below.link(), Relaxed);
@@ -122,13 +125,13 @@ impl Map {
     ///
     /// `key` is readable for `key_size` bytes.
     #[inline(never)]
-    pub(crate) unsafe fn trie_delete(&self, key: *const u8, caller: &Caller) -> Result<(), Errno> {
+    pub(crate) unsafe fn delete(self, key: *const u8, caller: &Caller) -> Result<(), Errno> {
         // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let key = unsafe { self.prefix(key)? };
-        let _guard = lock::acquire(self.trie_lock(), caller)?;
+        let _guard = lock::acquire(self.nodes.control().lock(), caller)?;
         let place = self.place_of(key);
         let is_it = |node: &Node| {
-            let len = self.node_len(*node);
+            let len = self.nodes.len_of(*node);
             len == key.len && len == place.common && node.is_element()
         };
         let node = place.node.filter(is_it).ok_or(Errno::ENOENT)?;
@@ -141,14 +144,14 @@ impl Map {
             Some((parent, slot)) if left == 0 && right == 0 && !parent.is_element() => {
                 let is_left = parent.child(false).load(Relaxed) == node.link();
                 slot.store(parent.child(is_left).load(Relaxed), Release);
-                self.trie_give(parent);
-                self.trie_give(node);
+                self.nodes.give(parent);
+                self.nodes.give(node);
             }
             _ => {
                 place
                     .slot
                     .store(if left == 0 { right } else { left }, Release);
-                self.trie_give(node);
+                self.nodes.give(node);
             }
         }
         Ok(())
@@ -160,31 +163,31 @@ impl Map {
     /// # Safety
     ///
     /// `key` is readable for `key_size` bytes.
-    pub(crate) unsafe fn trie_with(
-        &self,
+    pub(crate) unsafe fn with(
+        self,
         key: *const u8,
         caller: &Caller,
         read: impl FnOnce(u32) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let _guard = lock::acquire(self.trie_lock(), caller)?;
+        let _guard = lock::acquire(self.nodes.control().lock(), caller)?;
         // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
-        read(unsafe { self.trie_find(key) }.ok_or(Errno::ENOENT)?)
+        read(unsafe { self.find(key) }.ok_or(Errno::ENOENT)?)
     }
 
-    fn place_of(&self, key: Prefix) -> Place<'_> {
+    fn place_of(self, key: Prefix) -> Place<'m> {
         let mut place = Place {
-            slot: self.root(),
+            slot: self.nodes.control().root(),
             node: None,
             common: 0,
             parent: None,
         };
-        for _ in 0..=self.longest_prefix() {
-            place.node = self.trie_node(place.slot.load(Relaxed));
+        for _ in 0..=self.nodes.longest_prefix() {
+            place.node = self.nodes.node(place.slot.load(Relaxed));
             let Some(node) = place.node else {
                 break;
             };
-            let len = self.node_len(node);
-            place.common = self.common(node, key);
+            let len = self.nodes.len_of(node);
+            place.common = self.nodes.common(node, key);
             if place.common != len || len == key.len {
                 break;
             }
@@ -196,27 +199,21 @@ impl Map {
 
     /// Fails if no element may be added. In the kernel's order: `ENOENT` if it had to be there,
     /// `ENOSPC` for a full trie.
-    fn check_room(&self, flags: u64) -> Result<(), Errno> {
+    fn check_room(self, flags: u64) -> Result<(), Errno> {
+        let most = self.nodes.memory.spec.max_entries;
         if flags == flags::EXIST {
             Err(Errno::ENOENT)
-        } else if self.elements().load(Relaxed) >= self.spec.max_entries {
+        } else if self.nodes.control().elements().load(Relaxed) >= most {
             Err(Errno::ENOSPC)
         } else {
             Ok(())
         }
     }
 
-    fn count(&self, more: u32) {
-        let elements = self.elements().load(Relaxed).wrapping_add(more);
-        self.elements().store(elements, Relaxed);
-    }
-
-    /// Initializes a node that is not linked yet as one without children.
-    fn clear(&self, node: Node, len: u32, state: u32) {
-        node.child(false).store(0, Relaxed);
-        node.child(true).store(0, Relaxed);
-        node.len().store(len, Relaxed);
-        node.state().store(state, Relaxed);
+    /// Counts more elements; `u32::MAX` is one less.
+    fn count(self, more: u32) {
+        let elements = self.nodes.control().elements();
+        elements.store(elements.load(Relaxed).wrapping_add(more), Relaxed);
     }
 
     /// Stores an element's prefix and value.
@@ -224,32 +221,17 @@ impl Map {
     /// # Safety
     ///
     /// `value` is readable for `value_size` bytes.
-    unsafe fn fill(&self, node: Node, key: Prefix, value: *const u8) {
+    unsafe fn fill(self, node: Node, key: Prefix, value: *const u8) {
+        let memory = self.nodes.memory;
         // SAFETY: the key has the bytes of the longest prefix; a node has room for a value,
         // 8-aligned.
         unsafe {
-            self.put_data(node, key.data);
+            self.nodes.put_data(node, key.data);
             words::store(
-                self.value(node.index, 0),
+                memory.value(node.index, 0),
                 value,
-                self.spec.value_size as usize,
+                memory.spec.value_size as usize,
             );
-        }
-    }
-
-    /// Stores a prefix's bytes.
-    ///
-    /// # Safety
-    ///
-    /// `data` is readable for the bytes of the longest prefix.
-    unsafe fn put_data(&self, node: Node, data: *const u8) {
-        // SAFETY: the caller promises that `data` is readable for the bytes of the longest prefix;
-        // a node has as much room, in whole words.
-        unsafe {
-            words::all(data, self.data_len(), |at, word| {
-                words::word(node.data().wrapping_add(at)).store(word, Relaxed);
-                true
-            });
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use beeline_maps::{Caller, Layout, Map, Spec};
+use beeline_maps::{Caller, Layout, Map, Spec, StackTraces};
 use beeline_uapi::{Errno, MapType};
 
 /// The hashes of plain values.
@@ -41,6 +41,11 @@ pub fn caller(owner: u32, cpu: u32) -> Caller {
         relax,
         context: 0,
     }
+}
+
+/// Returns the stacks in a stack map.
+pub fn stacks(map: &Map) -> StackTraces<'_> {
+    StackTraces::of(map).expect("a stack map")
 }
 
 /// Returns the extra time for a test that could run for ever: the seconds in `BEELINE_SOAK`.

@@ -3,7 +3,7 @@
 use beeline_maps::{Caller, Map, Spec, ringbuf::Ring};
 use beeline_uapi::{Errno, MapType};
 
-use super::{Consumer, Ours, caller, children::random, spec};
+use super::{Consumer, Ours, caller, children::random, spec, stacks};
 
 /// The operations on a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl Subject {
             Family::Pile => map.lookup_copy(&[], &mut [0; VALUE], 0, me),
             Family::Filter if what < 4 => map.update_copy(&[], &value(at), 0, me),
             Family::Filter => map.lookup_copy(&[], &mut value(at), 0, me),
-            Family::Stacks => map.stack_id(&[at; FRAMES], 1 << 10, me).map(drop),
+            Family::Stacks => stacks(map).id_of(&[at; FRAMES], 1 << 10, me).map(drop),
             Family::Records => self.produce(map, at, what == 0, me),
         }
     }
@@ -277,9 +277,8 @@ impl Subject {
                 assert!(number(&out).is_some(), "a torn stack: {out:?}");
             }
         }
-        let id = ours
-            .map
-            .stack_id(&[7; FRAMES], 1 << 10, me)
+        let id = stacks(&ours.map)
+            .id_of(&[7; FRAMES], 1 << 10, me)
             .expect("a place");
         let mut out = [0; FRAMES * 8];
         assert_eq!(

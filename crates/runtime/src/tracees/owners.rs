@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
 use beeline_inject::Process;
-use beeline_maps::Kind;
+use beeline_maps::TaskStorage;
 use parking_lot::Mutex;
 
 use crate::deaths::Deaths;
@@ -106,9 +106,9 @@ impl Owners {
     pub fn forget_threads(&self) {
         let is_gone = |tid: u32| !Path::new(&format!("/proc/{tid}")).exists();
         for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
-            if map.here().spec().kind() == Some(Kind::TaskStorage) {
+            if let Some(storage) = TaskStorage::of(map.here()) {
                 // If a lock stays taken for long, the next round tries again.
-                let _ = map.here().forget_tasks(&is_gone, &MapObject::caller());
+                let _ = storage.forget(&is_gone, &MapObject::caller());
             }
         }
     }
