@@ -6,6 +6,11 @@
 //! [`ringbuf`] and [`perf`] are the two ways in which programs send records to a tool,
 //! [`user_ringbuf`] the one in which a tool sends samples to programs.
 //!
+//! A [`Map`] knows its type, and leaves the work to views: small structures that borrow its memory,
+//! and do one thing with it. `Trie` and `Queue` are such views. A hash has several, such as
+//! `HashTable` for look-ups and changes, `Nodes` for the supply of nodes, and `Repair` for what a
+//! death leaves behind. Operations of one type alone have public views, as [`TaskStorage`].
+//!
 //! The crate is freestanding, as it also runs inside traced processes: it has no allocator, no
 //! libc, no vector registers, and nothing that can panic.
 //!

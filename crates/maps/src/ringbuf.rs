@@ -42,7 +42,7 @@ impl<'m> Ring<'m> {
         (memory.kind() == Some(Kind::Ringbuf)).then_some(Self::new(memory))
     }
 
-    /// The ring in the memory of a map that is one.
+    /// Creates the view on memory that holds a ring buffer.
     #[inline]
     pub(crate) fn new(memory: &'m Memory) -> Self {
         Self { memory }

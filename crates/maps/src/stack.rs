@@ -58,20 +58,20 @@ impl Slot<'_> {
     }
 }
 
-/// A map that is a table of stacks.
+/// A stack map: it keeps stacks, and finds them by id.
 #[derive(Debug, Clone, Copy)]
 pub struct StackTraces<'m> {
     memory: &'m Memory,
 }
 
 impl<'m> StackTraces<'m> {
-    /// Returns the table in `map`, if it is one.
+    /// Returns the stack map in `map`, if it is one.
     pub fn of(map: &'m Map) -> Option<Self> {
         let memory = &map.memory;
         (memory.kind() == Some(Kind::StackTrace)).then_some(Self::new(memory))
     }
 
-    /// The table in the memory of a map that is one.
+    /// Creates the view on memory that holds a stack map.
     #[inline]
     pub(crate) fn new(memory: &'m Memory) -> Self {
         Self { memory }

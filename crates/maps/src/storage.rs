@@ -12,7 +12,7 @@ use crate::{
     words,
 };
 
-/// A map that is a task storage.
+/// A task storage: one value for each thread that has one.
 #[derive(Debug, Clone, Copy)]
 pub struct TaskStorage<'m> {
     memory: &'m Memory,
@@ -25,7 +25,7 @@ impl<'m> TaskStorage<'m> {
         (memory.kind() == Some(Kind::TaskStorage)).then_some(Self::new(memory))
     }
 
-    /// The storage in the memory of a map that is one.
+    /// Creates the view on memory that holds a task storage.
     #[inline]
     pub(crate) fn new(memory: &'m Memory) -> Self {
         Self { memory }

@@ -38,7 +38,7 @@ impl<'m> UserRing<'m> {
         (memory.kind() == Some(Kind::UserRingbuf)).then_some(Self::new(memory))
     }
 
-    /// The ring in the memory of a map that is one.
+    /// Creates the view on memory that holds a user ring buffer.
     #[inline]
     pub(crate) fn new(memory: &'m Memory) -> Self {
         Self { memory }
@@ -62,7 +62,7 @@ impl<'m> UserRing<'m> {
         self.consumer().load(Acquire)
     }
 
-    /// Frees the lock of a program that is dead.
+    /// Frees the lock if its holder is dead.
     pub(crate) fn release(&self, dead: &dyn Fn(u32) -> bool) {
         lock::free_if(self.lock(), dead);
     }

@@ -1,5 +1,8 @@
-//! Hash maps: buckets of linked nodes. Look-ups here; changes, the nodes' supply and the repair
-//! after a death in the modules below.
+//! Hash maps: buckets of linked nodes.
+//!
+//! [`HashTable`] looks elements up, and changes them. It follows [`Chains`], takes nodes from
+//! [`nodes`], and in a full LRU hash makes room by [`evict`]. [`Keys`], [`Elements`] and
+//! [`BucketReader`] are the ways to go through a whole hash, and [`Repair`] is for a death.
 
 mod batch;
 mod chains;
