@@ -18,7 +18,7 @@ impl Room {
     /// Returns `None` if Beeline may not do this, or the machine's own limit (`fs.nr_open`) does
     /// not allow it.
     pub fn make(process: &Process, more: u64) -> Option<Self> {
-        let highest = process.highest_descriptor()?;
+        let highest = process.dir().highest_descriptor()?;
         let before = set(process, None)?;
         let needed = (highest + 1).max(before.current.unwrap_or(0)) + more;
         let wanted = Rlimit {
@@ -45,7 +45,7 @@ fn set(process: &Process, limit: Option<Rlimit>) -> Option<Rlimit> {
     let pid = Pid::from_raw(process.pid())?;
     let limit = match limit {
         Some(limit) => limit,
-        None => process.descriptor_limit()?,
+        None => process.dir().descriptor_limit()?,
     };
     prlimit(Some(pid), Resource::Nofile, limit).ok()
 }

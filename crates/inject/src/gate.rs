@@ -12,7 +12,7 @@ use crate::held_threads::{HeldThreads, State};
 use crate::ptrace;
 use crate::regions::PAGE;
 use crate::restore_stub::{self, BorrowedThread, CELL, SYSCALL_LEN};
-use crate::{Error, Region};
+use crate::{Error, Region, Seccomp};
 
 /// The `syscall` instruction that threads of a target are sent through.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +77,7 @@ impl HeldThreads {
             dispatch: borrowed.dispatch,
             sequence: borrowed.sequence.and_then(|sequence| sequence.anew),
             // Under the other option no thread with a filter is borrowed.
-            is_confined: !self.process.refuses_seccomp(),
+            is_confined: self.process.seccomp() != Seccomp::Refuse,
         });
         self.gate = Some(Gate {
             is_written: true,

@@ -16,7 +16,7 @@ use crate::gate::Gate;
 use crate::held::{Held, twice};
 use crate::ptrace::{self, Event, Go};
 use crate::restore_stub::{self, left_behind};
-use crate::{Error, Process, Refusal, worker};
+use crate::{Error, Process, Refusal, Seccomp, worker};
 
 pub(crate) use tracee::Tracee;
 
@@ -108,7 +108,7 @@ impl HeldThreads {
     /// comes.
     fn holds_as_many_as_there_are(&self) -> bool {
         let all_are_held = self.tracees.iter().all(|one| one.state == State::Held);
-        all_are_held && self.process.thread_count() == Some(self.tracees.len())
+        all_are_held && self.process.dir().thread_count() == Some(self.tracees.len())
     }
 
     /// Stops one thread of a process, which sleeps in the kernel until `release` is called. It is
@@ -270,7 +270,7 @@ impl HeldThreads {
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
                 // The kernel answers like this for a thread that has ended but is still listed: it
                 // needs no stopping.
-                Err(_) if crate::proc::is_dead(self.process.thread_state(tid)) => continue,
+                Err(_) if crate::proc::is_dead(self.process.dir().thread_state(tid)) => continue,
                 // Seized already, under another number: it has run `execve`.
                 Err(_) if self.is_ours(tid) => {}
                 Err(error) => {
@@ -494,7 +494,7 @@ impl Drop for HeldThreads {
 }
 
 fn seccomp_option(process: &Process) -> c_int {
-    if process.suspends_seccomp() {
+    if process.seccomp() == Seccomp::Suspend {
         ptrace::SUSPEND_SECCOMP
     } else {
         0

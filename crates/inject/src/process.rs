@@ -1,9 +1,10 @@
 //! A process that may be worked on, and its memory as seen from outside.
 
 mod check;
+mod dir;
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -11,16 +12,16 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Dir, Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::process::Rlimit;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::held::twice;
-use crate::proc::{self, Asleep, Status, is_dead, state_and_flags};
+use crate::proc::{self, Asleep, Status};
 use crate::ptrace;
 use crate::regions::{self, Region};
 use crate::{Error, Stopped};
+pub(crate) use dir::{ProcDir, read_all};
 
 /// A process that Beeline may trace.
 ///
@@ -33,11 +34,7 @@ pub struct Process(Arc<Inner>);
 struct Inner {
     pid: i32,
     pidfd: OwnedFd,
-    /// `/proc/PID`. It goes stale with the process, so what is read through it is never another's.
-    dir: OwnedFd,
-    /// The first thread's `stat`, once it has been asked for its state. That is asked before all
-    /// else, and opening the file costs more than reading it.
-    stat: OnceLock<File>,
+    dir: ProcDir,
     /// Its number in its own pid namespace, which is the same all its life.
     own: OnceLock<i32>,
     options: Options,
@@ -111,33 +108,13 @@ impl Process {
         let mut fds = [PollFd::new(&self.0.pidfd, PollFlags::IN)];
         // While Beeline holds its threads they do not quite go away, and the pidfd waits for that;
         // their state tells.
-        poll(&mut fds, Some(&Timespec::default())) == Ok(0) && self.has_living_thread()
-    }
-
-    /// Returns the highest number of its open descriptors.
-    pub(crate) fn highest_descriptor(&self) -> Option<u64> {
-        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).ok()?;
-        let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-        Some(entries.flatten().filter_map(number).max().unwrap_or(0))
-    }
-
-    /// Returns its limit of open files.
-    pub(crate) fn descriptor_limit(&self) -> Option<Rlimit> {
-        let limits = String::from_utf8(self.read_file("limits").ok()?).ok()?;
-        let line = limits
-            .lines()
-            .find_map(|line| line.strip_prefix("Max open files"))?;
-        let mut numbers = line.split_whitespace().map(|number| number.parse().ok());
-        Some(Rlimit {
-            current: numbers.next()?,
-            maximum: numbers.next()?,
-        })
+        poll(&mut fds, Some(&Timespec::default())) == Ok(0) && self.0.dir.has_living_thread()
     }
 
     /// Takes a descriptor of the target.
     pub(crate) fn take_descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
         let flags = PidfdGetfdFlags::empty();
-        match self.living_thread() {
+        match self.0.dir.living_thread() {
             Some(tid) if tid != self.pid() => {
                 // The first thread, which the pidfd stands for, has no descriptors any more once it
                 // has ended.
@@ -148,54 +125,9 @@ impl Process {
         }
     }
 
-    fn has_living_thread(&self) -> bool {
-        // One look can miss a thread in `execve`, which ends the others and changes its number.
-        const LOOKS: u32 = 4;
-        (0..LOOKS).any(|_| self.living_thread().is_some())
-    }
-
-    /// Returns the first of its threads that has not ended.
-    fn living_thread(&self) -> Option<i32> {
-        let lives = |&tid: &i32| !is_dead(self.thread_state(tid));
-        match is_dead(self.first_state()) {
-            false => Some(self.pid()),
-            true => self.list_threads().ok()?.into_iter().find(lives),
-        }
-    }
-
-    /// Returns the state letter of its first thread, `X` if it is gone.
-    fn first_state(&self) -> char {
-        let state = self.first_stat(state_and_flags).flatten();
-        state.map_or('X', |(state, _)| state)
-    }
-
     /// True if it has only one thread.
     pub fn is_single(&self) -> bool {
-        self.thread_count() == Some(1)
-    }
-
-    /// Returns the number of its threads, including those that have ended and are not cleared away;
-    /// `None` if the process has ended.
-    pub(crate) fn thread_count(&self) -> Option<usize> {
-        self.first_stat(proc::thread_count).flatten()
-    }
-
-    /// Parses its first thread's `stat`.
-    fn first_stat<R>(&self, parse: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        const LONGEST: usize = 1024;
-        let mut start = [0; LONGEST];
-        let len = self.stat().ok()?.read_at(&mut start, 0).ok()?;
-        start.get(..len).map(parse)
-    }
-
-    fn stat(&self) -> Result<&File, Errno> {
-        if let Some(stat) = self.0.stat.get() {
-            return Ok(stat);
-        }
-        let name = format!("task/{}/stat", self.pid());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let stat = rustix::fs::openat(&self.0.dir, name, flags, Mode::empty())?;
-        Ok(self.0.stat.get_or_init(|| stat.into()))
+        self.0.dir.thread_count() == Some(1)
     }
 
     /// Returns what is mapped into it, in ascending order. Unless it is stopped this may change at
@@ -223,7 +155,7 @@ impl Process {
         near: RangeInclusive<u64>,
         len: u64,
     ) -> Result<Option<u64>, Error> {
-        let heap = match self.first_stat(proc::heap_start).flatten() {
+        let heap = match self.0.dir.heap_start() {
             // The first thread may have ended before the others.
             None => proc::heap_start(&self.read_file("stat")?),
             heap => heap,
@@ -361,42 +293,28 @@ impl Process {
     ///
     /// [`Error::Exited`], and those of [`Process::open`], as their reasons may have come up since.
     pub fn memory(&self) -> Result<File, Error> {
-        self.open_file("mem", OFlags::RDWR)
-            .map_err(|source| self.inspect_error("open the memory", source))
+        let opened = self.0.dir.open_file("mem", OFlags::RDWR);
+        opened.map_err(|source| self.inspect_error("open the memory", source))
     }
 
     /// Opens the file that holds the target's program for reading.
     pub(crate) fn program(&self) -> Result<File, Error> {
-        self.open_file("exe", OFlags::RDONLY)
-            .map_err(|source| self.inspect_error("open the program", source))
+        let opened = self.0.dir.open_file("exe", OFlags::RDONLY);
+        opened.map_err(|source| self.inspect_error("open the program", source))
     }
 
     /// Opens a file for reading by its absolute path as the target sees it.
     pub(crate) fn open_in_root(&self, path: &Path) -> Result<File, Error> {
-        let open = || {
-            let root = rustix::fs::openat(
-                &self.0.dir,
-                "root",
-                OFlags::PATH | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?;
-            let inside = path.strip_prefix("/").unwrap_or(path);
-            rustix::fs::openat(
-                root,
-                inside,
-                OFlags::RDONLY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-        };
-        open()
-            .map(File::from)
+        self.0
+            .dir
+            .open_in_root(path)
             .map_err(|errno| self.inspect_error(&format!("open {}", path.display()), errno.into()))
     }
 
     /// Returns the numbers of its threads, zombies included.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         // Not through `inspect_error`, which asks for the threads itself.
-        self.list_threads().map_err(|errno| match errno {
+        self.0.dir.thread_ids().map_err(|errno| match errno {
             Errno::NOENT | Errno::SRCH => Error::Exited { pid: self.pid() },
             errno => Error::Inspect {
                 pid: self.pid(),
@@ -409,76 +327,29 @@ impl Process {
     /// Returns the system call that one of its threads sleeps in; `None` if it does not, or that
     /// cannot be read.
     pub fn asleep(&self, tid: i32) -> Option<Asleep> {
-        Asleep::parse(&self.read_raw(&format!("task/{tid}/syscall")).ok()?)
-    }
-
-    fn list_threads(&self) -> Result<Vec<i32>, Errno> {
-        let mut ids = Vec::new();
-        for entry in Dir::new(rustix::fs::openat(
-            &self.0.dir,
-            "task",
-            DIRECTORY,
-            Mode::empty(),
-        )?)? {
-            ids.extend(
-                entry?
-                    .file_name()
-                    .to_str()
-                    .ok()
-                    .and_then(|name| name.parse::<i32>().ok()),
-            );
-        }
-        Ok(ids)
-    }
-
-    /// Returns the state letter of one of its threads, `X` if it is gone.
-    pub(crate) fn thread_state(&self, tid: i32) -> char {
-        let stat = self.read_raw(&format!("task/{tid}/stat"));
-        stat.ok()
-            .and_then(|stat| state_and_flags(&stat))
-            .map_or('X', |(state, _)| state)
+        self.0.dir.asleep(tid)
     }
 
     /// Returns the `status` of one of its threads.
     pub(crate) fn thread_status(&self, tid: i32) -> Result<Status, Error> {
-        let name = format!("task/{tid}/status");
-        let text = self
-            .read_raw(&name)
-            .map_err(|source| self.inspect_error(&format!("read {name}"), source))?;
-        Ok(Status::parse(&text))
+        let status = self.0.dir.thread_status(tid);
+        status.map_err(|source| self.inspect_error(&format!("read task/{tid}/status"), source))
     }
 
-    /// True if a process under seccomp is left alone.
-    pub(crate) fn refuses_seccomp(&self) -> bool {
-        self.0.options.seccomp == Seccomp::Refuse
+    /// Returns how it is treated if it is under seccomp.
+    pub(crate) fn seccomp(&self) -> Seccomp {
+        self.0.options.seccomp
     }
 
-    /// True if seccomp is to be suspended.
-    pub(crate) fn suspends_seccomp(&self) -> bool {
-        self.0.options.seccomp == Seccomp::Suspend
+    /// Returns its directory in `/proc`.
+    pub(crate) fn dir(&self) -> &ProcDir {
+        &self.0.dir
     }
 
     /// Reads a whole file of `/proc/PID`.
     pub(crate) fn read_file(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let read = || read_all(self.open_file(name, OFlags::RDONLY)?);
-        read().map_err(|source| self.inspect_error(&format!("read {name}"), source))
-    }
-
-    /// Opens a file of `/proc/PID`. If the first thread has ended before the others, the file of a
-    /// remaining thread is opened, which still has what the process had.
-    fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
-        match self.living_thread() {
-            Some(tid) if tid != self.pid() => self.open_raw(&format!("task/{tid}/{name}"), flags),
-            _ => self.open_raw(name, flags),
-        }
-    }
-
-    fn read_raw(&self, name: &str) -> io::Result<Vec<u8>> {
-        read_all(self.open_raw(name, OFlags::RDONLY)?)
-    }
-
-    fn open_raw(&self, name: &str, flags: OFlags) -> io::Result<File> {
-        Ok(rustix::fs::openat(&self.0.dir, name, flags | OFlags::CLOEXEC, Mode::empty())?.into())
+        let read = self.0.dir.read(name);
+        read.map_err(|source| self.inspect_error(&format!("read {name}"), source))
     }
 
     pub(crate) fn memory_error(
@@ -512,19 +383,5 @@ impl Process {
     }
 }
 
-const DIRECTORY: OFlags = OFlags::DIRECTORY
-    .union(OFlags::RDONLY)
-    .union(OFlags::CLOEXEC);
-
 /// A pidfd for a thread rather than its process; Linux 6.9 and later. The same bit as `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
-
-/// Reads all of a file of `/proc`, which reports a length of 0.
-pub(crate) fn read_all(file: File) -> io::Result<Vec<u8>> {
-    const USUAL: usize = 16 << 10;
-    let mut bytes = Vec::with_capacity(USUAL);
-    // A `Take` reads without asking for the length, and, with room from the start, without probing
-    // for more.
-    file.take(u64::MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}

@@ -12,10 +12,10 @@
 use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;
 
-use crate::Error;
 use crate::held_threads::{HeldThreads, State, is_esrch};
 use crate::ptrace::{self, Event, Go, SyscallDispatch};
 use crate::restore_stub::{NO_CALL, SYSCALL_LEN};
+use crate::{Error, Seccomp};
 
 /// The state that a borrowed thread gets back after its system calls, besides its registers.
 #[derive(Debug)]
@@ -324,7 +324,7 @@ impl HeldThreads {
             .filter(|(_, tracee)| able(tracee))
         {
             // Filters belong to threads, not to processes.
-            let may_call = !self.process.refuses_seccomp()
+            let may_call = self.process.seccomp() != Seccomp::Refuse
                 || self.process.thread_status(tracee.tid)?.seccomp == 0;
             match may_call {
                 true if ptrace::awaits_any_fault(tracee.tid)? => faulted = faulted.or(Some(at)),

@@ -4,11 +4,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{DIRECTORY, Inner, Options, Process};
+use super::{Inner, Options, ProcDir, Process, Seccomp};
 use crate::alarm::PATIENCE;
 use crate::proc::{self, PF_KTHREAD, Status, state_and_flags};
 use crate::{Error, Refusal};
@@ -34,18 +34,16 @@ impl Process {
         let number = if pid > 0 { Pid::from_raw(pid) } else { None };
         let number = number.ok_or(Error::NoSuchProcess { pid })?;
         let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(absent)?;
-        let dir =
-            rustix::fs::open(format!("/proc/{pid}"), DIRECTORY, Mode::empty()).map_err(absent)?;
+        let dir = ProcDir::open(pid).map_err(absent)?;
         let process = Self(Arc::new(Inner {
             pid,
             pidfd,
             dir,
-            stat: OnceLock::new(),
             own: OnceLock::new(),
             options,
         }));
         // From now on it can be told from one that has ended, whatever cannot be opened.
-        if let Err(error) = process.stat() {
+        if let Err(error) = process.dir().stat() {
             return Err(failed(error, Error::Exited { pid }));
         }
         // While the process that the pidfd names lives the number is its own, so the directory is
@@ -64,21 +62,20 @@ impl Process {
         {
             return Err(Error::KernelThread { pid });
         }
-        let status = Status::parse(&self.read_file("status")?);
-        if status.is_dead() {
+        let candidate = Candidate {
+            process: self,
+            status: Status::parse(&self.read_file("status")?),
+        };
+        if candidate.status.is_dead() {
             return Err(Error::Exited { pid });
         }
-        if let Some(own) = status.own {
+        if let Some(own) = candidate.status.own {
             let _ = self.0.own.set(own);
         }
-        self.check_tracer(&status)?;
-        // The kernel demands the same for opening this file as for tracing, and the target does not
-        // notice.
-        if let Err(error) = self.open_file("mem", OFlags::RDWR) {
-            return Err(self.refusal(&status, error));
-        }
+        candidate.check_tracer()?;
+        candidate.check_access()?;
         self.check_class()?;
-        if status.seccomp != 0 && self.refuses_seccomp() {
+        if candidate.status.seccomp != 0 && self.seccomp() == Seccomp::Refuse {
             return Err(Error::Seccomp { pid });
         }
         Ok(())
@@ -86,9 +83,9 @@ impl Process {
 
     /// Fails if the program is not a 64-bit one.
     pub(crate) fn check_class(&self) -> Result<(), Error> {
-        let program = match self.open_file("exe", OFlags::RDONLY) {
+        let program = match self.dir().open_file("exe", OFlags::RDONLY) {
             // Beeline may trace the process but not read its file. No 32-bit thread will be used,
-            // see `HeldThreads::agent`.
+            // see `Remote::agent`.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
             other => other.map_err(|source| self.inspect_error("open the program", source))?,
         };
@@ -100,29 +97,6 @@ impl Process {
         } else {
             Err(Error::ThirtyTwoBit { pid: self.pid() })
         }
-    }
-
-    /// Fails if the process is traced already.
-    fn check_tracer(&self, status: &Status) -> Result<(), Error> {
-        if status.tracer == 0 {
-            return Ok(());
-        }
-        // This is a thread; the process is what has to be ended.
-        let thread = std::fs::read(format!("/proc/{}/status", status.tracer)).unwrap_or_default();
-        let (pid, tracer) = (
-            self.pid(),
-            Status::parse(&thread).process.unwrap_or(status.tracer),
-        );
-        let comm = |pid: i32| {
-            let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-            String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
-        };
-        Err(Error::Traced {
-            pid,
-            tracer,
-            comm: comm(tracer),
-            thread: comm(status.tracer),
-        })
     }
 
     /// Names the reason why one of its threads could not be seized.
@@ -138,14 +112,18 @@ impl Process {
             }
             Err(error) => return error,
         };
-        if let Err(traced) = self.check_tracer(&status) {
+        let candidate = Candidate {
+            process: self,
+            status,
+        };
+        if let Err(traced) = candidate.check_tracer() {
             return traced;
         }
         // Seizing is all it takes to trace; suspending seccomp as well takes a capability.
-        if self.suspends_seccomp() && self.open_file("mem", OFlags::RDWR).is_ok() {
+        if self.seccomp() == Seccomp::Suspend && self.dir().open_file("mem", OFlags::RDWR).is_ok() {
             return Error::Seccomp { pid };
         }
-        self.refusal(&status, source)
+        candidate.refusal(source)
     }
 
     /// Returns the error for one of its threads that does not stop, or cannot be asked to.
@@ -157,30 +135,64 @@ impl Process {
         Error::Stuck {
             pid: self.pid(),
             tid,
-            state: self.thread_state(tid),
+            state: self.dir().thread_state(tid),
             seconds: PATIENCE.as_secs(),
         }
     }
+}
 
-    fn refusal(&self, status: &Status, error: io::Error) -> Error {
-        let pid = self.pid();
+/// A process or one of its threads, held against the kernel's rules for tracing.
+struct Candidate<'a> {
+    process: &'a Process,
+    status: Status,
+}
+
+impl Candidate<'_> {
+    /// Fails if it is traced already.
+    fn check_tracer(&self) -> Result<(), Error> {
+        let by = self.status.tracer;
+        if by == 0 {
+            return Ok(());
+        }
+        // This is a thread; the process is what has to be ended.
+        let thread = std::fs::read(format!("/proc/{by}/status")).unwrap_or_default();
+        let tracer = Status::parse(&thread).process.unwrap_or(by);
+        let comm = |pid: i32| {
+            let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+            String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
+        };
+        Err(Error::Traced {
+            pid: self.process.pid(),
+            tracer,
+            comm: comm(tracer),
+            thread: comm(by),
+        })
+    }
+
+    /// Fails if the kernel would not let it be traced. It demands the same for opening the memory,
+    /// which the target does not notice.
+    fn check_access(&self) -> Result<(), Error> {
+        let opened = self.process.dir().open_file("mem", OFlags::RDWR);
+        opened.map(drop).map_err(|error| self.refusal(error))
+    }
+
+    /// Names the rule because of which the kernel has refused it.
+    fn refusal(&self, error: io::Error) -> Error {
+        let pid = self.process.pid();
         if !matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
-            return self.inspect_error("open the memory", error);
+            return self.process.inspect_error("open the memory", error);
         }
         let us = rustix::process::geteuid().as_raw();
+        let user = self.status.uid;
         // The kernel gives these files to root when the process is not dumpable.
-        let owner = rustix::fs::statat(&self.0.dir, "stat", rustix::fs::AtFlags::empty())
-            .map_or(status.uid, |stat| stat.st_uid);
+        let owner = self.process.dir().owner().unwrap_or(user);
         let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         let scope = yama
             .ok()
             .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0);
         let why = match (us, scope) {
-            _ if us != 0 && status.uid != us => Refusal::OtherUser {
-                owner: status.uid,
-                us,
-            },
+            _ if us != 0 && user != us => Refusal::OtherUser { owner: user, us },
             _ if us != 0 && owner != us => Refusal::NotDumpable,
             (_, 1..) => Refusal::Yama { scope },
             _ => Refusal::Other,
