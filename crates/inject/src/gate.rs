@@ -7,30 +7,74 @@ use object::NativeEndian;
 use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 
+use crate::address_space::AddressSpace;
 use crate::frames;
-use crate::held_threads::{HeldThreads, State};
+use crate::held_threads::{HeldThreads, Tracee};
 use crate::ptrace;
 use crate::regions::PAGE;
 use crate::restore_stub::{self, BorrowedThread, CELL, SYSCALL_LEN};
-use crate::{Error, Region, Seccomp};
+use crate::{Error, Region};
 
 /// The `syscall` instruction that threads of a target are sent through.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Gate {
     /// That instruction.
     pub syscall: u64,
     /// The cell that contains it. Without one, a thread is lost if Beeline dies while the thread is
     /// borrowed.
-    pub cell: Option<u64>,
+    cell: Option<u64>,
     /// True if the cell is filled.
     is_written: bool,
 }
 
 impl Gate {
-    /// Returns where a thread stands when it has made a call. From here on, if nothing stops it, it
-    /// finds its way home.
-    pub fn behind(&self) -> u64 {
-        self.syscall + SYSCALL_LEN
+    /// Finds the place in a target.
+    pub fn find(threads: &HeldThreads, space: &AddressSpace) -> Result<Self, Error> {
+        let search = Search {
+            threads,
+            space,
+            regions: &space.regions()?,
+        };
+        let cell = search.cell();
+        let syscall = match cell {
+            Some(cell) => restore_stub::gate(cell),
+            None => search.syscall()?,
+        };
+        Ok(Self {
+            syscall,
+            cell,
+            is_written: false,
+        })
+    }
+
+    /// Returns where a thread stands that has made a call, if that is on a way home: from there on,
+    /// if nothing stops the thread, it finds its way.
+    pub fn behind(&self) -> Option<u64> {
+        self.cell.map(|_| self.syscall + SYSCALL_LEN)
+    }
+
+    /// Writes the way home of a borrowed thread, which it takes if Beeline dies.
+    pub fn write(
+        &mut self,
+        space: &AddressSpace,
+        thread: &BorrowedThread<'_>,
+    ) -> Result<(), Error> {
+        let Some(cell) = self.cell else {
+            return Ok(());
+        };
+        self.is_written = true;
+        space.write(cell, &restore_stub::cell(thread))
+    }
+
+    /// Removes the way home, if there is one. No thread may be borrowed any more.
+    pub fn clear(&mut self, space: &AddressSpace) -> Result<(), Error> {
+        match self.cell {
+            Some(cell) if self.is_written => {
+                self.is_written = false;
+                space.write(cell, &ZEROES)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -38,100 +82,53 @@ impl Gate {
 /// when it is written.
 const VDSO: &str = "[vdso]";
 
-impl HeldThreads {
-    /// Returns the gate.
-    pub fn gate(&mut self) -> Result<Gate, Error> {
-        if let Some(gate) = self.gate {
-            return Ok(gate);
-        }
-        let regions = self.held.regions(&self.process)?;
-        let gate = match self.find_cell(&regions) {
-            Some(cell) => Gate {
-                syscall: restore_stub::gate(cell),
-                cell: Some(cell),
-                is_written: false,
-            },
-            None => Gate {
-                syscall: self.find_syscall(&regions)?,
-                cell: None,
-                is_written: false,
-            },
-        };
-        self.gate = Some(gate);
-        Ok(gate)
-    }
+const ZEROES: [u8; CELL as usize] = [0; CELL as usize];
 
-    /// Writes the way home of a borrowed thread, which it takes if Beeline dies.
-    pub fn write_way_home(&mut self, at: usize) -> Result<(), Error> {
-        let tracee = &self.tracees[at];
-        let (Some(borrowed), Some(gate)) = (&tracee.borrowed, self.gate) else {
-            return Ok(());
-        };
-        let Some(cell) = gate.cell else {
-            return Ok(());
-        };
-        let bytes = restore_stub::cell(&BorrowedThread {
-            regs: &tracee.regs,
-            mask: borrowed.mask,
-            call_mask: borrowed.call_mask,
-            dispatch: borrowed.dispatch,
-            sequence: borrowed.sequence.and_then(|sequence| sequence.anew),
-            // Under the other option no thread with a filter is borrowed.
-            is_confined: self.process.seccomp() != Seccomp::Refuse,
-        });
-        self.gate = Some(Gate {
-            is_written: true,
-            ..gate
-        });
-        self.write(cell, &bytes)
-    }
+/// A search for a cell or an instruction in what a target has mapped.
+struct Search<'a> {
+    threads: &'a HeldThreads,
+    space: &'a AddressSpace,
+    regions: &'a [Region],
+}
 
-    /// Removes the cell when no thread is borrowed any more.
-    pub fn clear_gate(&mut self) -> Result<(), Error> {
-        let Some(gate) = self.gate.filter(|gate| gate.is_written) else {
-            return Ok(());
-        };
-        let is_used = |state: State| state != State::Gone;
-        if !self.tracees.iter().any(|tracee| is_used(tracee.state)) {
-            // The process has ended, or runs another program.
-            return Ok(());
-        }
-        self.gate = Some(Gate {
-            is_written: false,
-            ..gate
-        });
-        gate.cell.map_or(Ok(()), |cell| self.write(cell, &ZEROES))
-    }
-
+impl Search<'_> {
     /// Finds a cell that nothing uses.
     ///
     /// A cell that a killed Beeline has left behind is as good if no thread can be in it, and is
-    /// then removed together with this one. Only a session that holds all threads gets a cell,
+    /// then removed together with this one. There is a cell only where all threads are held,
     /// because nobody else can then be at work in the same zeroes.
-    fn find_cell(&mut self, regions: &[Region]) -> Option<u64> {
-        if !self.is_whole {
+    fn cell(&self) -> Option<u64> {
+        if !self.space.is_whole() {
             return None;
         }
-        let mut code: Vec<_> = regions.iter().filter(|one| is_code_of_file(one)).collect();
+        self.small_first(is_code_of_file)
+            .into_iter()
+            .find_map(|region| {
+                let tail = self.tail(region)?;
+                let mut bytes = vec![0; (tail.end - tail.start) as usize];
+                self.space.read(tail.start, &mut bytes).ok()?;
+                let cells = || {
+                    tail.clone()
+                        .step_by(CELL as usize)
+                        .zip(bytes.chunks(CELL as usize))
+                };
+                let mut left =
+                    cells().filter(|(_, bytes)| restore_stub::left_behind(bytes).is_some());
+                let left = left.find(|(cell, _)| self.is_left(*cell));
+                let found = left.or_else(|| cells().find(|(_, bytes)| **bytes == ZEROES));
+                found.map(|(cell, _)| cell)
+            })
+    }
+
+    /// Returns some of the regions, the vDSO and then the small ones first.
+    fn small_first(&self, wanted: impl Fn(&Region) -> bool) -> Vec<&Region> {
+        let mut code: Vec<_> = self.regions.iter().filter(|one| wanted(one)).collect();
         code.sort_by_key(|region| (region.path.as_os_str() != VDSO, region.end - region.start));
-        code.into_iter().find_map(|region| {
-            let tail = self.tail(region, regions)?;
-            let mut bytes = vec![0; (tail.end - tail.start) as usize];
-            self.read(tail.start, &mut bytes).ok()?;
-            let cells = || {
-                tail.clone()
-                    .step_by(CELL as usize)
-                    .zip(bytes.chunks(CELL as usize))
-            };
-            let mut left = cells().filter(|(_, bytes)| restore_stub::left_behind(bytes).is_some());
-            let left = left.find(|(cell, _)| self.is_left(*cell, regions));
-            let found = left.or_else(|| cells().find(|(_, bytes)| **bytes == ZEROES));
-            found.map(|(cell, _)| cell)
-        })
+        code
     }
 
     /// Returns the cells between the last byte of a segment of code and the end of its page.
-    fn tail(&mut self, region: &Region, regions: &[Region]) -> Option<Range<u64>> {
+    fn tail(&self, region: &Region) -> Option<Range<u64>> {
         const HEADERS: usize = 4096;
         let is_start = |one: &&Region| {
             one.offset == 0
@@ -140,10 +137,10 @@ impl HeldThreads {
         };
         let start = match region.offset {
             0 => region,
-            _ => regions.iter().find(is_start)?,
+            _ => self.regions.iter().find(is_start)?,
         };
         let mut headers = vec![0; HEADERS];
-        self.read(start.start, &mut headers).ok()?;
+        self.space.read(start.start, &mut headers).ok()?;
         let header = FileHeader64::<NativeEndian>::parse(&*headers).ok()?;
         let segments = header.program_headers(NativeEndian, &*headers).ok()?;
         let ends = segments.iter().filter_map(|segment| {
@@ -164,55 +161,44 @@ impl HeldThreads {
 
     /// True if no thread is in a cell that was left behind, or about to return to it from a signal
     /// handler.
-    fn is_left(&mut self, cell: u64, regions: &[Region]) -> bool {
+    fn is_left(&self, cell: u64) -> bool {
         let range = cell..cell + CELL;
-        let held = self.tracees.iter().filter(|one| one.state == State::Held);
-        let stacks: Vec<u64> = held.clone().map(|one| one.regs.rsp).collect();
+        let mut held = self.threads.tracees.iter().filter(|one| one.is_held());
         // A borrowed thread is not where its registers belong.
-        let is_inside = |tid| ptrace::registers(tid).is_ok_and(|regs| range.contains(&regs.rip));
-        let mut tids = held.map(|one| one.tid);
-        if tids.any(is_inside) {
+        let is_inside =
+            |one: &Tracee| ptrace::registers(one.tid).is_ok_and(|regs| range.contains(&regs.rip));
+        if held.clone().any(is_inside) {
             return false;
         }
-        let process = self.process.clone();
-        let Ok(memory) = process.memory() else {
-            return false;
-        };
-        let read = |at, into: &mut [u8]| process.read_from(&memory, at, into).is_ok();
-        stacks.into_iter().all(|sp| {
-            let frames = frames::reached_from(&read, regions, sp);
+        let read = |at, into: &mut [u8]| self.space.read(at, into).is_ok();
+        held.all(|one| {
+            let frames = frames::reached_from(&read, self.regions, one.regs.rsp);
             frames.into_iter().all(|frame| !range.contains(&frame.ip))
         })
     }
 
     /// Returns the address of a `syscall` instruction in the target.
-    fn find_syscall(&mut self, regions: &[Region]) -> Result<u64, Error> {
-        let mut code: Vec<_> = regions
-            .iter()
-            .filter(|region| region.permissions.execute && region.permissions.read)
-            .collect();
+    fn syscall(&self) -> Result<u64, Error> {
         // The vDSO is small and always has one; libc and the program are for systems that boot
         // without it.
-        code.sort_by_key(|region| (region.path.as_os_str() != VDSO, region.end - region.start));
-        let found = code
-            .into_iter()
-            .find_map(|region| self.find_syscall_in(region));
-        found.ok_or_else(|| match self.process.is_alive() {
+        let code = self.small_first(|one| one.permissions.execute && one.permissions.read);
+        let found = code.into_iter().find_map(|region| self.syscall_in(region));
+        found.ok_or_else(|| match self.threads.process.is_alive() {
             true => Error::NoAgent {
-                pid: self.process.pid(),
+                pid: self.threads.process.pid(),
                 why: "no executable mapping holds a syscall instruction",
             },
-            false => self.exited(),
+            false => self.threads.exited(),
         })
     }
 
-    fn find_syscall_in(&mut self, region: &Region) -> Option<u64> {
+    fn syscall_in(&self, region: &Region) -> Option<u64> {
         const SYSCALL: [u8; 2] = [0x0f, 0x05];
         const CHUNK: u64 = 64 << 10;
         let mut start = region.start;
         while start < region.end {
             let mut bytes = vec![0; (region.end - start).min(CHUNK) as usize];
-            self.read(start, &mut bytes).ok()?;
+            self.space.read(start, &mut bytes).ok()?;
             if let Some(at) = bytes
                 .windows(SYSCALL.len())
                 .position(|pair| pair == SYSCALL)
@@ -225,8 +211,6 @@ impl HeldThreads {
         None
     }
 }
-
-const ZEROES: [u8; CELL as usize] = [0; CELL as usize];
 
 /// True for private code of a file or the vDSO that nobody writes.
 fn is_code_of_file(region: &Region) -> bool {

@@ -32,13 +32,13 @@ compile_error!(
     "beeline-inject knows the registers and the ptrace interface of Linux on x86-64 only"
 );
 
+mod address_space;
 mod alarm;
 mod error;
 mod fd_limit;
 mod files;
 mod frames;
 mod gate;
-mod held;
 mod held_threads;
 mod holds;
 mod loader;

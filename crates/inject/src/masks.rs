@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::held_threads::State;
 use crate::{Error, Stopped, ptrace};
 
 /// A thread that no longer blocks a signal.
@@ -33,10 +32,10 @@ impl Stopped {
     /// [`Error::Exited`] if the target has been killed.
     pub fn unblock(&mut self, signal: i32) -> Result<Unblocking, Error> {
         let signal = bit(signal);
-        self.run(move |held| {
+        self.run(move |remote| {
             let mut outcome = Unblocking::default();
-            let threads = held.tracees.iter();
-            for thread in threads.filter(|one| one.state == State::Held) {
+            let threads = remote.threads.tracees.iter();
+            for thread in threads.filter(|one| one.is_held()) {
                 let tid = thread.tid;
                 // In a call with another mask this is the one that the thread has afterwards.
                 let mask = ptrace::signal_mask(tid)?;
@@ -44,7 +43,7 @@ impl Stopped {
                 if mask & signal == 0 && !waits {
                     continue;
                 }
-                let status = held.process.thread_status(tid).unwrap_or_default();
+                let status = remote.process().thread_status(tid).unwrap_or_default();
                 if (mask | status.blocked) & signal == 0 {
                     continue;
                 }
@@ -71,9 +70,9 @@ impl Stopped {
         signal: i32,
         unblocked: BTreeSet<Unblocked>,
     ) -> Result<(), Error> {
-        self.run(move |held| {
-            let threads = held.tracees.iter();
-            for thread in threads.filter(|one| one.state == State::Held) {
+        self.run(move |remote| {
+            let threads = remote.threads.tracees.iter();
+            for thread in threads.filter(|one| one.is_held()) {
                 let tid = thread.tid;
                 let mask = ptrace::signal_mask(tid)?;
                 let is_ours = unblocked.contains(&Unblocked { tid, mask });

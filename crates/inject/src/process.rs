@@ -16,7 +16,6 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::held::twice;
 use crate::proc::{self, Asleep, Status};
 use crate::ptrace;
 use crate::regions::{self, Region};
@@ -224,7 +223,10 @@ impl Process {
     ///
     /// [`Error::Memory`] if not all of it is mapped, or it is mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        let memory = self.memory()?;
+        self.write_to(&self.memory()?, address, bytes)
+    }
+
+    pub(crate) fn write_to(&self, memory: &File, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let outcome = twice(|| memory.write_all_at(bytes, address));
         outcome.map_err(|source| self.memory_error("write", address, bytes.len(), source))
     }
@@ -352,7 +354,7 @@ impl Process {
         read.map_err(|source| self.inspect_error(&format!("read {name}"), source))
     }
 
-    pub(crate) fn memory_error(
+    fn memory_error(
         &self,
         verb: &'static str,
         address: u64,
@@ -381,6 +383,15 @@ impl Process {
             source,
         }
     }
+}
+
+/// Retries an access that has failed.
+///
+/// If a page of the target is not present and the kernel has no memory for it just then, the error
+/// is the same as for an address that is not mapped. Work on a held target must not end half done
+/// for that.
+fn twice<T>(mut access: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    access().or_else(|_| access())
 }
 
 /// A pidfd for a thread rather than its process; Linux 6.9 and later. The same bit as `O_EXCL`.

@@ -413,6 +413,11 @@ fn event_of(info: &libc::siginfo_t) -> Event {
     }
 }
 
+/// "No such thread", which for a tracee also means that it is not stopped.
+pub(crate) fn is_esrch(error: &Error) -> bool {
+    matches!(error, Error::Ptrace { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
+}
+
 fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Ptrace {
         request,

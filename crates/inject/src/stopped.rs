@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::address_space::AddressSpace;
 use crate::alarm::PATIENCE;
-use crate::files::{self, parcels_of};
-use crate::held::Held;
-use crate::held_threads::{HeldThreads, State, Tracee};
+use crate::files::{self, Batches};
+use crate::held_threads::Tracee;
 use crate::ptrace;
+use crate::regions::PAGE;
+use crate::remote::Remote;
 use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
 
@@ -32,11 +34,9 @@ use crate::{Error, Mapping, Process, Region};
 pub struct Stopped {
     process: Process,
     threads: Vec<Thread>,
-    held: Arc<Held>,
-    worker: Worker<HeldThreads>,
+    space: Arc<AddressSpace>,
+    worker: Worker<Remote>,
 }
-
-const PAGE: u64 = 4096;
 
 /// The pause between two tries to stop a target.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -82,7 +82,7 @@ impl Stopped {
     pub(crate) fn new(process: &Process) -> Result<Self, Error> {
         let attempt = || {
             let of = process.clone();
-            Self::around(process, move || HeldThreads::stop(&of))
+            Self::around(process, move || Remote::stop(&of, || {}))
         };
         let mut stopped = until_not_stuck(attempt)?;
         stopped.refresh();
@@ -96,10 +96,10 @@ impl Stopped {
     ) -> Result<R, Error> {
         let mut work = Some(work);
         until_not_stuck(|| {
-            let make = || HeldThreads::stop(process);
+            let make = || Remote::stop(process, || {});
             let work = &mut work;
-            let on_it = move |session| {
-                let mut stopped = Self::here(process, session);
+            let on_it = move |remote| {
+                let mut stopped = Self::here(process, remote);
                 stopped.refresh();
                 let result = work.take().map(|work| work(&mut stopped));
                 // If it was killed meanwhile, the next operation says so.
@@ -118,12 +118,12 @@ impl Stopped {
 
     /// Wraps threads that the calling thread holds, which has to do all work on them. None outlives
     /// its work.
-    pub(crate) fn here(process: &Process, session: HeldThreads) -> Self {
+    pub(crate) fn here(process: &Process, remote: Remote) -> Self {
         Self {
             process: process.clone(),
             threads: Vec::new(),
-            held: session.held.clone(),
-            worker: Worker::Here(session),
+            space: remote.space.clone(),
+            worker: Worker::Here(remote),
         }
     }
 
@@ -135,7 +135,7 @@ impl Stopped {
         release: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Error> {
         let of = process.clone();
-        let stop = move || HeldThreads::stop_one(&of, tid, release);
+        let stop = move || Remote::stop_one(&of, tid, release);
         let mut stopped = Self::around(process, stop)?;
         stopped.refresh();
         Ok(stopped)
@@ -148,43 +148,41 @@ impl Stopped {
         release: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Error> {
         let of = process.clone();
-        let mut stopped = Self::around(process, move || HeldThreads::stop_all(&of, release))?;
+        let mut stopped = Self::around(process, move || Remote::stop(&of, release))?;
         stopped.refresh();
         Ok(stopped)
     }
 
     pub(crate) fn around(
         process: &Process,
-        make: impl FnOnce() -> Result<HeldThreads, Error> + Send + 'static,
+        make: impl FnOnce() -> Result<Remote, Error> + Send + 'static,
     ) -> Result<Self, Error> {
         let worker = Worker::start(make, clearing(process)).map_err(no_thread)??;
         Ok(Self {
             process: process.clone(),
             threads: Vec::new(),
-            held: Arc::default(),
+            space: AddressSpace::of(process),
             worker,
         })
     }
 
     /// Notes the threads that are held now.
     pub(crate) fn refresh(&mut self) {
-        (self.held, self.threads) = self.run(|session| {
-            let held = session
-                .tracees
-                .iter()
-                .filter(|tracee| tracee.state == State::Held);
+        (self.space, self.threads) = self.run(|remote| {
+            let tracees = remote.threads.tracees.iter();
+            let held = tracees.filter(|tracee| tracee.is_held());
             let threads = held.map(|tracee| Thread {
                 tid: tracee.tid,
                 registers: tracee.regs,
             });
-            (session.held.clone(), threads.collect())
+            (remote.space.clone(), threads.collect())
         });
     }
 
     /// Runs `work` on the thread that traces.
     pub(crate) fn run<R: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&mut HeldThreads) -> R + Send + 'static,
+        work: impl FnOnce(&mut Remote) -> R + Send + 'static,
     ) -> R {
         self.worker.run(work)
     }
@@ -201,12 +199,12 @@ impl Stopped {
 
     /// Returns what is mapped into it, which only the methods here can change.
     pub fn regions(&self) -> Result<Arc<[Region]>, Error> {
-        self.held.regions(&self.process)
+        self.space.regions()
     }
 
     /// Returns how long the target has been held.
     pub fn held_for(&mut self) -> Duration {
-        self.run(|session| session.since.elapsed())
+        self.run(|remote| remote.threads.since.elapsed())
     }
 
     /// Lets the target go, and returns how long it was held. Dropping does the same without a
@@ -216,7 +214,7 @@ impl Stopped {
     ///
     /// [`Error::Exited`] if it has been killed in the meantime.
     pub fn resume(mut self) -> Result<Duration, Error> {
-        self.run(HeldThreads::let_go)
+        self.run(Remote::let_go)
     }
 
     /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the
@@ -258,10 +256,11 @@ impl Stopped {
     ) -> Result<(), Error> {
         let absent = self.absent(tid);
         change(&mut self.thread(tid)?.registers);
-        self.run(move |session| {
-            let held = |tracee: &Tracee| tracee.tid == tid && tracee.state == State::Held;
-            let at = session.tracees.iter().position(held).ok_or(absent)?;
-            session.change(at, change)
+        self.run(move |remote| {
+            let held = |tracee: &Tracee| tracee.tid == tid && tracee.is_held();
+            let at = remote.threads.tracees.iter().position(held);
+            let at = at.ok_or(absent)?;
+            remote.change(at, change)
         })
     }
 
@@ -284,7 +283,7 @@ impl Stopped {
     ///
     /// The memory cannot be opened.
     pub fn check_readable(&self) -> Result<(), Error> {
-        self.held.memory(&self.process).map(drop)
+        self.space.memory().map(drop)
     }
 
     /// Reads the target's memory.
@@ -293,8 +292,7 @@ impl Stopped {
     ///
     /// [`Error::Memory`].
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        let memory = self.held.memory(&self.process)?;
-        self.process.read_from(memory, address, into)
+        self.space.read(address, into)
     }
 
     /// Reads pieces of the target's memory, each of the given length from the given address on. It
@@ -320,15 +318,15 @@ impl Stopped {
     /// [`Error::Memory`].
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let bytes = bytes.to_vec();
-        self.run(move |session| session.write(address, &bytes))
+        self.run(move |remote| remote.space.write(address, &bytes))
     }
 
     /// As [`Self::write`], for many places at once, which is much quicker. Pieces before one that
     /// fails are written.
     pub fn write_all(&mut self, pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
-        self.run(move |session| {
+        self.run(move |remote| {
             let mut pieces = pieces.iter();
-            pieces.try_for_each(|(address, bytes)| session.write(*address, bytes))
+            pieces.try_for_each(|(address, bytes)| remote.space.write(*address, bytes))
         })
     }
 
@@ -336,7 +334,7 @@ impl Stopped {
     /// of one page are written together, with the bytes between them as they are.
     pub fn write_code(&mut self, mut pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         pieces.sort_by_key(|(address, _)| *address);
-        self.run(move |session| {
+        self.run(move |remote| {
             let page = |(address, bytes): &(u64, Vec<u8>)| {
                 let end = address.saturating_add(bytes.len() as u64);
                 (address / PAGE, end.saturating_sub(1) / PAGE)
@@ -347,7 +345,7 @@ impl Stopped {
             };
             pieces
                 .chunk_by(is_together)
-                .try_for_each(|pieces| session.write_together(pieces))
+                .try_for_each(|pieces| remote.space.write_together(pieces))
         })
     }
 
@@ -362,12 +360,12 @@ impl Stopped {
     /// [`Error::Syscall`] with the error number that it returned; [`Error::Seccomp`] or
     /// [`Error::NoAgent`] if no thread can make one.
     pub fn syscall(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Error> {
-        self.run(move |session| session.call(number, arguments))
+        self.run(move |remote| remote.call(number, arguments))
     }
 
     /// Restores threads that made calls here, as they block all signals meanwhile.
     pub fn restore_threads(&mut self) -> Result<(), Error> {
-        self.run(|session| (0..session.tracees.len()).try_for_each(|at| session.restore(at)))
+        self.run(Remote::restore_all)
     }
 
     /// Maps a file that is open here into the target. See [`Stopped::map_files`].
@@ -387,8 +385,8 @@ impl Stopped {
     /// [`Error::DescriptorLimit`], [`Error::Misplaced`], and [`Error::Syscall`] from `socketpair`,
     /// `recvmsg` or `mmap`.
     pub fn map_files(&mut self, mappings: &[Mapping<'_>]) -> Result<Vec<u64>, Error> {
-        let batches = parcels_of(mappings)?;
-        self.run(move |session| session.map_files(&batches, None))
+        let batches = Batches::of(mappings)?;
+        self.run(move |remote| batches.map_into(remote, None))
     }
 
     /// Bytes that [`Self::map_files_through`] needs.
@@ -401,8 +399,8 @@ impl Stopped {
         scratch: u64,
         mappings: &[Mapping<'_>],
     ) -> Result<Vec<u64>, Error> {
-        let batches = parcels_of(mappings)?;
-        self.run(move |session| session.map_files(&batches, Some(scratch)))
+        let batches = Batches::of(mappings)?;
+        self.run(move |remote| batches.map_into(remote, Some(scratch)))
     }
 
     /// Maps `len` bytes of fresh private memory. `flags` says how `address` is treated; 0 is
@@ -414,14 +412,14 @@ impl Stopped {
         flags: MapFlags,
         address: u64,
     ) -> Result<u64, Error> {
-        self.run(move |session| {
-            session.map_anonymous(len, protection, flags | MapFlags::PRIVATE, address)
+        self.run(move |remote| {
+            remote.map_anonymous(len, protection, flags | MapFlags::PRIVATE, address)
         })
     }
 
     /// Unmaps `len` bytes.
     pub fn munmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
-        self.run(move |session| session.unmap(address, len))
+        self.run(move |remote| remote.unmap(address, len))
     }
 
     /// Advises the kernel on `len` bytes (`libc::MADV_*`).

@@ -1,16 +1,19 @@
 //! One thread of those that are held.
 
-use libc::{c_long, user_regs_struct};
+use libc::{c_int, c_long, user_regs_struct};
 
-use super::State;
+use crate::address_space::AddressSpace;
 use crate::holds::Hold;
+use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::remote::Borrowed;
-use crate::restore_stub::ERESTARTNOHAND;
-use crate::{Error, ptrace, worker};
+use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
+use crate::{Error, worker};
 
-/// One held thread.
+/// One seized thread, which is asked to stop, held, and let go.
 #[derive(Debug)]
 pub(crate) struct Tracee {
+    /// Its process.
+    pub pid: i32,
     pub tid: i32,
     pub state: State,
     /// The registers that the thread will go on with. Unless it is borrowed the kernel has the
@@ -22,24 +25,148 @@ pub(crate) struct Tracee {
     pub hold: Option<Hold>,
 }
 
-impl Tracee {
-    /// Notes that it has ended. Its parent is told, and can wait for it, only when nobody traces it
-    /// any more.
-    pub fn end(&mut self) {
-        self.state = State::Gone;
-        worker::hold_on();
-    }
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Seized, and asked to trap.
+    Running,
+    /// Held on its way back to user space.
+    Held,
+    /// Ended.
+    Gone,
+}
 
-    pub(super) fn new(tid: i32) -> Self {
+impl Tracee {
+    pub(super) fn new(pid: i32, tid: i32) -> Self {
         // SAFETY: the registers are plain integers, for which zeroes are valid.
         let regs = unsafe { std::mem::zeroed() };
         Self {
+            pid,
             tid,
             state: State::Running,
             regs,
             borrowed: None,
             hold: Some(Hold::begin()),
         }
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.state == State::Held
+    }
+
+    /// Asks it to trap.
+    pub fn ask(&mut self) -> Result<(), Error> {
+        match ptrace::interrupt(self.tid) {
+            Err(error) if is_esrch(&error) => self.end(),
+            other => other?,
+        }
+        Ok(())
+    }
+
+    /// Asks it to trap, and lets it on from another stop.
+    pub fn ask_again(&self, signal: c_int) -> Result<(), Error> {
+        let asked = ptrace::interrupt(self.tid);
+        match asked.and_then(|()| ptrace::resume(self.tid, Go::On, signal)) {
+            // Killed; the next look at it will tell.
+            Err(error) if is_esrch(&error) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Checks whether it has stopped, and lets it on if the stop was not the one asked for. Returns
+    /// whether anything has happened.
+    pub(super) fn advance(&mut self) -> Result<bool, Error> {
+        match ptrace::poll(self.tid)? {
+            Event::None => return Ok(false),
+            Event::Gone => {
+                self.end();
+                if self.tid != self.pid {
+                    ptrace::reap(self.tid);
+                }
+            }
+            Event::Trap { .. } => {
+                self.state = State::Held;
+                // At once, because it mends a wait that the kernel gives up.
+                self.note_registers()?;
+            }
+            // Let the kernel deliver it, as it would have: it builds the handler's frame, or stops
+            // or ends the process, and traps before the first instruction of the handler. The stop
+            // for the signal has used up the request.
+            Event::Signal(signal) => self.ask_again(signal)?,
+            Event::Syscall | Event::Exec => self.ask_again(0)?,
+        }
+        Ok(true)
+    }
+
+    /// Reads its registers. Returns whether it was still held.
+    pub(super) fn note_registers(&mut self) -> Result<bool, Error> {
+        let noted = ptrace::registers(self.tid).and_then(|regs| {
+            self.regs = regs;
+            self.mend_interrupted_call()
+        });
+        match noted {
+            Ok(()) => Ok(true),
+            Err(error) if is_esrch(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Mends a call that answers a stop with EINTR although only a signal handler should cause
+    /// that: epoll_wait and a few others (signal(7) lists them).
+    ///
+    /// The kernel is asked to decide as it does for all others: EINTR if a handler runs now, and
+    /// the call anew if none does.
+    fn mend_interrupted_call(&mut self) -> Result<(), Error> {
+        let call = self.regs.orig_rax as c_long;
+        if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
+            self.regs.rax = ERESTARTNOHAND as u64;
+            ptrace::set_registers(self.tid, &self.regs)?;
+        }
+        Ok(())
+    }
+
+    /// Takes it to where its way home leads, if it is held on that way because another Beeline has
+    /// died.
+    pub(super) fn bring_home(&mut self, space: &AddressSpace) -> Result<(), Error> {
+        let cell = restore_stub::cell_around(self.regs.rip).filter(|_| self.is_held());
+        let Some(cell) = cell else {
+            return Ok(());
+        };
+        let mut bytes = [0; restore_stub::CELL as usize];
+        // Memory that cannot be read is no cell.
+        let _ = space.read(cell, &mut bytes);
+        let Some(values) = left_behind(&bytes) else {
+            return Ok(());
+        };
+        let arrival = values.arrival(cell, &self.regs);
+        if let Some(mask) = arrival.mask {
+            ptrace::set_signal_mask(self.tid, mask)?;
+        }
+        self.regs = arrival.regs;
+        ptrace::set_registers(self.tid, &arrival.regs)?;
+        match &arrival.dispatch {
+            Some(config) => ptrace::set_syscall_dispatch(self.tid, config),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets it go, if it is held.
+    pub(super) fn detach(&mut self) -> Result<(), Error> {
+        if !self.is_held() {
+            return Ok(());
+        }
+        match ptrace::detach(self.tid, 0) {
+            // A thread that is killed while it is held may end before it is let go.
+            Err(error) if is_esrch(&error) => self.end(),
+            other => other?,
+        }
+        Ok(())
+    }
+
+    /// Notes that it has ended. Its parent is told, and can wait for it, only when nobody traces it
+    /// any more.
+    pub fn end(&mut self) {
+        self.state = State::Gone;
+        worker::hold_on();
     }
 
     /// True if it is to repeat a call that blocks other signals while it waits than are blocked
@@ -61,20 +188,6 @@ impl Tracee {
             _ => regs.r9,
         };
         self.waits_with_other_mask() && mask != 0
-    }
-
-    /// Mends a call that answers a stop with EINTR although only a signal handler should cause
-    /// that: epoll_wait and a few others (signal(7) lists them).
-    ///
-    /// The kernel is asked to decide as it does for all others: EINTR if a handler runs now, and
-    /// the call anew if none does.
-    pub(super) fn mend_interrupted_call(&mut self) -> Result<(), Error> {
-        let call = self.regs.orig_rax as c_long;
-        if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
-            self.regs.rax = ERESTARTNOHAND as u64;
-            ptrace::set_registers(self.tid, &self.regs)?;
-        }
-        Ok(())
     }
 }
 

@@ -1,0 +1,109 @@
+//! The address space of a held target: its memory, and cached answers that cannot change.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::{Error, Process, Region};
+
+/// The memory and the mappings of one program that a target runs.
+///
+/// It is shared by the thread that holds the target and the thread that has it work there. After an
+/// `execve` it is of no more use.
+#[derive(Debug)]
+pub(crate) struct AddressSpace {
+    process: Process,
+    /// Opening it costs more than using it.
+    memory: OnceLock<File>,
+    /// All threads are held, so what is mapped stays until Beeline changes it.
+    is_whole: AtomicBool,
+    /// The mapped regions, if they have been asked for since they last changed.
+    regions: Mutex<Option<Arc<[Region]>>>,
+}
+
+impl AddressSpace {
+    pub fn of(process: &Process) -> Arc<Self> {
+        Arc::new(Self {
+            process: process.clone(),
+            memory: OnceLock::new(),
+            is_whole: AtomicBool::new(false),
+            regions: Mutex::default(),
+        })
+    }
+
+    /// Returns the process that has this address space.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Returns the memory.
+    pub fn memory(&self) -> Result<&File, Error> {
+        match self.memory.get() {
+            Some(memory) => Ok(memory),
+            None => {
+                let memory = self.process.memory()?;
+                Ok(self.memory.get_or_init(|| memory))
+            }
+        }
+    }
+
+    /// Reads the memory.
+    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.process.read_from(self.memory()?, address, into)
+    }
+
+    /// Writes the memory, read-only pages included. The thread that traces must do it: kernels can
+    /// be configured to let only the tracer write those.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.process.write_to(self.memory()?, address, bytes)
+    }
+
+    /// Writes pieces at ascending addresses, and leaves what is between them as it is.
+    pub fn write_together(&self, pieces: &[(u64, Vec<u8>)]) -> Result<(), Error> {
+        let [(start, first), others @ ..] = pieces else {
+            return Ok(());
+        };
+        if others.is_empty() {
+            return self.write(*start, first);
+        }
+        let range = |(address, bytes): &(u64, Vec<u8>)| {
+            let at = (address - start) as usize;
+            at..at + bytes.len()
+        };
+        let len = pieces.iter().map(|piece| range(piece).end).max();
+        let mut all = vec![0; len.unwrap_or_default()];
+        self.read(*start, &mut all)?;
+        for piece in pieces {
+            all[range(piece)].copy_from_slice(&piece.1);
+        }
+        self.write(*start, &all)
+    }
+
+    /// Returns what is mapped.
+    pub fn regions(&self) -> Result<Arc<[Region]>, Error> {
+        let mut known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(regions) = &*known {
+            return Ok(regions.clone());
+        }
+        let regions: Arc<[Region]> = self.process.regions()?.into();
+        if self.is_whole() {
+            *known = Some(regions.clone());
+        }
+        Ok(regions)
+    }
+
+    /// Notes that what is mapped changes, or has changed.
+    pub fn forget_regions(&self) {
+        *self.regions.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Notes that no thread of the target runs any more.
+    pub fn note_whole(&self) {
+        self.is_whole.store(true, SeqCst);
+    }
+
+    /// True if all threads of the target are held.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole.load(SeqCst)
+    }
+}

@@ -1,0 +1,208 @@
+//! Passing the descriptors of one batch to a target through a pair of sockets.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::Batch;
+use crate::Error;
+use crate::fd_limit::Room;
+use crate::regions::PAGE;
+use crate::remote::Remote;
+
+/// Sends the files of a batch to a target and maps them there.
+pub(super) struct Transfer<'a> {
+    pub remote: &'a mut Remote,
+    /// Memory of the target's for this, of [`SCRATCH`] bytes.
+    pub scratch: u64,
+    pub batch: &'a Batch,
+}
+
+/// The most descriptors that one message may carry (`SCM_MAX_FD`).
+pub(super) const MOST_FILES: usize = 253;
+
+// The layout of the scratch memory.
+const PAIR: u64 = 0;
+const MSGHDR: u64 = 16;
+const IOVEC: u64 = 80;
+const PAYLOAD: u64 = 96;
+const CONTROL: u64 = 128;
+/// `CMSG_LEN(0)`: bytes of a control message's head.
+const CMSG_HEAD: usize = 16;
+const CONTROL_LEN: usize = CMSG_HEAD + MOST_FILES * size_of::<i32>() + 4;
+/// The size of the scratch memory in bytes.
+pub(crate) const SCRATCH: usize = CONTROL as usize + CONTROL_LEN;
+const _: () = assert!(SCRATCH <= PAGE as usize);
+/// From the head of the message to that of the control message.
+const HEADS_LEN: usize = CONTROL as usize + CMSG_HEAD - MSGHDR as usize;
+
+/// Descriptors that a target needs beside those that it is sent.
+const PAIR_OF_SOCKETS: usize = 2;
+
+/// True if the target has as many files open as it may.
+fn is_at_limit(error: &Error) -> bool {
+    let is_short = |error: &Error| error.errno() == Some(rustix::io::Errno::MFILE);
+    matches!(error, Error::DescriptorLimit { .. }) || is_short(error)
+}
+
+impl Transfer<'_> {
+    /// Maps the batch, and raises the target's limit of open files for that if need be.
+    pub fn run(&mut self, placed: &mut Vec<u64>) -> Result<(), Error> {
+        let outcome = self.map_through_pair(placed);
+        // Nothing has been mapped then.
+        if !outcome.as_ref().is_err_and(is_at_limit) {
+            return outcome;
+        }
+        let process = self.remote.process();
+        let (pid, sent) = (process.pid(), self.batch.files.len());
+        let more = (sent + PAIR_OF_SOCKETS) as u64;
+        let _room = Room::make(process, more).ok_or(match outcome {
+            Err(Error::DescriptorLimit { got, .. }) => Error::DescriptorLimit { pid, got, sent },
+            _ => Error::DescriptorLimit { pid, got: 0, sent },
+        })?;
+        self.map_through_pair(placed)
+    }
+
+    fn map_through_pair(&mut self, placed: &mut Vec<u64>) -> Result<(), Error> {
+        let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+        let place = self.scratch + PAIR;
+        let arguments = [libc::AF_UNIX as u64, kind, 0, place, 0, 0];
+        self.remote.call(libc::SYS_socketpair, arguments)?;
+        let mut pair = [[0; 4]; 2];
+        self.remote.space.read(place, pair.as_flattened_mut())?;
+        let pair = pair.map(i32::from_ne_bytes);
+        let mut ours = pair.to_vec();
+        let outcome = self.receive(pair).and_then(|files| {
+            ours.extend(&files);
+            self.map_received(&files, placed)
+        });
+        let closed = self.close_all(&mut ours);
+        outcome.and(closed)
+    }
+
+    /// Sends the files into one end of the target's socket pair and has it receive them at the
+    /// other. Returns their numbers there.
+    fn receive(&mut self, [ours, theirs]: [i32; 2]) -> Result<Vec<i32>, Error> {
+        let taken = self.remote.process().take_descriptor(ours);
+        let end = taken.map_err(|source| Error::Local {
+            what: "take a socket from the target",
+            source,
+        })?;
+        self.send(&end)?;
+        let heads = self.scratch + MSGHDR;
+        self.remote.space.write(heads, &heads_for(self.scratch))?;
+        let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;
+        let arguments = [theirs as u64, heads, flags, 0, 0, 0];
+        self.remote.call(libc::SYS_recvmsg, arguments)?;
+        let mut received = self.received()?;
+        let sent = self.batch.files.len();
+        if received.len() != sent {
+            self.close_all(&mut received)?;
+            return Err(Error::DescriptorLimit {
+                pid: self.remote.process().pid(),
+                got: received.len(),
+                sent,
+            });
+        }
+        Ok(received)
+    }
+
+    /// Sends the files into one end of the target's socket pair.
+    fn send(&self, end: &OwnedFd) -> Result<(), Error> {
+        let files: Vec<BorrowedFd<'_>> = self.batch.files.iter().map(AsFd::as_fd).collect();
+        let mut space =
+            [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = sendmsg(end, &[IoSlice::new(&[0])], &mut control, flags);
+        sent.map(drop).map_err(|errno| Error::Local {
+            what: "send descriptors to the target",
+            source: errno.into(),
+        })
+    }
+
+    /// Returns the descriptors in the control message that the target has received.
+    fn received(&self) -> Result<Vec<i32>, Error> {
+        let mut control = [0; CONTROL_LEN];
+        self.remote
+            .space
+            .read(self.scratch + CONTROL, &mut control)?;
+        // The length is still 0 if no message has come.
+        let (len, rest) = control.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+        let len = usize::try_from(u64::from_ne_bytes(*len))
+            .unwrap_or(0)
+            .clamp(CMSG_HEAD, CONTROL_LEN);
+        let (level_and_type, files) = rest[..len - 8].split_at(CMSG_HEAD - 8);
+        let rights = words32([libc::SOL_SOCKET, libc::SCM_RIGHTS]);
+        let files = if level_and_type == rights { files } else { &[] };
+        Ok(files
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&bytes| i32::from_ne_bytes(bytes))
+            .collect())
+    }
+
+    fn map_received(&mut self, files: &[i32], placed: &mut Vec<u64>) -> Result<(), Error> {
+        for parcel in &self.batch.parcels {
+            placed.push(self.remote.map(
+                files[parcel.file],
+                parcel.offset,
+                parcel.len,
+                parcel.protection,
+                parcel.flags,
+                parcel.address,
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Closes all of them in the target, even if one fails. Consecutive ones, as new descriptors
+    /// mostly are, are closed by one call.
+    fn close_all(&mut self, files: &mut [i32]) -> Result<(), Error> {
+        files.sort_unstable();
+        let close = |run: &[i32]| {
+            let (first, last) = (run[0] as u64, run[run.len() - 1] as u64);
+            let arguments = [first, last, 0, 0, 0, 0];
+            self.remote.call(libc::SYS_close_range, arguments).map(drop)
+        };
+        let runs = files.chunk_by(|one, next| one + 1 == *next);
+        runs.map(close).fold(Ok(()), Result::and)
+    }
+}
+
+/// Returns a `struct msghdr` for one byte of payload and as much control data as fits, the `struct
+/// iovec` for the payload, and zeroes up to the control message.
+fn heads_for(scratch: u64) -> [u8; HEADS_LEN] {
+    // name, its length, iovec, their count, control, its length, flags
+    let header: [u8; 56] = words([
+        0,
+        0,
+        scratch + IOVEC,
+        1,
+        scratch + CONTROL,
+        CONTROL_LEN as u64,
+        0,
+    ]);
+    let payload: [u8; 16] = words([scratch + PAYLOAD, 1]);
+    let mut heads = [0; HEADS_LEN];
+    heads[..header.len()].copy_from_slice(&header);
+    let at = (IOVEC - MSGHDR) as usize;
+    heads[at..at + payload.len()].copy_from_slice(&payload);
+    heads
+}
+
+fn words<const COUNT: usize, const LEN: usize>(words: [u64; COUNT]) -> [u8; LEN] {
+    const { assert!(COUNT * 8 == LEN) };
+    let mut bytes = [0; LEN];
+    for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *place = word.to_ne_bytes();
+    }
+    bytes
+}
+
+fn words32([first, second]: [i32; 2]) -> [u8; 8] {
+    (u64::from(first as u32) | u64::from(second as u32) << 32).to_ne_bytes()
+}

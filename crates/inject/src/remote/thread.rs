@@ -1,0 +1,283 @@
+//! One thread while it runs system calls for Beeline.
+
+use libc::{c_int, user_regs_struct};
+
+use crate::address_space::AddressSpace;
+use crate::gate::Gate;
+use crate::held_threads::Tracee;
+use crate::ptrace::{self, Event, Go, SyscallDispatch, is_esrch};
+use crate::restore_stub::{BorrowedThread, NO_CALL, SYSCALL_LEN};
+use crate::{Error, Seccomp};
+
+/// The state that a borrowed thread gets back after its system calls, besides its registers.
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    mask: u64,
+    /// The signals blocked by the call that it was held in, if that has a mask of its own.
+    call_mask: Option<u64>,
+    /// The restartable sequence that it may be in.
+    sequence: Option<Sequence>,
+    /// Set if the thread has its system calls sent to itself as signals.
+    dispatch: Option<SyscallDispatch>,
+    /// True if it may be somewhere else than where its registers belong.
+    away: bool,
+}
+
+/// The sign that a thread may be in a restartable sequence.
+#[derive(Debug, Clone, Copy)]
+struct Sequence {
+    /// Address and value of the thread's pointer to it. The kernel clears it when the thread passes
+    /// elsewhere; without it an interrupted sequence would not be started anew.
+    pointer: (u64, u64),
+    /// The address where it begins anew, if the thread is inside.
+    anew: Option<u64>,
+}
+
+/// Offset of `rseq_cs` in `struct rseq`.
+const RSEQ_CS: u64 = 8;
+/// The trap flag: one instruction at a time.
+const TRAP_FLAG: u64 = 1 << 8;
+
+/// A held thread that runs system calls for Beeline, in its own address space.
+pub(super) struct RemoteThread<'a> {
+    pub tracee: &'a mut Tracee,
+    pub space: &'a AddressSpace,
+}
+
+impl RemoteThread<'_> {
+    /// Readies the thread for running system calls: gets signals out of the way, and notes what
+    /// that disturbs.
+    pub fn borrow(&mut self, gate: &mut Gate) -> Result<(), Error> {
+        if let Some(borrowed) = &mut self.tracee.borrowed {
+            borrowed.away = true;
+            return Ok(());
+        }
+        let tid = self.tracee.tid;
+        let borrowed = Borrowed::of(self.tracee, self.space)?;
+        let dispatch = borrowed.dispatch;
+        self.tracee.borrowed = Some(borrowed);
+        self.write_way_home(gate)?;
+        if let Some(behind) = gate.behind() {
+            // This comes first, so that the thread would never go on elsewhere with what is changed
+            // next.
+            let regs = user_regs_struct {
+                rip: behind,
+                orig_rax: NO_CALL,
+                ..self.tracee.regs
+            };
+            ptrace::set_registers(tid, &regs)?;
+        }
+        if dispatch.is_some() {
+            ptrace::set_syscall_dispatch(tid, &SyscallDispatch::default())?;
+        }
+        ptrace::set_signal_mask(tid, u64::MAX)
+    }
+
+    /// Writes the way home of the thread, if it is borrowed.
+    pub fn write_way_home(&self, gate: &mut Gate) -> Result<(), Error> {
+        let Some(borrowed) = &self.tracee.borrowed else {
+            return Ok(());
+        };
+        let thread = BorrowedThread {
+            regs: &self.tracee.regs,
+            mask: borrowed.mask,
+            call_mask: borrowed.call_mask,
+            dispatch: borrowed.dispatch,
+            sequence: borrowed.sequence.and_then(|sequence| sequence.anew),
+            // Under the other option no thread with a filter is borrowed.
+            is_confined: self.space.process().seccomp() != Seccomp::Refuse,
+        };
+        gate.write(self.space, &thread)
+    }
+
+    /// Sends the borrowed thread through the gate and returns the result of the call, including
+    /// negative error numbers.
+    pub fn call(&mut self, gate: &Gate, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
+        let tid = self.tracee.tid;
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let own = self.tracee.regs;
+        let eflags = own.eflags & !TRAP_FLAG;
+        let rax = number as u64;
+        let regs = user_regs_struct {
+            rip: gate.syscall,
+            rax,
+            orig_rax: NO_CALL,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            eflags,
+            ..own
+        };
+        ptrace::set_registers(tid, &regs)?;
+        for _entry_then_exit in 0..2 {
+            self.run_to_syscall_stop(number)?;
+        }
+        Ok(ptrace::registers(tid)?.rax as i64)
+    }
+
+    fn run_to_syscall_stop(&mut self, number: i64) -> Result<(), Error> {
+        self.go(Go::ToSyscall, 0)?;
+        self.await_syscall_stop(number)
+    }
+
+    fn await_syscall_stop(&mut self, number: i64) -> Result<(), Error> {
+        loop {
+            let mut signal = 0;
+            match ptrace::wait(self.tracee.tid)? {
+                Event::Syscall => return Ok(()),
+                Event::Gone => return Err(self.lost()),
+                // It cannot be blocked. Delivered now, it stops the process when Beeline lets go of
+                // it.
+                Event::Signal(libc::SIGSTOP) => signal = libc::SIGSTOP,
+                Event::Signal(signal) => {
+                    return Err(Error::Intercepted {
+                        pid: self.tracee.pid,
+                        number,
+                        signal,
+                    });
+                }
+                // Job control has news; the thread has not moved.
+                Event::Trap { .. } | Event::Exec | Event::None => {}
+            }
+            self.go(Go::ToSyscall, signal)?;
+        }
+    }
+
+    /// Puts the thread back where it was held, as it was, if it is held and borrowed.
+    pub fn restore(&mut self) -> Result<(), Error> {
+        if !self.tracee.is_held() {
+            return Ok(());
+        }
+        let Some(borrowed) = self.tracee.borrowed.take() else {
+            return Ok(());
+        };
+        if borrowed.away {
+            self.return_to_trap()?;
+        }
+        let (tid, own) = (self.tracee.tid, self.tracee.regs);
+        // The way home does each of these as well, so it may be taken from between any two of them.
+        if let Some(Sequence { pointer, .. }) = borrowed.sequence {
+            self.space.write(pointer.0, &pointer.1.to_ne_bytes())?;
+        }
+        ptrace::set_signal_mask(tid, borrowed.mask)?;
+        ptrace::set_registers(tid, &own)?;
+        if let Some(config) = &borrowed.dispatch {
+            ptrace::set_syscall_dispatch(tid, config)?;
+        }
+        match borrowed.away && self.tracee.waits_with_other_mask() {
+            true => self.enter_again(borrowed.mask),
+            false => Ok(()),
+        }
+    }
+
+    /// Brings a thread that is to repeat a call like `sigsuspend` to the entry of that call.
+    ///
+    /// Such a call waits with a signal mask of its own, which is lost by now. Let go from here, the
+    /// thread sets it again before it looks at any signal. From anywhere else it would first get
+    /// the signals that the call holds back, or get outside of the call the signals that are to end
+    /// it.
+    fn enter_again(&mut self, mask: u64) -> Result<(), Error> {
+        let (tid, own) = (self.tracee.tid, self.tracee.regs);
+        let number = own.orig_rax;
+        let again = user_regs_struct {
+            rip: own.rip.wrapping_sub(SYSCALL_LEN),
+            rax: number,
+            orig_rax: NO_CALL,
+            ..own
+        };
+        ptrace::set_registers(tid, &again)?;
+        self.go(Go::ToSyscall, 0)?;
+        let signal = match ptrace::wait(tid)? {
+            Event::Syscall => return Ok(()),
+            Event::Gone => return Err(self.lost()),
+            Event::Signal(signal) => signal,
+            _ => 0,
+        };
+        // One waits already. Blocked, it goes back to where it came from until the thread is there.
+        ptrace::set_signal_mask(tid, u64::MAX)?;
+        self.go(Go::ToSyscall, signal)?;
+        self.await_syscall_stop(number as i64)?;
+        ptrace::set_signal_mask(tid, mask)
+    }
+
+    /// Brings the thread from behind the `syscall` to the point on its way to user space where it
+    /// was first held. Only from there does the kernel restart the call that it was in.
+    fn return_to_trap(&mut self) -> Result<(), Error> {
+        let tid = self.tracee.tid;
+        let mut signal = 0;
+        loop {
+            match ptrace::interrupt(tid) {
+                Err(error) if is_esrch(&error) => return Err(self.lost()),
+                other => other?,
+            }
+            self.go(Go::On, signal)?;
+            match ptrace::wait(tid)? {
+                Event::Trap { .. } => return Ok(()),
+                Event::Gone => return Err(self.lost()),
+                Event::Signal(libc::SIGSTOP) => signal = libc::SIGSTOP,
+                _ => signal = 0,
+            }
+        }
+    }
+
+    fn go(&mut self, how: Go, signal: c_int) -> Result<(), Error> {
+        match ptrace::resume(self.tracee.tid, how, signal) {
+            Err(error) if is_esrch(&error) => Err(self.lost()),
+            other => other,
+        }
+    }
+
+    /// Returns the error for a thread that has been killed while it was worked on.
+    fn lost(&mut self) -> Error {
+        self.tracee.end();
+        Error::Exited {
+            pid: self.tracee.pid,
+        }
+    }
+}
+
+impl Borrowed {
+    /// Notes what running system calls in a thread is going to disturb.
+    fn of(tracee: &Tracee, space: &AddressSpace) -> Result<Self, Error> {
+        let tid = tracee.tid;
+        let mask = ptrace::signal_mask(tid)?;
+        let sequence = ptrace::rseq_area(tid)
+            .and_then(|area| Sequence::at(space, area + RSEQ_CS, tracee.regs.rip));
+        let dispatch = ptrace::syscall_dispatch(tid).filter(|config| config.mode != 0);
+        let call_mask = match tracee.waits_with_other_mask() {
+            true => Some(space.process().thread_status(tid)?.blocked),
+            false => None,
+        };
+        Ok(Self {
+            mask,
+            call_mask,
+            sequence,
+            dispatch,
+            away: true,
+        })
+    }
+}
+
+impl Sequence {
+    /// Reads the pointer at `address` of a thread that is held at `ip`. `None` if it is in no
+    /// sequence.
+    fn at(space: &AddressSpace, address: u64, ip: u64) -> Option<Self> {
+        let mut value = [0; 8];
+        space.read(address, &mut value).ok()?;
+        let place = u64::from_ne_bytes(value);
+        // The fields of `struct rseq_cs`: two halves of a word that do not matter, the start, its
+        // length, and where it begins anew.
+        let mut words = [[0; 8]; 4];
+        if place == 0 || space.read(place, words.as_flattened_mut()).is_err() {
+            return None;
+        }
+        let [_, start, len, anew] = words.map(u64::from_ne_bytes);
+        Some(Self {
+            pointer: (address, place),
+            anew: (ip.wrapping_sub(start) < len).then_some(anew),
+        })
+    }
+}
