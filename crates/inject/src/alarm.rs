@@ -13,41 +13,12 @@ use std::time::Duration;
 
 use libc::{c_int, itimerspec, siginfo_t, timer_t, timespec};
 
+use crate::arch;
+
 /// The longest that a wait may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// The alarm goes off again and again, since the first one may have come just before the wait.
 const AGAIN: Duration = Duration::from_millis(50);
-
-// beeline_inject_seize(tid, options): PTRACE_SEIZE, with the kernel's own result. Nothing but its
-// one call may be between the labels.
-std::arch::global_asm!(
-    ".pushsection .text.beeline_inject_seize, \"ax\", @progbits",
-    ".balign 16",
-    ".globl beeline_inject_seize",
-    ".type beeline_inject_seize, @function",
-    "beeline_inject_seize:",
-    "mov r10, rsi",
-    "mov rsi, rdi",
-    "xor edx, edx",
-    "mov edi, {seize}",
-    "mov eax, {ptrace}",
-    ".globl beeline_inject_seize_call",
-    "beeline_inject_seize_call:",
-    "syscall",
-    ".globl beeline_inject_seize_end",
-    "beeline_inject_seize_end:",
-    "ret",
-    ".size beeline_inject_seize, . - beeline_inject_seize",
-    ".popsection",
-    seize = const libc::PTRACE_SEIZE,
-    ptrace = const libc::SYS_ptrace,
-);
-
-unsafe extern "C" {
-    fn beeline_inject_seize(tid: i64, options: i64) -> i64;
-    static beeline_inject_seize_call: u8;
-    static beeline_inject_seize_end: u8;
-}
 
 thread_local! {
     /// The thread's own timer, once it has needed one. The inner value is `None` if the kernel
@@ -61,11 +32,7 @@ thread_local! {
 ///
 /// EINTR if it takes longer than [`PATIENCE`]; then nothing has been seized.
 pub(crate) fn seize(tid: i32, options: c_int) -> io::Result<()> {
-    let result = within_patience(|| {
-        // SAFETY: this system call takes integers only. The handler may lead past it, with the
-        // registers of one that has failed.
-        unsafe { beeline_inject_seize(tid.into(), options.into()) }
-    });
+    let result = within_patience(|| arch::seize::seize(tid, options));
     match result {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(-error as i32)),
@@ -154,20 +121,12 @@ fn signal() -> io::Result<c_int> {
     handled.map_err(io::Error::from_raw_os_error)
 }
 
-/// Leads a thread past the call of [`beeline_inject_seize`] if it is about to make it, or to resume
-/// it.
+/// Leads a thread past a [`seize`] that it is about to make, or to resume.
 extern "C" fn pass_by(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes the context that the thread goes on with; nobody else has a
     // reference to it.
-    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else {
-        return;
-    };
-    let registers = &mut context.uc_mcontext.gregs;
-    let (ip, result) = (libc::REG_RIP as usize, libc::REG_RAX as usize);
-    let call = (&raw const beeline_inject_seize_call).addr() as i64;
-    if registers[ip] == call && registers[result] == libc::SYS_ptrace {
-        registers[ip] = (&raw const beeline_inject_seize_end).addr() as i64;
-        registers[result] = -i64::from(libc::EINTR);
+    if let Some(context) = unsafe { context.cast::<libc::ucontext_t>().as_mut() } {
+        arch::seize::pass_by(context);
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
+use crate::arch::PROGRAMS;
+
 /// An error of this crate. In every case the target has been let go and runs as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,7 +32,7 @@ pub enum Error {
         why: Refusal,
     },
     /// It runs 32-bit code.
-    #[error("process {pid} is a 32-bit program: Beeline serves 64-bit x86 programs only")]
+    #[error("process {pid} is a 32-bit program: Beeline serves {PROGRAMS} programs only")]
     ThirtyTwoBit {
         /// The target.
         pid: i32,

@@ -5,10 +5,9 @@
 
 use std::ops::Range;
 
-use beeline_uapi::signal::SI_KERNEL;
-
+use crate::arch::restore_stub::{self, CELL};
+use crate::arch::signal_frame::{BREAKPOINT_CODE, Context, IP_TO_INFO, RESTORER_TO_IP, SP_TO_IP};
 use crate::regions::Region;
-use crate::restore_stub;
 use crate::{Error, Stopped};
 
 /// A place on a stack from which a thread will return by `rt_sigreturn`.
@@ -30,14 +29,6 @@ pub struct SignalFrame {
     pub is_of_breakpoint: bool,
 }
 
-/// From the start of a signal frame, where the restorer's address is, to the saved instruction
-/// pointer: that address, then of `struct ucontext` flags, link, stack (3 words) and 16 registers.
-const RESTORER_TO_IP: u64 = 8 * (1 + 2 + 3 + 16);
-/// From the saved instruction pointer to the signal's `siginfo_t`, which starts with the three
-/// words number, errno and code: that pointer, the rest of `struct sigcontext` (256 bytes in all)
-/// and the signal mask.
-const IP_TO_INFO: u64 = 256 - 8 * 16 + 8;
-
 /// Bytes of stack that are searched, from the stack pointer up.
 const REACH: u64 = 256 << 10;
 /// The most frames upon frames that are followed from stack to stack. More are taken for garbage.
@@ -54,7 +45,7 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
     let mut found: Vec<SignalFrame> = Vec::new();
     let read = |at, into: &mut [u8]| stopped.read(at, into).is_ok();
     for thread in stopped.threads() {
-        for saved in reached_from(&read, &regions, thread.registers().rsp) {
+        for saved in reached_from(&read, &regions, thread.sp()) {
             let mut restorer = [0; 8];
             // A frame without a readable start is none.
             read(saved.at.wrapping_sub(RESTORER_TO_IP), &mut restorer);
@@ -67,9 +58,9 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
                 tid: thread.tid(),
                 ip,
                 saved_at,
-                sp: arrival.is_none().then_some((saved.at - 8, saved.sp)),
+                sp: arrival.is_none().then_some((saved.at - SP_TO_IP, saved.sp)),
                 restorer: u64::from_ne_bytes(restorer),
-                is_of_breakpoint: is_told && (number, code) == (libc::SIGTRAP, SI_KERNEL),
+                is_of_breakpoint: is_told && (number, code) == (libc::SIGTRAP, BREAKPOINT_CODE),
             };
             let leads_into =
                 |range: &Range<u64>| range.contains(&frame.ip) || range.contains(&frame.restorer);
@@ -85,7 +76,7 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
 /// kept.
 fn arrival(read: &impl Fn(u64, &mut [u8]) -> bool, ip: u64) -> Option<(u64, u64)> {
     let cell = restore_stub::cell_around(ip)?;
-    let mut bytes = [0; restore_stub::CELL as usize];
+    let mut bytes = [0; CELL as usize];
     read(cell, &mut bytes);
     Some((
         restore_stub::left_behind(&bytes)?.ip(),
@@ -135,79 +126,41 @@ fn frames_from(read: &impl Fn(u64, &mut [u8]) -> bool, regions: &[Region], sp: u
         .iter()
         .map(|&bytes| u64::from_ne_bytes(bytes))
         .collect();
-    let frames = words.windows(4).enumerate().filter_map(|(at, window)| {
-        let &[old_sp, ip, flags, selectors] = window else {
-            return None;
+    let frames = (0..words.len()).filter_map(|at| {
+        let context = Context::recognize(&words, at)?;
+        let saved_at = start + 8 * at as u64 + SP_TO_IP;
+        let alternate = context.alternate_stack;
+        let saved = Saved {
+            at: saved_at,
+            sp: context.sp,
+            ip: context.ip,
         };
-        let saved_at = start + 8 * (at as u64 + 1);
-        let saved = Saved::recognise(saved_at, [old_sp, ip, flags, selectors])?;
-        let alternate = at
-            .checked_sub(ALTERNATE_TO_SP)
-            .and_then(|at| words.get(at..at + 3));
         (!alternate.is_some_and(|stack| is_elsewhere(saved_at, sp, stack))).then_some(saved)
     });
     frames.collect()
 }
 
-/// Words from the thread's alternate stack in a frame (address, flags, length) to the saved stack
-/// pointer: behind the former stand 15 more registers.
-const ALTERNATE_TO_SP: usize = 3 + 15;
-
 /// True if a frame is on an alternate stack that this stack pointer is not on.
 ///
 /// The thread has left that stack, or it is another thread's: an alternate stack may be next to any
 /// other stack, as Go's are, and keeps its last frame.
-fn is_elsewhere(frame: u64, sp: u64, alternate: &[u64]) -> bool {
-    let &[start, _, len] = alternate else {
-        return false;
-    };
+fn is_elsewhere(frame: u64, sp: u64, (start, len): (u64, u64)) -> bool {
     let is_inside = |at: u64| at.wrapping_sub(start) < len;
     is_inside(frame) && !is_inside(sp)
 }
 
-/// The part of the kernel's `struct sigcontext_64` that identifies a frame: rsp, rip, eflags, and
-/// cs, gs, fs, ss as four halves of 16 bits.
+/// A frame: what its thread goes back to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Saved {
     /// The address of the instruction pointer.
-    pub at: u64,
+    at: u64,
     sp: u64,
     pub ip: u64,
-}
-
-impl Saved {
-    fn recognise(at: u64, [sp, ip, flags, selectors]: [u64; 4]) -> Option<Self> {
-        const CS: u64 = 0x33;
-        const SS: u64 = 0x2b;
-        // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be
-        // without interrupts (9).
-        const ALWAYS: u64 = 1 << 1 | 1 << 9;
-        const NEVER: u64 = 1 << 3 | 1 << 5 | 1 << 15 | !((1 << 22) - 1);
-        let code = selectors & 0xffff == CS;
-        let stack = matches!(selectors >> 48, SS | 0);
-        let plausible = flags & ALWAYS == ALWAYS && flags & NEVER == 0 && sp != 0;
-        (code && stack && plausible).then_some(Self { at, sp, ip })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn knows_a_frame_from_other_data() {
-        let frame = Saved {
-            at: 0x7ffc_0000,
-            sp: 0x7ffd_0000,
-            ip: 0x40_1000,
-        };
-        let recognise =
-            |flags, selectors| Saved::recognise(frame.at, [frame.sp, frame.ip, flags, selectors]);
-        assert_eq!(recognise(0x246, 0x002b_0000_0000_0033), Some(frame));
-        assert_eq!(recognise(0x246, 0x002b_0000_0000_0023), None);
-        assert_eq!(recognise(0x4_0000_0246, 0x002b_0000_0000_0033), None);
-        assert_eq!(recognise(0, 0x33), None);
-    }
 
     /// A stack of 8 KiB, and above it an alternate one with a frame at its end.
     #[test]

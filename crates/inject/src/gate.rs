@@ -8,11 +8,12 @@ use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::address_space::AddressSpace;
+use crate::arch::restore_stub::{self, CELL};
+use crate::arch::{Registers, SYSCALL, SYSCALL_LEN};
 use crate::frames;
 use crate::held_threads::{HeldThreads, Tracee};
-use crate::ptrace;
 use crate::regions::PAGE;
-use crate::restore_stub::{self, BorrowedThread, CELL, SYSCALL_LEN};
+use crate::restore_stub::BorrowedThread;
 use crate::{Error, Region};
 
 /// The `syscall` instruction that threads of a target are sent through.
@@ -166,13 +167,13 @@ impl Search<'_> {
         let mut held = self.threads.tracees.iter().filter(|one| one.is_held());
         // A borrowed thread is not where its registers belong.
         let is_inside =
-            |one: &Tracee| ptrace::registers(one.tid).is_ok_and(|regs| range.contains(&regs.rip));
+            |one: &Tracee| Registers::of(one.tid).is_ok_and(|regs| range.contains(&regs.ip()));
         if held.clone().any(is_inside) {
             return false;
         }
         let read = |at, into: &mut [u8]| self.space.read(at, into).is_ok();
         held.all(|one| {
-            let frames = frames::reached_from(&read, self.regions, one.regs.rsp);
+            let frames = frames::reached_from(&read, self.regions, one.regs.sp());
             frames.into_iter().all(|frame| !range.contains(&frame.ip))
         })
     }
@@ -193,7 +194,6 @@ impl Search<'_> {
     }
 
     fn syscall_in(&self, region: &Region) -> Option<u64> {
-        const SYSCALL: [u8; 2] = [0x0f, 0x05];
         const CHUNK: u64 = 64 << 10;
         let mut start = region.start;
         while start < region.end {

@@ -21,9 +21,6 @@ const HOLD: Duration = Duration::from_millis(50);
 /// checked again after as many.
 const SLEEPS: u32 = 64;
 
-/// The code segment of 64-bit programs.
-const CODE_64: u64 = 0x33;
-
 /// Holds threads of one process. It must stay on the thread that made it. Dropping it lets them all
 /// go.
 #[derive(Debug)]
@@ -271,7 +268,7 @@ impl HeldThreads {
     /// Beeline died, it would be told in the middle of the way home.
     pub fn agent(&self) -> Result<usize, Error> {
         let pid = self.process.pid();
-        let able = |tracee: &&Tracee| tracee.is_held() && tracee.regs.cs == CODE_64;
+        let able = |tracee: &&Tracee| tracee.is_held() && tracee.regs.is_64_bit();
         if let Some(at) = self
             .tracees
             .iter()

@@ -27,13 +27,12 @@
 //! [`Process::pidfd`] to become readable first. This crate itself waits only for the threads of its
 //! targets, and never takes an exit status.
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!(
-    "beeline-inject knows the registers and the ptrace interface of Linux on x86-64 only"
-);
+#[cfg(not(target_os = "linux"))]
+compile_error!("beeline-inject knows the ptrace interface of Linux only");
 
 mod address_space;
 mod alarm;
+mod arch;
 mod error;
 mod fd_limit;
 mod files;
@@ -49,6 +48,7 @@ pub mod procfs;
 mod ptrace;
 mod regions;
 mod remote;
+mod restart;
 mod restore_stub;
 mod start;
 mod stopped;

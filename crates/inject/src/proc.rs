@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::arch::SYSCALL_LEN;
+
 /// The lines of `/proc/PID/status` that decide whether a process can be worked on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Status {
@@ -85,7 +87,7 @@ impl Asleep {
 
     /// Returns the address of the `syscall` instruction, if it was one.
     pub fn call(&self) -> u64 {
-        self.ip.wrapping_sub(2)
+        self.ip.wrapping_sub(SYSCALL_LEN)
     }
 }
 

@@ -1,4 +1,5 @@
-//! The kernel's `ptrace` and `waitid`, with one typed function for each request that Beeline makes.
+//! The kernel's `ptrace` and `waitid`, with one typed function for each request that Beeline makes,
+//! except those for registers: [`Registers`](crate::arch::Registers) has them.
 //!
 //! Every function here must be called on the thread that seized the tracee.
 
@@ -7,7 +8,7 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::time::Instant;
 
-use libc::{c_int, c_uint, pid_t, user_regs_struct};
+use libc::{c_int, c_uint, pid_t};
 use rustix::thread::sched_yield;
 
 use crate::{Error, alarm};
@@ -125,30 +126,6 @@ pub(crate) fn listen(tid: pid_t) -> Result<(), Error> {
 pub(crate) fn detach(tid: pid_t, signal: c_int) -> Result<(), Error> {
     // SAFETY: PTRACE_DETACH takes no address and a signal's number as data.
     unsafe { request(libc::PTRACE_DETACH, tid, 0, signal as usize) }.map_err(named("DETACH", tid))
-}
-
-/// Returns the general registers of a stopped thread.
-pub(crate) fn registers(tid: pid_t) -> Result<user_regs_struct, Error> {
-    let mut regs = MaybeUninit::<user_regs_struct>::uninit();
-    // SAFETY: PTRACE_GETREGS writes one `user_regs_struct` to data, which is room for one.
-    unsafe { request(libc::PTRACE_GETREGS, tid, 0, regs.as_mut_ptr() as usize) }
-        .map_err(named("GETREGS", tid))?;
-    // SAFETY: the request has succeeded, so the kernel has filled it.
-    Ok(unsafe { regs.assume_init() })
-}
-
-/// Sets the general registers of a stopped thread.
-pub(crate) fn set_registers(tid: pid_t, regs: &user_regs_struct) -> Result<(), Error> {
-    // SAFETY: PTRACE_SETREGS reads one `user_regs_struct` at data; the reference is to one.
-    unsafe {
-        request(
-            libc::PTRACE_SETREGS,
-            tid,
-            0,
-            std::ptr::from_ref(regs) as usize,
-        )
-    }
-    .map_err(named("SETREGS", tid))
 }
 
 /// Returns the signals that a stopped thread blocks, bit n-1 for signal n.
@@ -418,7 +395,7 @@ pub(crate) fn is_esrch(error: &Error) -> bool {
     matches!(error, Error::Ptrace { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
 }
 
-fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Ptrace {
         request,
         tid,
@@ -432,7 +409,12 @@ fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
 ///
 /// `address` and `data` must be what `what` asks for: where it reads or writes memory through one
 /// of them, that memory must be valid for as many bytes as the request is documented to touch.
-unsafe fn request(what: c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+pub(crate) unsafe fn request(
+    what: c_uint,
+    tid: pid_t,
+    address: usize,
+    data: usize,
+) -> io::Result<()> {
     // SAFETY: the caller promises that the two pointers are what the request asks for; the rest are
     // integers.
     let result = unsafe { libc::ptrace(what, tid, address as *mut c_void, data as *mut c_void) };

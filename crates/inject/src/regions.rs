@@ -6,10 +6,10 @@ use std::sync::LazyLock;
 
 use std::os::unix::ffi::OsStringExt;
 
+use crate::arch::ADDRESS_SPACE_END;
+
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
-/// The first address that user space can never have, less the guard page below it.
-const TOP: u64 = 0x7fff_ffff_f000;
 /// Left free below the main stack, which grows down: the least that the kernel itself keeps free
 /// there.
 const STACK_ROOM: u64 = 128 << 20;
@@ -182,10 +182,10 @@ fn find_gap_above(
     let mut taken: Vec<_> = taken.chain([empty_heap]).collect();
     taken.sort_unstable();
     for (start, end, above, below) in taken {
-        consider(free, start.saturating_sub(below).min(TOP));
+        consider(free, start.saturating_sub(below).min(ADDRESS_SPACE_END));
         free = free.max(end.saturating_add(above));
     }
-    consider(free, TOP);
+    consider(free, ADDRESS_SPACE_END);
     best
 }
 

@@ -15,13 +15,13 @@ mod thread;
 use std::sync::Arc;
 use std::time::Duration;
 
-use libc::user_regs_struct;
 use rustix::io::Errno;
 
 use crate::address_space::AddressSpace;
+use crate::arch::Registers;
 use crate::gate::Gate;
 use crate::held_threads::{HeldThreads, State};
-use crate::ptrace::{self, is_esrch};
+use crate::ptrace::is_esrch;
 use crate::{Error, Process};
 
 pub(crate) use thread::Borrowed;
@@ -133,11 +133,7 @@ impl Remote {
     }
 
     /// Changes what a held thread goes on with. The change holds at once, even if Beeline dies now.
-    pub fn change(
-        &mut self,
-        at: usize,
-        change: impl FnOnce(&mut user_regs_struct),
-    ) -> Result<(), Error> {
+    pub fn change(&mut self, at: usize, change: impl FnOnce(&mut Registers)) -> Result<(), Error> {
         let tracee = &mut self.threads.tracees[at];
         change(&mut tracee.regs);
         match (&tracee.borrowed, &mut self.gate) {
@@ -146,7 +142,7 @@ impl Remote {
                 RemoteThread { tracee, space }.write_way_home(gate)
             }
             (Some(_), None) => Ok(()),
-            (None, _) => ptrace::set_registers(tracee.tid, &tracee.regs),
+            (None, _) => tracee.regs.set(tracee.tid),
         }
     }
 

@@ -13,9 +13,9 @@
 //! stack (a goroutine's has no room to spare). The zeroes are put back when the process is let go.
 //!
 //! **Why it is safe at every instruction.** None of the instructions writes memory, and none
-//! changes the flags (which are the thread's own all along, as `syscall` keeps them). The stack
-//! pointer is always the thread's own, so a signal handler may run in between. Vector registers,
-//! thread pointer and segments are never touched.
+//! changes the flags (which are the thread's own all along). The stack pointer is always the
+//! thread's own, so a signal handler may run in between. Vector registers, thread pointer and
+//! segments are never touched.
 //!
 //! **A thread that was inside a system call** makes it anew, as the kernel would have it do: by its
 //! number, or by `restart_syscall`, which keeps the deadline. If a signal handler has to run first,
@@ -23,221 +23,17 @@
 //! are let through by a `ppoll` on nothing, which says EINTR if there was one. For a call that goes
 //! on or not depending on the handler's flags (`SA_RESTART`), as `read` does, that cannot be known,
 //! and it goes on.
+//!
+//! [`CELL`]: crate::arch::restore_stub::CELL
 
-use std::mem::{offset_of, size_of};
-
-use libc::user_regs_struct;
-
+use crate::arch::Registers;
 use crate::ptrace::SyscallDispatch;
-
-/// Bytes of a cell. Its address is a multiple of this, so that it lies within one page.
-pub(crate) const CELL: u64 = 512;
-
-/// Bytes of a `syscall` instruction.
-pub(crate) const SYSCALL_LEN: u64 = 2;
-
-/// Set by the kernel where no system call is to be restarted.
-pub(crate) const NO_CALL: u64 = u64::MAX;
-
-// The kernel's values in `rax`, negated, while an interrupted call waits to be made anew; from its
-// errno.h.
-/// The call anew, or EINTR if a handler without `SA_RESTART` runs.
-const ERESTARTSYS: i64 = -512;
-/// The call anew.
-const ERESTARTNOINTR: i64 = -513;
-/// The call anew, or EINTR if a handler runs.
-pub(crate) const ERESTARTNOHAND: i64 = -514;
-/// Likewise, but `restart_syscall` is what is made anew.
-const ERESTART_RESTARTBLOCK: i64 = -516;
-
-/// True if a thread with these registers is going to make its interrupted system call anew.
-pub(crate) fn restarts(regs: &user_regs_struct) -> bool {
-    const RESTARTS: [i64; 4] = [
-        ERESTARTSYS,
-        ERESTARTNOINTR,
-        ERESTARTNOHAND,
-        ERESTART_RESTARTBLOCK,
-    ];
-    regs.orig_rax as i64 >= 0 && RESTARTS.contains(&(regs.rax as i64))
-}
-
-/// The values that a thread is given back. The code of the cell follows.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Values {
-    /// Its registers that a call for Beeline or the way home changes.
-    rdi: u64,
-    rsi: u64,
-    rdx: u64,
-    r10: u64,
-    r8: u64,
-    r9: u64,
-    r11: u64,
-    rcx: u64,
-    r12: u64,
-    rsp: u64,
-    /// The address at which it goes on, with this value in `rax`, if its call (should it be in one)
-    /// is made anew.
-    rip: u64,
-    rax: u64,
-    /// The address at which it goes on, with EINTR in `rax`, if its call ends.
-    behind: u64,
-    /// The `rax` that it was held with.
-    held_rax: u64,
-    held_orig_rax: u64,
-    mask: u64,
-    /// The signals that its call blocks.
-    call_mask: u64,
-    /// Not 0: a call that gives EINTR when a handler has run.
-    gives_up: u64,
-    dispatch: SyscallDispatch,
-    nothing: [u64; 2],
-}
-
-/// The offset of the code: the `syscall`.
-const CODE: u64 = size_of::<Values>() as u64;
-const WORDS: usize = size_of::<Values>() / 8;
-
-/// From the kernel's linux/prctl.h.
-const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
-
-/// The offset in a cell of the address at which the thread goes on; before it, its stack pointer
-/// there.
-pub(crate) const IP: u64 = offset_of!(Values, rip) as u64;
-const _: () = assert!(offset_of!(Values, rsp) + 8 == offset_of!(Values, rip));
-
-std::arch::global_asm!(
-    ".pushsection .rodata.beeline_home, \"a\", @progbits",
-    ".balign 64",
-    ".globl beeline_restore_code, beeline_restore_asked, beeline_restore_decided, beeline_restore_masked",
-    ".globl beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
-    ".hidden beeline_restore_code, beeline_restore_asked, beeline_restore_decided, beeline_restore_masked",
-    ".hidden beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
-    "beeline_restore_values:",
-    ".zero {code}",
-    // The call for Beeline.
-    "beeline_restore_code:",
-    "syscall",
-    // From here on Beeline is dead. Let signals through, if it matters whether there are any.
-    "mov r12d, 1",
-    "mov rcx, [rip + beeline_restore_values + {gives_up}]",
-    "jrcxz beeline_restore_decided",
-    "mov eax, {ppoll}",
-    "mov edi, 0",
-    "mov esi, 0",
-    "lea rdx, [rip + beeline_restore_values + {nothing}]",
-    "lea r10, [rip + beeline_restore_values + {call_mask}]",
-    "mov r8d, 8",
-    "syscall",
-    "beeline_restore_asked:",
-    // 0 for EINTR.
-    "lea r12, [rax + {eintr}]",
-    "beeline_restore_decided:",
-    "mov eax, {rt_sigprocmask}",
-    "mov edi, {sig_setmask}",
-    "lea rsi, [rip + beeline_restore_values + {mask}]",
-    "mov edx, 0",
-    "mov r10d, 8",
-    "syscall",
-    "beeline_restore_masked:",
-    "mov rcx, [rip + beeline_restore_values + {dispatch_mode}]",
-    "jrcxz 2f",
-    "mov eax, {prctl}",
-    "mov edi, {set_dispatch}",
-    "mov rsi, rcx",
-    "mov rdx, [rip + beeline_restore_values + {dispatch_offset}]",
-    "mov r10, [rip + beeline_restore_values + {dispatch_len}]",
-    "mov r8, [rip + beeline_restore_values + {dispatch_selector}]",
-    "syscall",
-    // The registers, and last the place.
-    "2:",
-    "mov rcx, r12",
-    "beeline_restore_split:",
-    "mov rdi, [rip + beeline_restore_values + {rdi}]",
-    "mov rsi, [rip + beeline_restore_values + {rsi}]",
-    "mov rdx, [rip + beeline_restore_values + {rdx}]",
-    "mov r10, [rip + beeline_restore_values + {r10}]",
-    "mov r8, [rip + beeline_restore_values + {r8}]",
-    "mov r9, [rip + beeline_restore_values + {r9}]",
-    "mov r11, [rip + beeline_restore_values + {r11}]",
-    "mov r12, [rip + beeline_restore_values + {r12}]",
-    "mov rsp, [rip + beeline_restore_values + {rsp}]",
-    "jrcxz beeline_restore_ends",
-    "mov rax, [rip + beeline_restore_values + {rax}]",
-    "mov rcx, [rip + beeline_restore_values + {rcx}]",
-    "beeline_restore_leaves:",
-    "jmp qword ptr [rip + beeline_restore_values + {rip}]",
-    "beeline_restore_ends:",
-    "mov rax, -{eintr}",
-    "mov rcx, [rip + beeline_restore_values + {rcx}]",
-    "jmp qword ptr [rip + beeline_restore_values + {behind}]",
-    "beeline_restore_end:",
-    ".popsection",
-    code = const CODE,
-    gives_up = const offset_of!(Values, gives_up),
-    nothing = const offset_of!(Values, nothing),
-    mask = const offset_of!(Values, mask),
-    call_mask = const offset_of!(Values, call_mask),
-    dispatch_mode = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, mode),
-    dispatch_offset = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, offset),
-    dispatch_len = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, len),
-    dispatch_selector = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, selector),
-    rdi = const offset_of!(Values, rdi),
-    rsi = const offset_of!(Values, rsi),
-    rdx = const offset_of!(Values, rdx),
-    r10 = const offset_of!(Values, r10),
-    r8 = const offset_of!(Values, r8),
-    r9 = const offset_of!(Values, r9),
-    r11 = const offset_of!(Values, r11),
-    r12 = const offset_of!(Values, r12),
-    rsp = const offset_of!(Values, rsp),
-    rcx = const offset_of!(Values, rcx),
-    rax = const offset_of!(Values, rax),
-    rip = const offset_of!(Values, rip),
-    behind = const offset_of!(Values, behind),
-    eintr = const libc::EINTR,
-    ppoll = const libc::SYS_ppoll,
-    rt_sigprocmask = const libc::SYS_rt_sigprocmask,
-    sig_setmask = const libc::SIG_SETMASK,
-    prctl = const libc::SYS_prctl,
-    set_dispatch = const PR_SET_SYSCALL_USER_DISPATCH,
-);
-
-unsafe extern "C" {
-    static beeline_restore_code: u8;
-    static beeline_restore_asked: u8;
-    static beeline_restore_decided: u8;
-    static beeline_restore_masked: u8;
-    static beeline_restore_split: u8;
-    static beeline_restore_leaves: u8;
-    static beeline_restore_ends: u8;
-    static beeline_restore_end: u8;
-}
-
-/// Returns the code of a cell.
-fn code() -> &'static [u8] {
-    let start = &raw const beeline_restore_code;
-    let len = (&raw const beeline_restore_end).addr() - start.addr();
-    // SAFETY: the assembler has laid out the bytes from the one symbol to the other, and nothing
-    // changes them.
-    unsafe { std::slice::from_raw_parts(start, len) }
-}
-
-/// Returns the offset of one of the symbols in a cell.
-fn place(symbol: *const u8) -> u64 {
-    CODE + (symbol.addr() - (&raw const beeline_restore_code).addr()) as u64
-}
-
-/// Returns the address of a cell's `syscall` instruction.
-pub(crate) fn gate(cell: u64) -> u64 {
-    cell + CODE
-}
 
 /// A thread that calls are about to be run in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BorrowedThread<'a> {
     /// The registers that it goes on with.
-    pub regs: &'a user_regs_struct,
+    pub regs: &'a Registers,
     /// The signals that it blocks.
     pub mask: u64,
     /// The signals that it blocks besides while it waits in a call that takes a mask of its own.
@@ -251,133 +47,13 @@ pub(crate) struct BorrowedThread<'a> {
     pub is_confined: bool,
 }
 
-/// Returns the bytes of a cell.
-pub(crate) fn cell(thread: &BorrowedThread<'_>) -> Vec<u8> {
-    let regs = thread.regs;
-    let call = (regs.orig_rax as i64 >= 0).then_some(regs.rax as i64);
-    let again = regs.rip.wrapping_sub(SYSCALL_LEN);
-    let (rip, rax) = match call {
-        Some(ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND) => (again, regs.orig_rax),
-        Some(ERESTART_RESTARTBLOCK) => (again, libc::SYS_restart_syscall as u64),
-        _ => (thread.sequence.unwrap_or(regs.rip), regs.rax),
-    };
-    let gives_up = matches!(call, Some(ERESTARTNOHAND | ERESTART_RESTARTBLOCK));
-    let values = Values {
-        rdi: regs.rdi,
-        rsi: regs.rsi,
-        rdx: regs.rdx,
-        r10: regs.r10,
-        r8: regs.r8,
-        r9: regs.r9,
-        r11: regs.r11,
-        rcx: regs.rcx,
-        r12: regs.r12,
-        rsp: regs.rsp,
-        rip,
-        rax,
-        behind: regs.rip,
-        held_rax: regs.rax,
-        held_orig_rax: regs.orig_rax,
-        mask: thread.mask,
-        call_mask: thread.mask | thread.call_mask.unwrap_or_default(),
-        gives_up: u64::from(gives_up && !thread.is_confined),
-        dispatch: thread.dispatch.unwrap_or_default(),
-        nothing: [0; 2],
-    };
-    let mut bytes = values.to_bytes();
-    bytes.extend(code());
-    bytes.resize(CELL as usize, 0);
-    bytes
-}
-
-/// Returns where a cell would begin that an address may be in. Check it with [`left_behind`].
-pub(crate) fn cell_around(ip: u64) -> Option<u64> {
-    let code = place(&raw const beeline_restore_code)..place(&raw const beeline_restore_end);
-    code.contains(&(ip % CELL)).then_some(ip - ip % CELL)
-}
-
-/// Returns the values of a cell that a killed Beeline has left behind; `None` if these bytes are
-/// something else.
-pub(crate) fn left_behind(bytes: &[u8]) -> Option<Values> {
-    let (values, rest) = bytes.split_first_chunk::<{ CODE as usize }>()?;
-    rest.starts_with(code()).then(|| Values::of(values))
-}
-
 /// A thread that is found on its way home, as it is when it has arrived.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     /// Its registers.
-    pub regs: user_regs_struct,
+    pub regs: Registers,
     /// The signals that it blocks, if it still has to be given them.
     pub mask: Option<u64>,
     /// The dispatch of its system calls to itself.
     pub dispatch: Option<SyscallDispatch>,
-}
-
-impl Values {
-    fn to_bytes(self) -> Vec<u8> {
-        // SAFETY: the structure consists of integers of 8 bytes each, with nothing between them.
-        let words: [u64; WORDS] = unsafe { std::mem::transmute(self) };
-        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
-    }
-
-    fn of(bytes: &[u8; CODE as usize]) -> Self {
-        let mut words = [0; WORDS];
-        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
-            *word = u64::from_ne_bytes(*bytes);
-        }
-        // SAFETY: the structure consists of integers of 8 bytes each, for which any bytes are a
-        // value.
-        unsafe { std::mem::transmute::<[u64; WORDS], Self>(words) }
-    }
-
-    /// Returns where the thread goes on.
-    pub fn ip(&self) -> u64 {
-        self.rip
-    }
-
-    /// Returns the state in which a thread arrives, given that this is its cell, at `cell`, and
-    /// that it has these registers there.
-    pub fn arrival(&self, cell: u64, regs: &user_regs_struct) -> Arrival {
-        let at = regs.rip.wrapping_sub(cell);
-        let is_masked = at >= place(&raw const beeline_restore_masked);
-        let interrupted = -i64::from(libc::EINTR) as u64;
-        // Its way is decided by rax, then by r12, then by rcx, then by where it is.
-        let ends = match at {
-            _ if at == place(&raw const beeline_restore_asked) => regs.rax == interrupted,
-            _ if at < place(&raw const beeline_restore_decided) => false,
-            _ if at < place(&raw const beeline_restore_split) => regs.r12 == 0,
-            _ if at < place(&raw const beeline_restore_leaves) => regs.rcx == 0,
-            _ => at >= place(&raw const beeline_restore_ends),
-        };
-        let (rip, rax, orig_rax) = match ends {
-            true => (self.behind, interrupted, NO_CALL),
-            // Held as it was held before, so that the kernel decides what becomes of its call.
-            false if !is_masked && self.rip.wrapping_add(SYSCALL_LEN) == self.behind => {
-                (self.behind, self.held_rax, self.held_orig_rax)
-            }
-            false => (self.rip, self.rax, NO_CALL),
-        };
-        let own = user_regs_struct {
-            rdi: self.rdi,
-            rsi: self.rsi,
-            rdx: self.rdx,
-            r10: self.r10,
-            r8: self.r8,
-            r9: self.r9,
-            r11: self.r11,
-            rcx: self.rcx,
-            r12: self.r12,
-            rsp: self.rsp,
-            rip,
-            rax,
-            orig_rax,
-            ..*regs
-        };
-        Arrival {
-            regs: own,
-            mask: (!is_masked).then_some(self.mask),
-            dispatch: (self.dispatch.mode != 0).then_some(self.dispatch),
-        }
-    }
 }

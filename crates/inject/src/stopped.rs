@@ -8,11 +8,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::address_space::AddressSpace;
 use crate::alarm::PATIENCE;
+use crate::arch::Registers;
 use crate::files::{self, Batches};
 use crate::held_threads::Tracee;
 use crate::ptrace;
 use crate::regions::PAGE;
 use crate::remote::Remote;
+use crate::restart::Restart;
 use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
 
@@ -45,7 +47,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone)]
 pub struct Thread {
     tid: i32,
-    registers: user_regs_struct,
+    registers: Registers,
 }
 
 impl Thread {
@@ -56,17 +58,22 @@ impl Thread {
 
     /// Returns the registers that it goes on with.
     pub fn registers(&self) -> &user_regs_struct {
-        &self.registers
+        self.registers.as_raw()
     }
 
     /// Returns the address of the instruction that it goes on with; but see [`Thread::restarts`].
     pub fn ip(&self) -> u64 {
-        self.registers.rip
+        self.registers.ip()
+    }
+
+    /// Returns its stack pointer.
+    pub fn sp(&self) -> u64 {
+        self.registers.sp()
     }
 
     /// Returns its thread pointer.
-    pub fn fs_base(&self) -> u64 {
-        self.registers.fs_base
+    pub fn thread_pointer(&self) -> u64 {
+        self.registers.thread_pointer()
     }
 
     /// True if it was held within a system call that is going to be made once more.
@@ -74,7 +81,7 @@ impl Thread {
     /// If so, [`Thread::ip`] is behind the `syscall` instruction, and the thread goes on two bytes
     /// earlier, on that instruction. The same is true of an address set with [`Stopped::set_ip`].
     pub fn restarts(&self) -> bool {
-        crate::restore_stub::restarts(&self.registers)
+        Restart::of(&self.registers).is_some()
     }
 }
 
@@ -220,26 +227,27 @@ impl Stopped {
     /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the
     /// address behind a `syscall` instruction.
     pub fn set_ip(&mut self, tid: i32, ip: u64) -> Result<(), Error> {
-        let sp = self.thread(tid)?.registers.rsp;
+        let sp = self.thread(tid)?.sp();
         self.send(tid, ip, sp)
     }
 
     /// As [`Self::set_ip`], with another stack pointer.
     pub fn send(&mut self, tid: i32, ip: u64, sp: u64) -> Result<(), Error> {
         self.change(tid, move |registers| {
-            (registers.rip, registers.rsp) = (ip, sp);
+            registers.set_ip(ip);
+            registers.set_sp(sp);
         })
     }
 
     /// Makes a thread go on with these registers. If `orig_rax` is no system call's number, it goes
     /// on exactly at `rip`.
     pub fn set_registers(&mut self, tid: i32, to: user_regs_struct) -> Result<(), Error> {
-        self.change(tid, move |registers| *registers = to)
+        self.change(tid, move |registers| *registers = to.into())
     }
 
     /// Sets the result of the system call that a thread was held behind.
     pub fn set_result(&mut self, tid: i32, value: u64) -> Result<(), Error> {
-        self.change(tid, move |registers| registers.rax = value)
+        self.change(tid, move |registers| registers.set_result(value))
     }
 
     /// Returns whether a thread has come to a breakpoint and has not been told yet. It will be,
@@ -252,7 +260,7 @@ impl Stopped {
     fn change(
         &mut self,
         tid: i32,
-        change: impl Fn(&mut user_regs_struct) + Copy + Send + 'static,
+        change: impl Fn(&mut Registers) + Copy + Send + 'static,
     ) -> Result<(), Error> {
         let absent = self.absent(tid);
         change(&mut self.thread(tid)?.registers);

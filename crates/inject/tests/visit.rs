@@ -102,7 +102,12 @@ fn many_threads_count_right() {
         let process = visit_often(&target, 60, Duration::from_millis(2));
         let stopped = process.stop().unwrap();
         assert_eq!(stopped.threads().len(), many.parse::<usize>().unwrap());
-        assert!(stopped.threads().iter().all(|thread| thread.fs_base() != 0));
+        assert!(
+            stopped
+                .threads()
+                .iter()
+                .all(|thread| thread.thread_pointer() != 0)
+        );
         drop(stopped);
         target.finish_fine();
     }

@@ -187,7 +187,7 @@ pub fn lead_back<'a>(
     let detour = |ip: u64| detours.iter().find(|(at, ..)| *at == ip);
     let threads = stopped.threads().iter().filter_map(|thread| {
         let (_, to, stack) = detour(thread.ip())?;
-        let sp = thread.registers().rsp.wrapping_add(*stack);
+        let sp = thread.sp().wrapping_add(*stack);
         Some((thread.tid(), *to, sp))
     });
     for (tid, to, sp) in threads.collect::<Vec<_>>() {

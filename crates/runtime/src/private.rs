@@ -186,7 +186,7 @@ pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
         own_namespace
             && stopped.threads().iter().all(|thread| {
                 let mut word = [0; 4];
-                let place = thread.fs_base().wrapping_add_signed(offset.into());
+                let place = thread.thread_pointer().wrapping_add_signed(offset.into());
                 stopped.read(place, &mut word).is_ok() && i32::from_ne_bytes(word) == thread.tid()
             })
     };

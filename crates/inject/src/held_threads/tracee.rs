@@ -1,12 +1,15 @@
 //! One thread of those that are held.
 
-use libc::{c_int, c_long, user_regs_struct};
+use libc::{c_int, c_long};
 
 use crate::address_space::AddressSpace;
+use crate::arch::Registers;
+use crate::arch::restore_stub::{CELL, cell_around, left_behind};
+use crate::arch::syscalls::{self, SYS_IO_PGETEVENTS};
 use crate::holds::Hold;
 use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::remote::Borrowed;
-use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
+use crate::restart::Restart;
 use crate::{Error, worker};
 
 /// One seized thread, which is asked to stop, held, and let go.
@@ -18,7 +21,7 @@ pub(crate) struct Tracee {
     pub state: State,
     /// The registers that the thread will go on with. Unless it is borrowed the kernel has the
     /// same.
-    pub regs: user_regs_struct,
+    pub regs: Registers,
     /// Other state to put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
     /// Counts it; `None` while it is not known whether it will ever come to where it is held.
@@ -37,13 +40,11 @@ pub(crate) enum State {
 
 impl Tracee {
     pub(super) fn new(pid: i32, tid: i32) -> Self {
-        // SAFETY: the registers are plain integers, for which zeroes are valid.
-        let regs = unsafe { std::mem::zeroed() };
         Self {
             pid,
             tid,
             state: State::Running,
-            regs,
+            regs: Registers::zero(),
             borrowed: None,
             hold: Some(Hold::begin()),
         }
@@ -99,7 +100,7 @@ impl Tracee {
 
     /// Reads its registers. Returns whether it was still held.
     pub(super) fn note_registers(&mut self) -> Result<bool, Error> {
-        let noted = ptrace::registers(self.tid).and_then(|regs| {
+        let noted = Registers::of(self.tid).and_then(|regs| {
             self.regs = regs;
             self.mend_interrupted_call()
         });
@@ -116,10 +117,12 @@ impl Tracee {
     /// The kernel is asked to decide as it does for all others: EINTR if a handler runs now, and
     /// the call anew if none does.
     fn mend_interrupted_call(&mut self) -> Result<(), Error> {
-        let call = self.regs.orig_rax as c_long;
-        if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
-            self.regs.rax = ERESTARTNOHAND as u64;
-            ptrace::set_registers(self.tid, &self.regs)?;
+        let call = self.regs.call_number();
+        let gives_up =
+            GIVE_UP_WHEN_STOPPED.contains(&call) || syscalls::GIVE_UP_WHEN_STOPPED.contains(&call);
+        if gives_up && self.regs.result() as i64 == -i64::from(libc::EINTR) {
+            self.regs.set_result(Restart::WithoutHandler.result());
+            self.regs.set(self.tid)?;
         }
         Ok(())
     }
@@ -127,11 +130,11 @@ impl Tracee {
     /// Takes it to where its way home leads, if it is held on that way because another Beeline has
     /// died.
     pub(super) fn bring_home(&mut self, space: &AddressSpace) -> Result<(), Error> {
-        let cell = restore_stub::cell_around(self.regs.rip).filter(|_| self.is_held());
+        let cell = cell_around(self.regs.ip()).filter(|_| self.is_held());
         let Some(cell) = cell else {
             return Ok(());
         };
-        let mut bytes = [0; restore_stub::CELL as usize];
+        let mut bytes = [0; CELL as usize];
         // Memory that cannot be read is no cell.
         let _ = space.read(cell, &mut bytes);
         let Some(values) = left_behind(&bytes) else {
@@ -142,7 +145,7 @@ impl Tracee {
             ptrace::set_signal_mask(self.tid, mask)?;
         }
         self.regs = arrival.regs;
-        ptrace::set_registers(self.tid, &arrival.regs)?;
+        arrival.regs.set(self.tid)?;
         match &arrival.dispatch {
             Some(config) => ptrace::set_syscall_dispatch(self.tid, config),
             None => Ok(()),
@@ -172,29 +175,27 @@ impl Tracee {
     /// True if it is to repeat a call that blocks other signals while it waits than are blocked
     /// otherwise.
     pub fn waits_with_other_mask(&self) -> bool {
-        let call = self.regs.orig_rax as c_long;
-        self.regs.rax as i64 == ERESTARTNOHAND && WAIT_WITH_MASK.contains(&call)
+        Restart::of(&self.regs) == Some(Restart::WithoutHandler)
+            && WAIT_WITH_MASK.contains(&self.regs.call_number())
     }
 
     /// True if it is to repeat a call that was given a signal mask. Handlers that end the call run
     /// with that mask too. A mask behind another pointer (`pselect6`) counts although it may be
     /// missing.
     pub fn waits_with_given_mask(&self) -> bool {
-        let regs = &self.regs;
-        let mask = match regs.orig_rax as c_long {
-            libc::SYS_rt_sigsuspend => regs.rdi,
-            libc::SYS_ppoll => regs.r10,
-            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => regs.r8,
-            _ => regs.r9,
+        let mask = match self.regs.call_number() {
+            libc::SYS_rt_sigsuspend => 0,
+            libc::SYS_ppoll => 3,
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
+            _ => 5,
         };
-        self.waits_with_other_mask() && mask != 0
+        self.waits_with_other_mask() && self.regs.argument(mask) != 0
     }
 }
 
 /// Calls that the kernel does not continue after a stop, and that have done nothing when they say
 /// EINTR. For the socket calls among them this holds only with a timeout set.
 const GIVE_UP_WHEN_STOPPED: &[c_long] = &[
-    libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_semop,
@@ -223,6 +224,3 @@ const WAIT_WITH_MASK: &[c_long] = &[
     libc::SYS_epoll_pwait2,
     SYS_IO_PGETEVENTS,
 ];
-
-/// From the kernel's table of x86-64 calls; the libc crate lacks it here.
-const SYS_IO_PGETEVENTS: c_long = 333;

@@ -1,12 +1,13 @@
 //! One thread while it runs system calls for Beeline.
 
-use libc::{c_int, user_regs_struct};
+use libc::c_int;
 
 use crate::address_space::AddressSpace;
+use crate::arch::Registers;
 use crate::gate::Gate;
 use crate::held_threads::Tracee;
 use crate::ptrace::{self, Event, Go, SyscallDispatch, is_esrch};
-use crate::restore_stub::{BorrowedThread, NO_CALL, SYSCALL_LEN};
+use crate::restore_stub::BorrowedThread;
 use crate::{Error, Seccomp};
 
 /// The state that a borrowed thread gets back after its system calls, besides its registers.
@@ -35,8 +36,6 @@ struct Sequence {
 
 /// Offset of `rseq_cs` in `struct rseq`.
 const RSEQ_CS: u64 = 8;
-/// The trap flag: one instruction at a time.
-const TRAP_FLAG: u64 = 1 << 8;
 
 /// A held thread that runs system calls for Beeline, in its own address space.
 pub(super) struct RemoteThread<'a> {
@@ -60,12 +59,7 @@ impl RemoteThread<'_> {
         if let Some(behind) = gate.behind() {
             // This comes first, so that the thread would never go on elsewhere with what is changed
             // next.
-            let regs = user_regs_struct {
-                rip: behind,
-                orig_rax: NO_CALL,
-                ..self.tracee.regs
-            };
-            ptrace::set_registers(tid, &regs)?;
+            self.tracee.regs.elsewhere(behind).set(tid)?;
         }
         if dispatch.is_some() {
             ptrace::set_syscall_dispatch(tid, &SyscallDispatch::default())?;
@@ -94,28 +88,12 @@ impl RemoteThread<'_> {
     /// negative error numbers.
     pub fn call(&mut self, gate: &Gate, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
         let tid = self.tracee.tid;
-        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        let own = self.tracee.regs;
-        let eflags = own.eflags & !TRAP_FLAG;
-        let rax = number as u64;
-        let regs = user_regs_struct {
-            rip: gate.syscall,
-            rax,
-            orig_rax: NO_CALL,
-            rdi,
-            rsi,
-            rdx,
-            r10,
-            r8,
-            r9,
-            eflags,
-            ..own
-        };
-        ptrace::set_registers(tid, &regs)?;
+        let regs = self.tracee.regs;
+        regs.calling(gate.syscall, number, arguments).set(tid)?;
         for _entry_then_exit in 0..2 {
             self.run_to_syscall_stop(number)?;
         }
-        Ok(ptrace::registers(tid)?.rax as i64)
+        Ok(Registers::of(tid)?.result() as i64)
     }
 
     fn run_to_syscall_stop(&mut self, number: i64) -> Result<(), Error> {
@@ -163,7 +141,7 @@ impl RemoteThread<'_> {
             self.space.write(pointer.0, &pointer.1.to_ne_bytes())?;
         }
         ptrace::set_signal_mask(tid, borrowed.mask)?;
-        ptrace::set_registers(tid, &own)?;
+        own.set(tid)?;
         if let Some(config) = &borrowed.dispatch {
             ptrace::set_syscall_dispatch(tid, config)?;
         }
@@ -181,14 +159,7 @@ impl RemoteThread<'_> {
     /// it.
     fn enter_again(&mut self, mask: u64) -> Result<(), Error> {
         let (tid, own) = (self.tracee.tid, self.tracee.regs);
-        let number = own.orig_rax;
-        let again = user_regs_struct {
-            rip: own.rip.wrapping_sub(SYSCALL_LEN),
-            rax: number,
-            orig_rax: NO_CALL,
-            ..own
-        };
-        ptrace::set_registers(tid, &again)?;
+        own.calling_again().set(tid)?;
         self.go(Go::ToSyscall, 0)?;
         let signal = match ptrace::wait(tid)? {
             Event::Syscall => return Ok(()),
@@ -199,7 +170,7 @@ impl RemoteThread<'_> {
         // One waits already. Blocked, it goes back to where it came from until the thread is there.
         ptrace::set_signal_mask(tid, u64::MAX)?;
         self.go(Go::ToSyscall, signal)?;
-        self.await_syscall_stop(number as i64)?;
+        self.await_syscall_stop(own.call_number())?;
         ptrace::set_signal_mask(tid, mask)
     }
 
@@ -245,7 +216,7 @@ impl Borrowed {
         let tid = tracee.tid;
         let mask = ptrace::signal_mask(tid)?;
         let sequence = ptrace::rseq_area(tid)
-            .and_then(|area| Sequence::at(space, area + RSEQ_CS, tracee.regs.rip));
+            .and_then(|area| Sequence::at(space, area + RSEQ_CS, tracee.regs.ip()));
         let dispatch = ptrace::syscall_dispatch(tid).filter(|config| config.mode != 0);
         let call_mask = match tracee.waits_with_other_mask() {
             true => Some(space.process().thread_status(tid)?.blocked),

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
-use super::mark::{Mark, PASSED, SEEN_AT, is_empty_function};
+use super::mark::Mark;
 use crate::alarm::PATIENCE;
+use crate::arch::{Registers, mark::returned};
 use crate::held_threads::{State, Tracee};
 use crate::holds::Hold;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;
 use crate::remote::Remote;
-use crate::restore_stub::NO_CALL;
 use crate::{Error, MapFlags, ProtFlags};
 
 /// The interval of looks whether a process has come to where it was let run to, or was given up. It
@@ -177,17 +177,13 @@ impl<'a> Follower<'a> {
     /// Brings the thread, which is held where the mark was, past it: out of the function if that is
     /// empty.
     fn leave_mark(&mut self, address: u64) -> Result<(), Error> {
-        if self.mark(address)?.len == 1 {
+        if Mark::at(address, &self.remote.space)?.is_breakpoint {
             return self.step();
         }
         // Not by a step: if Beeline did not live to see its trap, that would end the program.
         self.remote.restore(ONLY)?;
-        let mut regs = ptrace::registers(self.tid())?;
-        let mut caller = [0; 8];
-        self.remote.space.read(regs.rsp, &mut caller)?;
-        regs.rip = u64::from_ne_bytes(caller);
-        regs.rsp += size_of_val(&caller) as u64;
-        ptrace::set_registers(self.tid(), &regs)?;
+        let regs = returned(&Registers::of(self.tid())?, &self.remote.space)?;
+        regs.set(self.tid())?;
         if let Some(tracee) = self.thread() {
             tracee.regs = regs;
         }
@@ -206,56 +202,24 @@ impl<'a> Follower<'a> {
     /// Runs a held process to `address`, which is marked only meanwhile, and leaves it before that
     /// instruction, in the stop for the mark.
     fn run_to_mark(&mut self, address: u64) -> Result<Reached, Error> {
-        let mark = self.mark(address)?;
+        let mark = Mark::at(address, &self.remote.space)?;
         self.remote.space.write(address, mark.bytes())?;
         let reached = self
             .go_held(mark.pace())
             .and_then(|()| self.run_to(Some(&mark)));
         // This comes first: in the middle of the mark there may be no instruction without it.
         if let Ok(Reached::Mark) = reached {
-            self.go_back_to(&mark)?;
+            let seen = Registers::of(self.tid())?;
+            mark.undo(&seen, &self.remote.space)?.set(self.tid())?;
         }
         // After `execve` the mark has gone with the rest.
         if !matches!(reached, Ok(Reached::Exec)) {
-            let removed = self.remote.space.write(address, &mark.original[..mark.len]);
+            let removed = self.remote.space.write(address, mark.original());
             if reached.is_ok() {
                 removed?;
             }
         }
         reached
-    }
-
-    /// Marks an address. A breakpoint kills the program if Beeline is killed while it is there, so
-    /// it is for where nothing else can be.
-    fn mark(&self, address: u64) -> Result<Mark, Error> {
-        let mut original = [0; PASSED.len()];
-        let is_read = self.remote.space.read(address, &mut original).is_ok();
-        let len = match is_read && is_empty_function(address, &original) {
-            true => PASSED.len(),
-            false => 1,
-        };
-        self.remote.space.read(address, &mut original[..len])?;
-        Ok(Mark {
-            address,
-            original,
-            len,
-        })
-    }
-
-    /// Sets the registers to what they were before the mark.
-    fn go_back_to(&self, mark: &Mark) -> Result<(), Error> {
-        let tid = self.tid();
-        let mut regs = ptrace::registers(tid)?;
-        if mark.len > 1 {
-            let mut saved = [[0; 8]; 3];
-            self.remote.space.read(regs.rsp, saved.as_flattened_mut())?;
-            [regs.rax, regs.r11, regs.rcx] = saved.map(u64::from_ne_bytes);
-            regs.rsp += size_of_val(&saved) as u64;
-            // The call is not made.
-            regs.orig_rax = NO_CALL;
-        }
-        regs.rip = mark.address;
-        ptrace::set_registers(tid, &regs)
     }
 
     /// Waits until the running process has run `execve`, or come to the mark.
@@ -267,14 +231,14 @@ impl<'a> Follower<'a> {
         let mut asked = None;
         loop {
             let event = self.next_event(asked)?;
-            let behind = match event {
+            match event {
                 Event::None => {
                     ptrace::interrupt(tid)?;
                     asked = Some(Instant::now());
                     continue;
                 }
                 Event::Trap { .. } if asked.is_some() => {
-                    let ip = ptrace::registers(tid)?.rip;
+                    let ip = Registers::of(tid)?.ip();
                     if !mark.is_some_and(|mark| mark.is_inside(ip)) {
                         self.note_held()?;
                         return Ok(Reached::Nothing);
@@ -286,12 +250,10 @@ impl<'a> Follower<'a> {
                     continue;
                 }
                 Event::Exec => return Ok(Reached::Exec),
-                Event::Signal(libc::SIGTRAP) => Some(1),
-                Event::Syscall => Some(SEEN_AT),
-                _ => None,
-            };
-            if let (Some(mark), Some(behind)) = (mark, behind)
-                && ptrace::registers(tid)?.rip == mark.address + behind
+                _ => {}
+            }
+            if let Some(seen_at) = mark.and_then(|mark| mark.seen_at(event))
+                && Registers::of(tid)?.ip() == seen_at
             {
                 return Ok(Reached::Mark);
             }

@@ -37,7 +37,7 @@ impl Occupancy<'_> {
         };
         let mut threads = self.stopped.threads().iter();
         self.presence.manifest.handlers.load(Relaxed) != 0
-            && threads.any(|thread| is_in_one(thread.registers().rsp))
+            && threads.any(|thread| is_in_one(thread.sp()))
     }
 
     /// True if a thread holds a slot. A thread that runs a program may be elsewhere at the moment

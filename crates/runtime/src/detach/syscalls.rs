@@ -91,7 +91,7 @@ impl Presence {
     /// will return into such a call from a signal handler.
     pub(super) fn bring_back(&self, stopped: &mut Stopped) -> Result<(), Error> {
         for thread in stopped.threads().to_vec() {
-            let (ip, sp) = (thread.ip(), thread.registers().rsp);
+            let (ip, sp) = (thread.ip(), thread.sp());
             if let Some((ip, sp)) = self.home_of(stopped, ip, sp) {
                 stopped.send(thread.tid(), ip, sp)?;
             }

@@ -1,0 +1,138 @@
+//! The general registers of a held thread.
+
+use std::mem::MaybeUninit;
+
+use libc::{pid_t, user_regs_struct};
+
+use super::SYSCALL_LEN;
+use crate::Error;
+use crate::ptrace::{named, request};
+
+/// The value of `orig_rax` where no system call is to be restarted.
+pub(super) const NO_CALL: u64 = u64::MAX;
+
+/// The code segment of 64-bit programs.
+const CODE_64: u64 = 0x33;
+/// The trap flag: one instruction at a time.
+const TRAP_FLAG: u64 = 1 << 8;
+
+/// A thread's general registers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Registers(user_regs_struct);
+
+impl Registers {
+    /// Returns the registers of a stopped thread.
+    pub fn of(tid: pid_t) -> Result<Self, Error> {
+        let mut regs = MaybeUninit::<user_regs_struct>::uninit();
+        // SAFETY: PTRACE_GETREGS writes one `user_regs_struct` to data, which is room for one.
+        unsafe { request(libc::PTRACE_GETREGS, tid, 0, regs.as_mut_ptr() as usize) }
+            .map_err(named("GETREGS", tid))?;
+        // SAFETY: the request has succeeded, so the kernel has filled it.
+        Ok(Self(unsafe { regs.assume_init() }))
+    }
+
+    /// Gives a stopped thread these registers.
+    pub fn set(&self, tid: pid_t) -> Result<(), Error> {
+        let data = std::ptr::from_ref(&self.0) as usize;
+        // SAFETY: PTRACE_SETREGS reads one `user_regs_struct` at data; the reference is to one.
+        unsafe { request(libc::PTRACE_SETREGS, tid, 0, data) }.map_err(named("SETREGS", tid))
+    }
+
+    /// Returns registers that are all zero.
+    pub fn zero() -> Self {
+        // SAFETY: the registers are plain integers, for which zeroes are valid.
+        Self(unsafe { std::mem::zeroed() })
+    }
+
+    pub fn as_raw(&self) -> &user_regs_struct {
+        &self.0
+    }
+
+    pub fn ip(&self) -> u64 {
+        self.0.rip
+    }
+
+    pub fn set_ip(&mut self, ip: u64) {
+        self.0.rip = ip;
+    }
+
+    pub fn sp(&self) -> u64 {
+        self.0.rsp
+    }
+
+    pub fn set_sp(&mut self, sp: u64) {
+        self.0.rsp = sp;
+    }
+
+    pub fn thread_pointer(&self) -> u64 {
+        self.0.fs_base
+    }
+
+    /// True if the thread runs 64-bit code.
+    pub fn is_64_bit(&self) -> bool {
+        self.0.cs == CODE_64
+    }
+
+    /// Returns the number of the system call that the thread was held in, negative if in none.
+    pub fn call_number(&self) -> i64 {
+        self.0.orig_rax as i64
+    }
+
+    /// Returns one of the arguments of that call, counted from 0.
+    pub fn argument(&self, at: usize) -> u64 {
+        let regs = &self.0;
+        [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9][at]
+    }
+
+    /// Returns the result of that call.
+    pub fn result(&self) -> u64 {
+        self.0.rax
+    }
+
+    pub fn set_result(&mut self, result: u64) {
+        self.0.rax = result;
+    }
+
+    /// Returns the registers with which the thread makes a call by the instruction at `gate`.
+    pub fn calling(&self, gate: u64, number: i64, arguments: [u64; 6]) -> Self {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        Self(user_regs_struct {
+            rip: gate,
+            rax: number as u64,
+            orig_rax: NO_CALL,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            eflags: self.0.eflags & !TRAP_FLAG,
+            ..self.0
+        })
+    }
+
+    /// Returns the registers with which the thread makes the call again that it was held in.
+    pub fn calling_again(&self) -> Self {
+        Self(user_regs_struct {
+            rip: self.0.rip.wrapping_sub(SYSCALL_LEN),
+            rax: self.0.orig_rax,
+            orig_rax: NO_CALL,
+            ..self.0
+        })
+    }
+
+    /// Returns the registers with which the thread is at `ip` and in no call.
+    pub fn elsewhere(&self, ip: u64) -> Self {
+        Self(user_regs_struct {
+            rip: ip,
+            orig_rax: NO_CALL,
+            ..self.0
+        })
+    }
+}
+
+impl From<user_regs_struct> for Registers {
+    fn from(raw: user_regs_struct) -> Self {
+        Self(raw)
+    }
+}
