@@ -1,9 +1,9 @@
 //! The address space of a held target: its memory, and cached answers that cannot change.
 
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use crate::process::Memory;
 use crate::{Error, Process, Region};
 
 /// The memory and the mappings of one program that a target runs.
@@ -14,7 +14,7 @@ use crate::{Error, Process, Region};
 pub(crate) struct AddressSpace {
     process: Process,
     /// Opening it costs more than using it.
-    memory: OnceLock<File>,
+    memory: OnceLock<Memory>,
     /// All threads are held, so what is mapped stays until Beeline changes it.
     is_whole: AtomicBool,
     /// The mapped regions, if they have been asked for since they last changed.
@@ -37,11 +37,11 @@ impl AddressSpace {
     }
 
     /// Returns the memory.
-    pub fn memory(&self) -> Result<&File, Error> {
+    pub fn memory(&self) -> Result<&Memory, Error> {
         match self.memory.get() {
             Some(memory) => Ok(memory),
             None => {
-                let memory = self.process.memory()?;
+                let memory = Memory::open(&self.process)?;
                 Ok(self.memory.get_or_init(|| memory))
             }
         }
@@ -49,13 +49,13 @@ impl AddressSpace {
 
     /// Reads the memory.
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.process.read_from(self.memory()?, address, into)
+        self.memory()?.read(address, into)
     }
 
     /// Writes the memory, read-only pages included. The thread that traces must do it: kernels can
     /// be configured to let only the tracer write those.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.process.write_to(self.memory()?, address, bytes)
+        self.memory()?.write(address, bytes)
     }
 
     /// Writes pieces at ascending addresses, and leaves what is between them as it is.

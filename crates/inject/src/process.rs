@@ -2,12 +2,12 @@
 
 mod check;
 mod dir;
+mod memory;
 
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -21,6 +21,7 @@ use crate::ptrace;
 use crate::regions::{self, Region};
 use crate::{Error, Stopped};
 pub(crate) use dir::{ProcDir, read_all};
+pub(crate) use memory::Memory;
 
 /// A process that Beeline may trace.
 ///
@@ -172,7 +173,7 @@ impl Process {
             1 => Ok(()),
             // Memory that may be executed but not read, for example, is read by other means, which
             // also tell why a read fails.
-            _ => self.read_from(&self.memory()?, address, into),
+            _ => Memory::open(self)?.read(address, into),
         }
     }
 
@@ -203,17 +204,6 @@ impl Process {
         }
     }
 
-    pub(crate) fn read_from(
-        &self,
-        memory: &File,
-        address: u64,
-        into: &mut [u8],
-    ) -> Result<(), Error> {
-        let len = into.len();
-        let outcome = twice(|| memory.read_exact_at(into, address));
-        outcome.map_err(|source| self.memory_error("read", address, len, source))
-    }
-
     /// Writes the target's memory, read-only and executable pages included.
     ///
     /// In a private mapping the target gets its own copy of the page. While the target runs it may
@@ -223,12 +213,7 @@ impl Process {
     ///
     /// [`Error::Memory`] if not all of it is mapped, or it is mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.write_to(&self.memory()?, address, bytes)
-    }
-
-    pub(crate) fn write_to(&self, memory: &File, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        let outcome = twice(|| memory.write_all_at(bytes, address));
-        outcome.map_err(|source| self.memory_error("write", address, bytes.len(), source))
+        Memory::open(self)?.write(address, bytes)
     }
 
     /// Stops all threads of the process. They go on when the [`Stopped`] is dropped.
@@ -354,25 +339,6 @@ impl Process {
         read.map_err(|source| self.inspect_error(&format!("read {name}"), source))
     }
 
-    fn memory_error(
-        &self,
-        verb: &'static str,
-        address: u64,
-        len: usize,
-        source: io::Error,
-    ) -> Error {
-        if !self.is_alive() {
-            return Error::Exited { pid: self.pid() };
-        }
-        Error::Memory {
-            pid: self.pid(),
-            verb,
-            address,
-            len,
-            source,
-        }
-    }
-
     pub(crate) fn inspect_error(&self, what: &str, source: io::Error) -> Error {
         if !self.is_alive() {
             return Error::Exited { pid: self.pid() };
@@ -383,15 +349,6 @@ impl Process {
             source,
         }
     }
-}
-
-/// Retries an access that has failed.
-///
-/// If a page of the target is not present and the kernel has no memory for it just then, the error
-/// is the same as for an address that is not mapped. Work on a held target must not end half done
-/// for that.
-fn twice<T>(mut access: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    access().or_else(|_| access())
 }
 
 /// A pidfd for a thread rather than its process; Linux 6.9 and later. The same bit as `O_EXCL`.

@@ -395,6 +395,7 @@ pub(crate) fn is_esrch(error: &Error) -> bool {
     matches!(error, Error::Ptrace { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
 }
 
+/// Returns a function that makes the error of a request that has failed.
 pub(crate) fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Ptrace {
         request,

@@ -1,20 +1,27 @@
 //! The machine: its registers, its instructions, and what the kernel does by machine.
 //!
-//! Each machine has a module of its own with the same face:
+//! Each machine has a module of its own, with this face:
 //!
-//! - `Registers`: a thread's general registers, got and set by ptrace, with its place, its stack,
-//!   and the system call that it is in or is about to make.
+//! - `Registers`: a thread's general registers, read and set by ptrace: its place, its stack, the
+//!   system call that it was held in, and the registers with which it makes one.
 //! - `SYSCALL`, `SYSCALL_LEN`: the instruction that makes a system call.
-//! - `ADDRESS_SPACE_END`, `PROGRAMS`: the end of user space, and the name of the programs that
-//!   Beeline serves.
-//! - `restore_stub`: the cell of [`restore_stub`](crate::restore_stub), its code and its values.
-//! - `signal_frame`: the layout of what the kernel saves on a stack for a signal handler.
-//! - `mark`: the code that stops a program at an address, and the way back from it.
-//! - `seize`: a `PTRACE_SEIZE` that a signal handler can lead past.
-//! - `syscalls`: numbers of system calls that only this machine has, or that the libc crate lacks.
+//! - `ADDRESS_SPACE_END`: the end of user space.
+//! - `PROGRAMS`: the programs that Beeline serves, for messages.
+//! - `restore_stub`: a cell, see [`restore_stub`](crate::restore_stub). `CELL` is its size, `IP` the
+//!   place of the address that it leads to, `gate` its instruction; `cell` makes one,
+//!   `cell_around` and `left_behind` recognize one, and `Values::arrival` follows it.
+//! - `signal_frame`: what the kernel saves on a stack for a signal handler. `Context::recognize`
+//!   finds it; `SP_TO_IP`, `RESTORER_TO_IP` and `IP_TO_INFO` lead from one part to another, and
+//!   `BREAKPOINT_CODE` is the code of a breakpoint's signal.
+//! - `mark`: what stops a program at an address. `BREAKPOINT` and `PASSED` are the bytes, and
+//!   `BREAKPOINT_SEEN_AT` and `PASSED_SEEN_AT` say where they stop a thread. `is_empty_function`
+//!   says where the second may stand, `before_passed` and `returned` lead away from it.
+//! - `seize`: a `PTRACE_SEIZE`, and `pass_by`, by which a signal handler leads past it.
+//! - `syscalls`: numbers of system calls that other machines do not have, or that the libc crate
+//!   lacks.
 //!
-//! Registers are those of a 64-bit program. A thread that runs other code is told by
-//! `Registers::is_64_bit`, and never borrowed.
+//! `Registers` are those of a 64-bit program. A thread that runs other code is told by
+//! `Registers::is_64_bit` and never borrowed.
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

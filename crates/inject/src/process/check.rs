@@ -85,7 +85,7 @@ impl Process {
     pub(crate) fn check_class(&self) -> Result<(), Error> {
         let program = match self.dir().open_file("exe", OFlags::RDONLY) {
             // Beeline may trace the process but not read its file. No 32-bit thread will be used,
-            // see `Remote::agent`.
+            // see `HeldThreads::agent`.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
             other => other.map_err(|source| self.inspect_error("open the program", source))?,
         };

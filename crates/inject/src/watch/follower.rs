@@ -39,7 +39,7 @@ pub(super) enum Reached {
     Nothing,
 }
 
-/// Follows the one thread that matters of a process which is being started.
+/// Follows the one thread that matters in the start of a program.
 pub(super) struct Follower<'a> {
     remote: &'a mut Remote,
     /// Set when nobody waits any more for what the process was let run for.
