@@ -26,6 +26,8 @@ use beeline_maps::Map;
 pub use signals::*;
 pub use sites::*;
 
+use crate::returns::ReturnTable;
+
 /// The start of the agent's blob: offsets from its start.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +104,7 @@ pub struct Target {
     /// Private.
     pub signals: *mut Signals,
     /// Private.
-    pub returns: *mut crate::returns::ReturnTable,
+    pub returns: *mut ReturnTable,
     /// Private: `cpus` slots.
     pub slots: *mut Slot,
     /// Shared with all targets of the session.
@@ -139,6 +141,29 @@ pub struct Target {
     pub breakpoints: [AtomicUsize; BREAKPOINTS],
     /// The address where the first thread's stack began; 0 if that is not known.
     pub stack_top: usize,
+}
+
+impl Target {
+    /// Returns the state that a forked child does not have.
+    #[inline(always)]
+    pub(crate) fn control(&self) -> &Control {
+        // SAFETY: the runtime laid it out in private memory, mapped as long as the target's pool.
+        unsafe { &*self.control }
+    }
+
+    /// Returns the session's page.
+    #[inline(always)]
+    pub(crate) fn session(&self) -> &Session {
+        // SAFETY: the runtime mapped it for as long as the target's pool.
+        unsafe { &*self.session }
+    }
+
+    /// Returns the table of watched returns.
+    #[inline(always)]
+    pub(crate) fn returns(&self) -> &ReturnTable {
+        // SAFETY: the runtime laid it out in private memory, mapped as long as the target's pool.
+        unsafe { &*self.returns }
+    }
 }
 
 /// Compiled code accesses these fields itself.
@@ -543,6 +568,15 @@ pub struct Context {
     pub unblocked: u64,
     /// The result that a program has chosen for the call that is about to be made, if any.
     pub overridden: Overridden,
+}
+
+impl Context {
+    /// Returns the target.
+    #[inline(always)]
+    pub(crate) fn target<'a>(&self) -> &'a Target {
+        // SAFETY: a context is made for a target, which outlives the run and all its callers.
+        unsafe { &*self.target }
+    }
 }
 
 /// A system call's result that a program has chosen, in place of the call.

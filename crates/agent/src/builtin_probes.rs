@@ -42,8 +42,7 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
             &mut *run.cast::<Context>().cast_mut(),
         )
     };
-    // SAFETY: the target outlives the run.
-    let target: &Target = unsafe { &*context.target };
+    let target = context.target();
     let Some(index) = SIGNALS
         .iter()
         .position(|signal| u64::from(*signal) == regs.di & 0xffff_ffff)
@@ -52,9 +51,8 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
     };
     // SAFETY: this is private memory of the target, and a call that only returns a number.
     let (signals, pid) = unsafe { (&mut *target.signals, sys::syscall(nr::GETPID, [0; 4])) };
-    // A child of vfork has the target's memory, but signal handlers of its own. SAFETY: this is
-    // private memory of the target.
-    let is_ours = pid == i64::from(unsafe { (*target.control).own_pid });
+    // A child of vfork has the target's memory, but signal handlers of its own.
+    let is_ours = pid == i64::from(target.control().own_pid);
     // The kernel ends a process with a handler that has nothing to return to.
     if !is_caught(target, index) || !is_ours || signals.libc_restorer == 0 {
         return 0;

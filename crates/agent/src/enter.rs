@@ -23,8 +23,7 @@ use crate::{helpers, stack_check, sys};
 pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Site) -> u64 {
     // SAFETY: the runtime laid the site and its target out for this trampoline.
     let (site, target) = unsafe { (&*site, &*(*site).target) };
-    // SAFETY: this is private memory of the target, mapped as long as the trampoline is.
-    let control = unsafe { &*target.control };
+    let control = target.control();
     if control.pid.load(Relaxed) == 0 {
         return in_child(site, regs);
     }
@@ -86,10 +85,7 @@ pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site
     // trampoline's registers are writable.
     let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
     let key = (regs.sp as usize).wrapping_sub(8);
-    // SAFETY: this is private memory of the target (or its copy in a forked child), mapped as long
-    // as the trampoline is.
-    let (control, table) = unsafe { (&*target.control, &*target.returns) };
-    let Some(address) = table.take(key) else {
+    let Some(address) = target.returns().take(key) else {
         // The only way to get here is a stack slot that the target itself copied elsewhere. Nothing
         // knows where it meant to return to; stop at a place that names Beeline rather than run
         // wild.
@@ -97,6 +93,7 @@ pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site
     };
     regs.ip = address;
     let links = site.returns.load(Acquire);
+    let control = target.control();
     if links != 0 && control.pid.load(Relaxed) != 0 {
         run_all(target, control, site, regs, links as *const LinkList);
     }
@@ -111,8 +108,8 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
     // SAFETY: these are the trampoline's registers; at a function's entry the stack pointer is at
     // the return address.
     let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
-    // SAFETY: this is private memory of the target, mapped as long as the trampoline is.
-    if unsafe { (*target.returns).insert(slot, address, site.return_entry, owner(target)) } {
+    let returns = target.returns();
+    if returns.insert(slot, address, site.return_entry, owner(target)) {
         1
     } else {
         miss(target);
@@ -126,8 +123,8 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
 #[inline(never)]
 fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
     // SAFETY: the trampoline's registers may be changed; these are not among those that are
-    // restored. At an exit the return address lies behind the frame.
-    let (regs, control) = unsafe { (&mut *regs, &*target.control) };
+    // restored.
+    let regs = unsafe { &mut *regs };
     let (ip, sp, bp) = (regs.ip, regs.sp, regs.bp);
     let slot = sp.wrapping_add(site.frame());
     // SAFETY: at an exit the return address lies behind the frame, so `slot` can be read.
@@ -140,7 +137,13 @@ fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
     regs.sp = slot + 8;
     let links = site.returns.load(Acquire);
     if links != 0 {
-        run_all(target, control, site, regs, links as *const LinkList);
+        run_all(
+            target,
+            target.control(),
+            site,
+            regs,
+            links as *const LinkList,
+        );
     }
     (regs.ip, regs.sp, regs.bp) = (ip, sp, bp);
     0
@@ -155,8 +158,7 @@ pub(crate) fn miss(target: &Target) {
 /// Counts several such hits at once.
 #[cold]
 pub(crate) fn miss_some(target: &Target, count: u64) {
-    // SAFETY: the session page is mapped as long as the trampoline is.
-    unsafe { &*target.session }.missed.fetch_add(count, Relaxed);
+    target.session().missed.fetch_add(count, Relaxed);
 }
 
 /// Stops the process: without a return address there is nothing to go on with.
@@ -378,11 +380,9 @@ const SHORT_YIELDS: u32 = 20;
 
 /// Takes a free slot, the current CPU's if possible.
 #[inline(always)]
-pub fn lease(target: &Target) -> Option<(&'static Lease, u32)> {
-    // SAFETY: the session page is mapped as long as the trampoline is.
-    let leases = unsafe { &(*target.session).leases };
-    // SAFETY: private memory of the target, mapped as long as the trampoline is.
-    let locks = unsafe { &(*target.control).locks };
+pub fn lease(target: &Target) -> Option<(&Lease, u32)> {
+    let leases = &target.session().leases;
+    let locks = &target.control().locks;
     if locks.load(Relaxed) != 0 && helpers::thread_holds_one(target, this_thread(target)) {
         return None;
     }
@@ -398,9 +398,8 @@ pub fn lease(target: &Target) -> Option<(&'static Lease, u32)> {
 
 #[cold]
 #[inline(never)]
-fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
-    // SAFETY: the session page is mapped as long as the trampoline is.
-    let leases = unsafe { &(*target.session).leases };
+fn lease_any(target: &Target, cpu: u32) -> Option<(&Lease, u32)> {
+    let leases = &target.session().leases;
     let this = this_thread(target);
     for round in 0..SPINS + YIELDS {
         let mut is_nested = false;
@@ -478,8 +477,7 @@ pub(crate) fn release(target: &Target, lease: &Lease, index: u32) {
 /// still taken.
 pub(crate) fn forget_slots_of(child: &Target) {
     let this = this_thread(child);
-    // SAFETY: the session page is mapped as long as the trampoline is.
-    let leases = unsafe { &(*child.session).leases };
+    let leases = &child.session().leases;
     for (index, lease) in (0..child.cpus).zip(leases) {
         // SAFETY: the runtime laid out `cpus` slots.
         let holder = unsafe { &(*child.slots.add(index as usize)).holder };

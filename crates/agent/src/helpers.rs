@@ -1,10 +1,19 @@
 //! The helper functions: everything that a program can call, by the kernel's numbers.
 //!
-//! Semantics and numbers are those of `include/uapi/linux/bpf.h`. Each helper takes the five
-//! argument registers and the [`Context`] of the run, and returns r0.
+//! Semantics and numbers are those of `include/uapi/linux/bpf.h`. A helper is a function over typed
+//! arguments; [`convention`] says how these come from the registers of a call. To add one, write
+//! the function and list it in the table below:
+//!
+//! ```ignore
+//! /// `bpf_ringbuf_query(ringbuf, flags)`.
+//! pub fn ringbuf_query(_: &mut Context, map: &MapHandle, what: u64) -> u64 {
+//!     ringbuf::Ring::of(&map.map).map_or(0, |ring| ring.query(what))
+//! }
+//! ```
 
 mod callbacks;
 mod change;
+mod convention;
 pub mod dynptr;
 mod identity;
 mod lock;
@@ -20,10 +29,10 @@ mod text;
 pub(crate) mod time;
 mod words;
 
-use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};
+use beeline_isa::abi::{HELPER_SLOTS, Helper};
+use beeline_uapi::HelperId;
 
-use crate::abi::Context;
-
+use convention::shim;
 pub use lock::{release as release_lock, thread_holds_one};
 pub use read::{copy, fault_fixup};
 
@@ -40,9 +49,15 @@ pub struct Numbered {
 /// Declares the table of all helpers once: exported by name for the freestanding agent, listed for
 /// the runtime.
 macro_rules! helpers {
-    ($($number:literal $name:ident = $path:path;)*) => {
+    ($($id:ident = $helper:expr;)*) => {
         /// Every helper.
-        pub const ALL: &[Numbered] = &[$(Numbered { number: $number, name: stringify!($name), helper: $path }),*];
+        pub const ALL: &[Numbered] = &[$(
+            Numbered {
+                number: HelperId::$id.0,
+                name: HelperId::$id.name().expect("the kernel has it"),
+                helper: shim($helper),
+            }
+        ),*];
 
         /// Fills the table that programs call through, with this copy of the agent's addresses.
         ///
@@ -52,10 +67,10 @@ macro_rules! helpers {
         #[unsafe(no_mangle)]
         pub unsafe extern "sysv64" fn beeline_helpers(table: *mut usize) {
             $(
-                const { assert!($number < HELPER_SLOTS) };
+                const { assert!((HelperId::$id.0 as usize) < HELPER_SLOTS) };
                 // SAFETY: the number is below `HELPER_SLOTS`, and the caller promises that the
                 // table has room for as many addresses.
-                unsafe { table.add($number).write($path as *const () as usize) };
+                unsafe { table.add(HelperId::$id.0 as usize).write(shim($helper) as usize) };
             )*
             // SAFETY: the caller promises that the table has room for `HELPER_SLOTS` addresses.
             unsafe {
@@ -67,87 +82,70 @@ macro_rules! helpers {
 }
 
 helpers! {
-    1 map_lookup_elem = maps::map_lookup_elem;
-    2 map_update_elem = maps::map_update_elem;
-    3 map_delete_elem = maps::map_delete_elem;
-    4 probe_read = read::probe_read;
-    5 ktime_get_ns = time::ktime_get_ns;
-    6 trace_printk = text::trace_printk;
-    7 get_prandom_u32 = words::get_prandom_u32;
-    8 get_smp_processor_id = identity::get_smp_processor_id;
-    12 tail_call = objects::tail_call;
-    14 get_current_pid_tgid = identity::get_current_pid_tgid;
-    15 get_current_uid_gid = identity::get_current_uid_gid;
-    16 get_current_comm = identity::get_current_comm;
-    25 perf_event_output = output::perf_event_output;
-    27 get_stackid = stack::get_stackid;
-    35 get_current_task = task::get_current_task;
-    36 probe_write_user = change::probe_write_user;
-    37 current_task_under_cgroup = objects::current_task_under_cgroup;
-    42 get_numa_node_id = identity::get_numa_node_id;
-    45 probe_read_str = read::probe_read_str;
-    58 override_return = change::override_return;
-    67 get_stack = stack::get_stack;
-    80 get_current_cgroup_id = objects::get_current_cgroup_id;
-    87 map_push_elem = maps::map_push_elem;
-    88 map_pop_elem = maps::map_pop_elem;
-    89 map_peek_elem = maps::map_peek_elem;
-    93 spin_lock = lock::spin_lock;
-    94 spin_unlock = lock::spin_unlock;
-    105 strtol = parse::strtol;
-    106 strtoul = parse::strtoul;
-    109 send_signal = signal::send_signal;
-    112 probe_read_user = read::probe_read;
-    113 probe_read_kernel = read::probe_read;
-    114 probe_read_user_str = read::probe_read_str;
-    115 probe_read_kernel_str = read::probe_read_str;
-    117 send_signal_thread = signal::send_signal_thread;
-    118 jiffies64 = time::jiffies64;
-    120 get_ns_current_pid_tgid = identity::get_ns_current_pid_tgid;
-    123 get_current_ancestor_cgroup_id = objects::get_current_ancestor_cgroup_id;
-    125 ktime_get_boot_ns = time::ktime_get_boot_ns;
-    130 ringbuf_output = output::ringbuf_output;
-    131 ringbuf_reserve = output::ringbuf_reserve;
-    132 ringbuf_submit = output::ringbuf_submit;
-    133 ringbuf_discard = output::ringbuf_discard;
-    134 ringbuf_query = output::ringbuf_query;
-    148 copy_from_user = read::probe_read;
-    156 task_storage_get = task::task_storage_get;
-    157 task_storage_delete = task::task_storage_delete;
-    158 get_current_task_btf = task::get_current_task_btf;
-    160 ktime_get_coarse_ns = time::ktime_get_coarse_ns;
-    164 for_each_map_elem = callbacks::for_each_map_elem;
-    165 snprintf = text::snprintf;
-    173 get_func_ip = identity::get_func_ip;
-    174 get_attach_cookie = identity::get_attach_cookie;
-    177 trace_vprintk = text::trace_vprintk;
-    181 loop = callbacks::loop_;
-    182 strncmp = words::strncmp;
-    195 map_lookup_percpu_elem = maps::map_lookup_percpu_elem;
-    197 dynptr_from_mem = dynptr::dynptr_from_mem;
-    198 ringbuf_reserve_dynptr = dynptr::ringbuf_reserve_dynptr;
-    199 ringbuf_submit_dynptr = dynptr::ringbuf_submit_dynptr;
-    200 ringbuf_discard_dynptr = dynptr::ringbuf_discard_dynptr;
-    201 dynptr_read = dynptr::dynptr_read;
-    202 dynptr_write = dynptr::dynptr_write;
-    203 dynptr_data = dynptr::dynptr_data;
-    208 ktime_get_tai_ns = time::ktime_get_tai_ns;
-    209 user_ringbuf_drain = callbacks::user_ringbuf_drain;
-}
-
-/// Returns the run's context, from a helper's last argument.
-///
-/// # Safety
-///
-/// `run` must be what the compiled program passed on: the first field of a [`Context`] that only
-/// this run uses.
-unsafe fn context<'a>(run: *const Run) -> &'a mut Context {
-    // SAFETY: the caller promises that `run` is the first field of a `Context` that only this run
-    // uses.
-    unsafe { &mut *run.cast::<Context>().cast_mut() }
-}
-
-/// Returns a negative error number as r0.
-fn failed(errno: i32) -> u64 {
-    i64::from(-errno) as u64
+    MAP_LOOKUP_ELEM = maps::map_lookup_elem;
+    MAP_UPDATE_ELEM = maps::map_update_elem;
+    MAP_DELETE_ELEM = maps::map_delete_elem;
+    PROBE_READ = read::probe_read;
+    KTIME_GET_NS = time::ktime_get_ns;
+    TRACE_PRINTK = text::trace_printk;
+    GET_PRANDOM_U32 = words::get_prandom_u32;
+    GET_SMP_PROCESSOR_ID = identity::get_smp_processor_id;
+    TAIL_CALL = objects::tail_call;
+    GET_CURRENT_PID_TGID = identity::get_current_pid_tgid;
+    GET_CURRENT_UID_GID = identity::get_current_uid_gid;
+    GET_CURRENT_COMM = identity::get_current_comm;
+    PERF_EVENT_OUTPUT = output::perf_event_output;
+    GET_STACKID = stack::get_stackid;
+    GET_CURRENT_TASK = task::get_current_task;
+    PROBE_WRITE_USER = change::probe_write_user;
+    CURRENT_TASK_UNDER_CGROUP = objects::current_task_under_cgroup;
+    GET_NUMA_NODE_ID = identity::get_numa_node_id;
+    PROBE_READ_STR = read::probe_read_str;
+    OVERRIDE_RETURN = change::override_return;
+    GET_STACK = stack::get_stack;
+    GET_CURRENT_CGROUP_ID = objects::get_current_cgroup_id;
+    MAP_PUSH_ELEM = maps::map_push_elem;
+    MAP_POP_ELEM = maps::map_pop_elem;
+    MAP_PEEK_ELEM = maps::map_peek_elem;
+    SPIN_LOCK = lock::spin_lock;
+    SPIN_UNLOCK = lock::spin_unlock;
+    STRTOL = parse::strtol;
+    STRTOUL = parse::strtoul;
+    SEND_SIGNAL = signal::send_signal;
+    PROBE_READ_USER = read::probe_read;
+    PROBE_READ_KERNEL = read::probe_read;
+    PROBE_READ_USER_STR = read::probe_read_str;
+    PROBE_READ_KERNEL_STR = read::probe_read_str;
+    SEND_SIGNAL_THREAD = signal::send_signal_thread;
+    JIFFIES64 = time::jiffies64;
+    GET_NS_CURRENT_PID_TGID = identity::get_ns_current_pid_tgid;
+    GET_CURRENT_ANCESTOR_CGROUP_ID = objects::get_current_ancestor_cgroup_id;
+    KTIME_GET_BOOT_NS = time::ktime_get_boot_ns;
+    RINGBUF_OUTPUT = output::ringbuf_output;
+    RINGBUF_RESERVE = output::ringbuf_reserve;
+    RINGBUF_SUBMIT = output::ringbuf_submit;
+    RINGBUF_DISCARD = output::ringbuf_discard;
+    RINGBUF_QUERY = output::ringbuf_query;
+    COPY_FROM_USER = read::probe_read;
+    TASK_STORAGE_GET = task::task_storage_get;
+    TASK_STORAGE_DELETE = task::task_storage_delete;
+    GET_CURRENT_TASK_BTF = task::get_current_task_btf;
+    KTIME_GET_COARSE_NS = time::ktime_get_coarse_ns;
+    FOR_EACH_MAP_ELEM = callbacks::for_each_map_elem;
+    SNPRINTF = text::snprintf;
+    GET_FUNC_IP = identity::get_func_ip;
+    GET_ATTACH_COOKIE = identity::get_attach_cookie;
+    TRACE_VPRINTK = text::trace_vprintk;
+    LOOP = callbacks::loop_;
+    STRNCMP = words::strncmp;
+    MAP_LOOKUP_PERCPU_ELEM = maps::map_lookup_percpu_elem;
+    DYNPTR_FROM_MEM = dynptr::dynptr_from_mem;
+    RINGBUF_RESERVE_DYNPTR = dynptr::ringbuf_reserve_dynptr;
+    RINGBUF_SUBMIT_DYNPTR = dynptr::ringbuf_submit_dynptr;
+    RINGBUF_DISCARD_DYNPTR = dynptr::ringbuf_discard_dynptr;
+    DYNPTR_READ = dynptr::dynptr_read;
+    DYNPTR_WRITE = dynptr::dynptr_write;
+    DYNPTR_DATA = dynptr::dynptr_data;
+    KTIME_GET_TAI_NS = time::ktime_get_tai_ns;
+    USER_RINGBUF_DRAIN = callbacks::user_ringbuf_drain;
 }

@@ -12,8 +12,6 @@
 //! sealed file. The agent has no libc, allocator, writable data, thread-local storage or any path
 //! to a panic, and never touches a vector register.
 #![no_std]
-// Helpers share one signature and are reached by number, not by name.
-#![allow(clippy::missing_safety_doc)]
 
 #[cfg(test)]
 extern crate std;

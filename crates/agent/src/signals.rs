@@ -271,11 +271,8 @@ fn wants(site: &Site, lost: u32) -> bool {
 
 /// Makes the runtime look at the code of this target.
 fn disturbed(target: &Target) {
-    // SAFETY: private memory of the target and the session's page, mapped as long as the handler is
-    // installed.
-    let (control, session) = unsafe { (&*target.control, &*target.session) };
-    if control.disturbed.swap(1, Relaxed) == 0 {
-        session.disturbed.fetch_add(1, Relaxed);
+    if target.control().disturbed.swap(1, Relaxed) == 0 {
+        target.session().disturbed.fetch_add(1, Relaxed);
     }
 }
 

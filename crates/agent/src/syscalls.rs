@@ -119,8 +119,7 @@ pub unsafe extern "sysv64" fn beeline_call_compact_exit(
 /// The runtime must have laid `calls` out, with its targets.
 #[inline(always)]
 unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
-    // SAFETY: the caller promises that the runtime laid out the targets; the private memory is
-    // mapped as long as the stubs are.
+    // SAFETY: the caller promises that the runtime laid out the targets.
     let (own, child) = unsafe { (&*calls.target, &*calls.child) };
     let Some(target) = process_events::whose(own, child) else {
         return;
@@ -131,8 +130,7 @@ unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
     if links.needs & NEEDS_SLOT == 0 {
         run_unleased(links, &record);
     } else {
-        // SAFETY: the private memory is mapped as long as the stubs are.
-        run_leased(target, unsafe { &*own.control }, links, &record);
+        run_leased(target, own.control(), links, &record);
     }
 }
 
@@ -165,8 +163,7 @@ impl<'a> Call<'a> {
     ///
     /// The runtime must have laid `calls` out, with its targets.
     unsafe fn new(regs: &'a PtRegs, calls: &'a Calls, edge: usize) -> Option<Self> {
-        // SAFETY: the caller promises that the runtime laid out the targets; the private memory is
-        // mapped as long as the stubs are.
+        // SAFETY: the caller promises that the runtime laid out the targets.
         let (own, child) = unsafe { (&*calls.target, &*calls.child) };
         let target = process_events::whose(own, child)?;
         if regs.orig_ax == nr::CLOCK_GETTIME && time::asks(regs, target) {
@@ -177,8 +174,7 @@ impl<'a> Call<'a> {
             calls,
             target,
             child,
-            // SAFETY: the private memory is mapped as long as the stubs are.
-            control: unsafe { &*own.control },
+            control: own.control(),
             edge,
         })
     }

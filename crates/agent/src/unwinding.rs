@@ -120,9 +120,7 @@ pub unsafe extern "sysv64" fn beeline_listed(regs: *const u8, run: *const Run) -
 
 /// Restores the callers' addresses in all slots of this thread's stack above `sp`.
 fn put_back(target: &Target, sp: usize) {
-    // SAFETY: this is private memory of the target (or its copy in a forked child), mapped as long
-    // as the trampoline is.
-    let table = unsafe { &*target.returns };
+    let table = target.returns();
     let stack = Stack::around(sp, table);
     let is_wanted = |key: usize, is_own: bool| stack.has(key) || is_own && stack.is_behind(key);
     let below = if stack.is_alternate { 0 } else { sp };
@@ -135,9 +133,7 @@ fn put_back(target: &Target, sp: usize) {
 
 /// True if the target is traced. Returns of a forked child belong to nobody.
 fn is_traced(target: &Target) -> bool {
-    // SAFETY: this is private memory of the target (or its copy), mapped as long as the trampoline
-    // is.
-    unsafe { &*target.control }.pid.load(Relaxed) != 0
+    target.control().pid.load(Relaxed) != 0
 }
 
 fn count_lost(target: &Target, lost: u64) {
@@ -148,9 +144,8 @@ fn count_lost(target: &Target, lost: u64) {
 
 /// Watches again the calls that are under way from `from` on, seen from an unwinder at `sp`.
 fn watch_again(target: &Target, sp: usize, from: usize) {
-    // SAFETY: this is private memory of the target (or its copy), mapped as long as the trampoline
-    // is. In a forked child nobody is told of returns, but they work.
-    let table = unsafe { &*target.returns };
+    // In a forked child nobody is told of returns, but they work.
+    let table = target.returns();
     let owner = enter::owner(target);
     if !table.has_away(owner) {
         return;

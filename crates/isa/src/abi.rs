@@ -162,16 +162,24 @@ macro_rules! function {
 #[cfg(target_arch = "x86_64")]
 #[macro_export]
 macro_rules! platform_fn {
-    (unsafe fn $name:ident($($argument:ident: $of:ty),*) -> $result:ty $body:block) => {
-        unsafe extern "sysv64" fn $name($($argument: $of),*) -> $result $body
+    (
+        unsafe fn $name:ident $(<$($parameter:ident $(: $bound:path)?),+>)?
+        ($($argument:ident: $of:ty),* $(,)?) -> $result:ty $body:block
+    ) => {
+        unsafe extern "sysv64" fn $name $(<$($parameter $(: $bound)?),+>)?
+        ($($argument: $of),*) -> $result $body
     };
 }
 /// Defines a function of that ABI that compiled code may call, such as a [`Helper`].
 #[cfg(not(target_arch = "x86_64"))]
 #[macro_export]
 macro_rules! platform_fn {
-    (unsafe fn $name:ident($($argument:ident: $of:ty),*) -> $result:ty $body:block) => {
-        unsafe extern "C" fn $name($($argument: $of),*) -> $result $body
+    (
+        unsafe fn $name:ident $(<$($parameter:ident $(: $bound:path)?),+>)?
+        ($($argument:ident: $of:ty),* $(,)?) -> $result:ty $body:block
+    ) => {
+        unsafe extern "C" fn $name $(<$($parameter $(: $bound)?),+>)?
+        ($($argument: $of),*) -> $result $body
     };
 }
 

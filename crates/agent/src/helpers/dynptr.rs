@@ -4,17 +4,15 @@
 //! helpers. Their layout is that of the kernel's `struct bpf_dynptr_kern`. Helpers that call back
 //! into a program make their own.
 
-use beeline_isa::abi::Run;
 use beeline_maps::ringbuf;
+use beeline_uapi::Errno;
 
+use super::convention::{Readable, Writable};
 use super::maps::caller;
 use super::output::commit;
-use super::{context, failed};
-use crate::abi::MapHandle;
+use crate::abi::{Context, MapHandle};
 use crate::sys;
 
-const E2BIG: i32 = 7;
-const EINVAL: i32 = 22;
 /// The low bits of [`Dynptr::size`]: bytes.
 const SIZE_MASK: u32 = 0xff_ffff;
 /// In [`Dynptr::size`]: may not be written to.
@@ -101,164 +99,106 @@ impl Dynptr {
 }
 
 /// `bpf_dynptr_from_mem(data, size, flags, ptr)`.
-pub unsafe extern "sysv64" fn dynptr_from_mem(
-    data: u64,
-    size: u64,
+pub fn dynptr_from_mem(
+    _: &mut Context,
+    data: Writable,
+    size: u32,
     flags: u64,
-    ptr: u64,
-    _: u64,
-    _: *const Run,
-) -> u64 {
-    let made = Dynptr::new(data as *mut u8, size as u32, Kind::Local);
-    let (dynptr, result) = match made {
-        None => (Dynptr::NULL, failed(E2BIG)),
-        Some(_) if flags != 0 => (Dynptr::NULL, failed(EINVAL)),
-        Some(dynptr) => (dynptr, 0),
-    };
-    // SAFETY: the program answers for the dynptr's place on its stack.
-    unsafe { (ptr as *mut Dynptr).write(dynptr) };
-    result
+    ptr: &mut Dynptr,
+) -> Result<(), Errno> {
+    let made = Dynptr::new(data.as_mut_ptr(), size, Kind::Local);
+    *ptr = made.filter(|_| flags == 0).unwrap_or(Dynptr::NULL);
+    match made {
+        None => Err(Errno::E2BIG),
+        Some(_) if flags != 0 => Err(Errno::EINVAL),
+        Some(_) => Ok(()),
+    }
 }
 
 /// `bpf_ringbuf_reserve_dynptr(ringbuf, size, flags, ptr)`. The program has to hand the record back
 /// even if there is none.
-pub unsafe extern "sysv64" fn ringbuf_reserve_dynptr(
-    map: u64,
-    size: u64,
+pub fn ringbuf_reserve_dynptr(
+    context: &mut Context,
+    map: &MapHandle,
+    size: u32,
     flags: u64,
-    ptr: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
-    // dynptr's place.
-    let (context, handle, ptr) = unsafe {
-        (
-            context(run),
-            &*(map as *const MapHandle),
-            &mut *(ptr as *mut Dynptr),
-        )
-    };
-    let size = size as u32;
+    ptr: &mut Dynptr,
+) -> Result<(), Errno> {
     *ptr = Dynptr::NULL;
     if flags != 0 {
-        return failed(EINVAL);
+        return Err(Errno::EINVAL);
     }
     if size > Dynptr::MOST {
-        return failed(E2BIG);
+        return Err(Errno::E2BIG);
     }
-    let record = ringbuf::Ring::of(&handle.map)
+    let record = ringbuf::Ring::of(&map.map)
         .and_then(|ring| ring.reserve(size.into(), 0, &caller(context)).ok())
         .and_then(|record| Dynptr::new(record, size, Kind::Ringbuf));
-    match record {
-        Some(record) => {
-            *ptr = record;
-            0
-        }
-        None => failed(EINVAL),
-    }
+    *ptr = record.ok_or(Errno::EINVAL)?;
+    Ok(())
 }
 
 /// `bpf_ringbuf_submit_dynptr(ptr, flags)`.
-pub unsafe extern "sysv64" fn ringbuf_submit_dynptr(
-    ptr: u64,
-    flags: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and a dynptr of its own.
-    unsafe { hand_back(ptr, false, flags, run) }
+pub fn ringbuf_submit_dynptr(context: &mut Context, ptr: &mut Dynptr, flags: u64) {
+    hand_back(context, ptr, false, flags);
 }
 
 /// `bpf_ringbuf_discard_dynptr(ptr, flags)`.
-pub unsafe extern "sysv64" fn ringbuf_discard_dynptr(
-    ptr: u64,
-    flags: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and a dynptr of its own.
-    unsafe { hand_back(ptr, true, flags, run) }
+pub fn ringbuf_discard_dynptr(context: &mut Context, ptr: &mut Dynptr, flags: u64) {
+    hand_back(context, ptr, true, flags);
 }
 
-unsafe fn hand_back(ptr: u64, discard: bool, flags: u64, run: *const Run) -> u64 {
-    // SAFETY: both callers are helpers that a program calls with its own run and a dynptr of its
-    // own.
-    unsafe {
-        let ptr = &mut *(ptr as *mut Dynptr);
-        if !ptr.is_null() {
-            commit(context(run), ptr.data, discard, flags);
-            *ptr = Dynptr::NULL;
-        }
+fn hand_back(context: &Context, ptr: &mut Dynptr, discard: bool, flags: u64) {
+    if !ptr.is_null() {
+        commit(context, ptr.data as *mut u8, discard, flags);
+        *ptr = Dynptr::NULL;
     }
-    0
 }
 
 /// `bpf_dynptr_read(dst, len, src, offset, flags)`.
-pub unsafe extern "sysv64" fn dynptr_read(
-    to: u64,
-    len: u64,
-    ptr: u64,
-    offset: u64,
+pub fn dynptr_read(
+    _: &mut Context,
+    to: Writable,
+    len: u32,
+    ptr: &Dynptr,
+    offset: u32,
     flags: u64,
-    _: *const Run,
-) -> u64 {
-    // SAFETY: the program answers for its dynptr.
-    let ptr = unsafe { &*(ptr as *const Dynptr) };
+) -> Result<(), Errno> {
     if ptr.is_null() || flags != 0 {
-        return failed(EINVAL);
+        return Err(Errno::EINVAL);
     }
-    let Some(from) = ptr.part(offset as u32, len as u32) else {
-        return failed(E2BIG);
-    };
+    let from = ptr.part(offset, len).ok_or(Errno::E2BIG)?;
     // SAFETY: the program answers for `len` bytes at `to`, the dynptr for those at `from`.
-    unsafe { sys::shift(to as *mut u8, from as *const u8, len as u32 as usize) };
-    0
+    unsafe { sys::shift(to.as_mut_ptr(), from as *const u8, len as usize) };
+    Ok(())
 }
 
 /// `bpf_dynptr_write(dst, offset, src, len, flags)`.
-pub unsafe extern "sysv64" fn dynptr_write(
-    ptr: u64,
-    offset: u64,
-    from: u64,
-    len: u64,
+pub fn dynptr_write(
+    _: &mut Context,
+    ptr: &Dynptr,
+    offset: u32,
+    from: Readable,
+    len: u32,
     flags: u64,
-    _: *const Run,
-) -> u64 {
-    // SAFETY: the program answers for its dynptr.
-    let ptr = unsafe { &*(ptr as *const Dynptr) };
+) -> Result<(), Errno> {
     if ptr.is_null() || ptr.is_read_only() {
-        return failed(EINVAL);
+        return Err(Errno::EINVAL);
     }
-    let Some(to) = ptr.part(offset as u32, len as u32) else {
-        return failed(E2BIG);
-    };
+    let to = ptr.part(offset, len).ok_or(Errno::E2BIG)?;
     if flags != 0 {
-        return failed(EINVAL);
+        return Err(Errno::EINVAL);
     }
     // SAFETY: the program answers for `len` bytes at `from`, the dynptr for those at `to`.
-    unsafe { sys::shift(to as *mut u8, from as *const u8, len as u32 as usize) };
-    0
+    unsafe { sys::shift(to as *mut u8, from.as_ptr(), len as usize) };
+    Ok(())
 }
 
 /// `bpf_dynptr_data(ptr, offset, len)`: the address of `len` bytes that the program may read and
 /// write, or null.
-pub unsafe extern "sysv64" fn dynptr_data(
-    ptr: u64,
-    offset: u64,
-    len: u64,
-    _: u64,
-    _: u64,
-    _: *const Run,
-) -> u64 {
-    // SAFETY: the program answers for its dynptr.
-    let ptr = unsafe { &*(ptr as *const Dynptr) };
+pub fn dynptr_data(_: &mut Context, ptr: &Dynptr, offset: u32, len: u32) -> u64 {
     if ptr.is_null() || ptr.is_read_only() {
         return 0;
     }
-    ptr.part(offset as u32, len as u32).unwrap_or(0)
+    ptr.part(offset, len).unwrap_or(0)
 }

@@ -2,94 +2,62 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use beeline_isa::abi::Run;
+use beeline_uapi::Errno;
 
-use super::{context, failed, time};
+use super::convention::Writable;
+use super::time;
 use crate::abi::{
     COMM_ENTRIES, CommEntry, Context, HAS_RDPID, IS_CHILD, TID_UNKNOWN, USERS_SEEN, UserEntry,
 };
 use crate::sys::{self, nr};
 
-const EINVAL: i32 = 22;
 const PR_GET_NAME: u64 = 16;
 const COMM_LEN: usize = 16;
 
-pub unsafe extern "sysv64" fn get_smp_processor_id(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    u64::from(unsafe { context(run) }.cpu)
+/// `bpf_get_smp_processor_id()`: the slot's number, as in every per-CPU map.
+pub fn get_smp_processor_id(context: &mut Context) -> u64 {
+    context.cpu.into()
 }
 
-pub unsafe extern "sysv64" fn get_numa_node_id(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run; the target outlives the run.
-    let flags = unsafe { &(*context(run).target).flags }.load(Relaxed);
-    u64::from(sys::node(flags & HAS_RDPID != 0))
+/// `bpf_get_numa_node_id()`.
+pub fn get_numa_node_id(context: &mut Context) -> u64 {
+    let flags = context.target().flags.load(Relaxed);
+    sys::node(flags & HAS_RDPID != 0).into()
 }
 
-pub unsafe extern "sysv64" fn get_current_pid_tgid(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let context = unsafe { context(run) };
+/// `bpf_get_current_pid_tgid()`: the process above, the thread below.
+pub fn get_current_pid_tgid(context: &mut Context) -> u64 {
     u64::from(tgid(context)) << 32 | u64::from(tid(context))
 }
 
 /// `bpf_get_ns_current_pid_tgid(dev, ino, nsdata, size)`: the ids in the process's own pid
 /// namespace, if that is the one named by device and inode; else `-EINVAL` and zeros.
-pub unsafe extern "sysv64" fn get_ns_current_pid_tgid(
+pub fn get_ns_current_pid_tgid(
+    context: &mut Context,
     dev: u64,
     ino: u64,
-    to: u64,
-    size: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
+    to: Writable,
+    size: u32,
+) -> Result<(), Errno> {
     /// `struct bpf_pidns_info`.
     type Ids = [u32; 2];
-    let size = size as usize & 0xffff_ffff;
-    // SAFETY: called by a program with its own run; the target outlives the run. The program
-    // answers for `size` bytes.
+    let (target, size) = (context.target(), size as usize);
+    // SAFETY: the program answers for `size` bytes.
     unsafe {
-        let target = &*context(run).target;
         if size != size_of::<Ids>() || target.pid_namespace != [dev, ino] {
-            sys::zero(to as *mut u8, size);
-            return failed(EINVAL);
+            sys::zero(to.as_mut_ptr(), size);
+            return Err(Errno::EINVAL);
         }
         let tid = sys::syscall(nr::GETTID, [0; 4]) as u32;
-        (to as *mut Ids).write_unaligned([tid, (*target.control).own_pid]);
+        let ids: *mut Ids = to.as_mut_ptr().cast();
+        ids.write_unaligned([tid, target.control().own_pid]);
     }
-    0
+    Ok(())
 }
 
 /// `bpf_get_current_uid_gid()`: the group above, the user below.
-pub unsafe extern "sysv64" fn get_current_uid_gid(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let (uid, gid) = user_and_group(unsafe { context(run) });
+pub fn get_current_uid_gid(context: &mut Context) -> u64 {
+    let (uid, gid) = user_and_group(context);
     u64::from(gid) << 32 | u64::from(uid)
 }
 
@@ -99,10 +67,8 @@ pub unsafe extern "sysv64" fn get_current_uid_gid(
 /// seen. They are kept no longer than for one tick of the coarse clock, in case of changes that
 /// nobody has thought of.
 fn user_and_group(context: &mut Context) -> (u32, u32) {
-    // SAFETY: the context's target outlives the run.
-    let target = unsafe { &*context.target };
-    // SAFETY: private memory of the target, mapped as long as programs can run.
-    let control = unsafe { &*target.control };
+    let target = context.target();
+    let control = target.control();
     let is_seen = target.flags.load(Relaxed) & USERS_SEEN != 0;
     if !is_seen || target.tid_offset == TID_UNKNOWN || control.user_changes.load(Relaxed) != 0 {
         return ask_user_and_group();
@@ -137,77 +103,51 @@ fn ask_user_and_group() -> (u32, u32) {
 }
 
 /// `bpf_get_current_comm(buf, size)`: the thread's name, padded with zeros.
-pub unsafe extern "sysv64" fn get_current_comm(
-    buf: u64,
-    size: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    if buf == 0 || size == 0 || size > u64::from(u32::MAX) {
-        return failed(EINVAL);
+pub fn get_current_comm(context: &mut Context, buf: Writable, size: u64) -> Result<(), Errno> {
+    let buf = buf.as_mut_ptr();
+    if buf.is_null() || size == 0 || size > u64::from(u32::MAX) {
+        return Err(Errno::EINVAL);
     }
-    // SAFETY: called by a program with its own run.
-    let comm = comm(unsafe { context(run) });
+    let comm = comm(context);
     let size = size as usize;
-    let (buf, kept) = (buf as *mut u8, size.min(COMM_LEN));
-    // SAFETY: the program answers for `size` bytes at `buf`, as it does to the kernel's verifier.
+    let kept = size.min(COMM_LEN);
+    // SAFETY: the program answers for `size` bytes.
     unsafe {
         if size == COMM_LEN {
             buf.cast::<[u8; COMM_LEN]>().write_unaligned(comm);
-            return 0;
+            return Ok(());
         }
         sys::copy(buf, comm.as_ptr(), kept);
         sys::zero(buf.add(kept), size - kept);
         buf.add(kept - 1).write(0);
     }
-    0
+    Ok(())
 }
 
-/// `bpf_get_func_ip`: the probed address.
-pub unsafe extern "sysv64" fn get_func_ip(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let site = unsafe { context(run) }.site;
+/// `bpf_get_func_ip(ctx)`: the probed address.
+pub fn get_func_ip(context: &mut Context) -> u64 {
     // SAFETY: the pointer is null, or a site that outlives the run.
-    unsafe { site.as_ref() }.map_or(0, |site| site.function())
+    unsafe { context.site.as_ref() }.map_or(0, |site| site.function())
 }
 
-pub unsafe extern "sysv64" fn get_attach_cookie(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    unsafe { context(run) }.cookie
+/// `bpf_get_attach_cookie(ctx)`.
+pub fn get_attach_cookie(context: &mut Context) -> u64 {
+    context.cookie
 }
 
 /// Returns the process's id.
 pub fn tgid(context: &Context) -> u32 {
-    // SAFETY: the context's target outlives the run.
-    let target = unsafe { &*context.target };
+    let target = context.target();
     if target.flags.load(Relaxed) & IS_CHILD != 0 {
         // SAFETY: only returns a number.
         return unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u32;
     }
-    // SAFETY: private memory of the target, mapped as long as programs can run.
-    unsafe { &*target.control }.pid.load(Relaxed)
+    target.control().pid.load(Relaxed)
 }
 
 /// Returns the calling thread's id.
 pub fn tid(context: &Context) -> u32 {
-    // SAFETY: the context's target outlives the run.
-    match unsafe { (*context.target).tid_offset } {
+    match context.target().tid_offset {
         // SAFETY: only returns a number.
         TID_UNKNOWN => (unsafe { sys::syscall(nr::GETTID, [0; 4]) }) as u32,
         // SAFETY: the runtime found each thread's own id at this offset.
@@ -220,13 +160,11 @@ pub fn tid(context: &Context) -> u32 {
 /// Where the calls that change it are not seen, or another thread changes it, it is at most one
 /// tick of the coarse clock old.
 pub fn comm(context: &mut Context) -> [u8; COMM_LEN] {
-    // SAFETY: the context's target outlives the run.
-    let target = unsafe { &*context.target };
+    let target = context.target();
     if target.tid_offset == TID_UNKNOWN {
         return ask_comm();
     }
-    // SAFETY: private memory of the target, mapped as long as programs can run.
-    let names = unsafe { &*target.control }.names.load(Relaxed);
+    let names = target.control().names.load(Relaxed);
     let (tid, tick) = (tid(context), time::tick(context));
     // SAFETY: the slot is leased by this run.
     let entry = unsafe {

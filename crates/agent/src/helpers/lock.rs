@@ -9,69 +9,47 @@
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-use beeline_isa::abi::Run;
-
-use super::{context, maps};
+use super::convention::Writable;
+use super::maps;
 use crate::abi::{Context, Control, Slot, Target};
 
 /// `bpf_spin_lock(lock)`.
-pub unsafe extern "sysv64" fn spin_lock(
-    lock: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let context = unsafe { context(run) };
-    // SAFETY: the slot and the target are the run's.
-    let (slot, target) = unsafe { (&*context.slot, &*context.target) };
-    // SAFETY: private memory of the target, mapped as long as the agent runs.
-    let (control, session) = unsafe { (&*target.control, &*target.session) };
+pub fn spin_lock(context: &mut Context, lock: Writable) {
+    let lock = lock.as_mut_ptr();
+    let target = context.target();
+    // SAFETY: the slot is leased by this run.
+    let slot = unsafe { &*context.slot };
     if slot.lock.load(Relaxed) != 0 {
         // A second lock: the kernel loads no such program.
-        return 0;
+        return;
     }
     // Noted before the lock is taken, as a signal may come at any moment.
     slot.lock.store(lock as usize, Relaxed);
-    control.locks.fetch_add(1, Release);
-    // SAFETY: the program answers for the address, as it does to the kernel's verifier.
-    if !unsafe { beeline_maps::spin_lock(lock as *mut u8, &maps::caller(context)) } {
-        session.unguarded.fetch_add(1, Relaxed);
-        forget(slot, control);
+    target.control().locks.fetch_add(1, Release);
+    // SAFETY: the program answers for the lock.
+    if !unsafe { beeline_maps::spin_lock(lock, &maps::caller(context)) } {
+        target.session().unguarded.fetch_add(1, Relaxed);
+        forget(slot, target.control());
     }
-    0
 }
 
 /// `bpf_spin_unlock(lock)`.
-pub unsafe extern "sysv64" fn spin_unlock(
-    lock: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let context = unsafe { context(run) };
+pub fn spin_unlock(context: &mut Context, lock: Writable) {
     // SAFETY: the slot is leased by this run.
-    if unsafe { &*context.slot }.lock.load(Relaxed) == lock as usize {
+    if unsafe { &*context.slot }.lock.load(Relaxed) == lock.as_mut_ptr() as usize {
         release(context);
     }
-    0
 }
 
 /// Frees the lock that the run holds, if any.
 pub fn release(context: &Context) {
-    // SAFETY: the slot and the target are the run's, the control page is mapped as long as the
-    // agent runs.
-    let (slot, control) = unsafe { (&*context.slot, &*(*context.target).control) };
+    // SAFETY: the slot is leased by this run.
+    let slot = unsafe { &*context.slot };
     let lock = slot.lock.load(Relaxed) as *mut u8;
     if !lock.is_null() {
         // SAFETY: `spin_lock` has taken this lock.
         unsafe { beeline_maps::spin_unlock(lock, &maps::caller(context)) };
-        forget(slot, control);
+        forget(slot, context.target().control());
     }
 }
 

@@ -1,49 +1,39 @@
-//! Map look-up, update and delete; push, pop and peek. A program's map argument is a
-//! [`MapHandle`]'s address.
+//! Map look-up, update and delete; push, pop and peek.
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use beeline_isa::abi::{Helper, Run, hash_lookup};
+use beeline_isa::abi::hash_lookup;
 use beeline_maps::Caller;
 use beeline_uapi::Errno;
 
-use super::{context, failed, objects};
+use super::convention::{Readable, Writable, shim};
+use super::objects;
 use crate::abi::{Context, MapHandle, Target};
 use crate::{enter, sys};
 
-pub unsafe extern "sysv64" fn map_lookup_elem(
-    map: u64,
-    key: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key.
-    unsafe {
-        let map = &*(map as *const MapHandle);
-        let value = map.map.lookup(key as *const u8, context(run).cpu);
-        if value.is_null() {
-            return objects::inner_map(map, key as *const u8, run);
-        }
-        value as u64
+/// `bpf_map_lookup_elem(map, key)`: the value's address, or null; an inner map's handle if the
+/// elements are maps.
+pub fn map_lookup_elem(context: &mut Context, map: &MapHandle, key: Readable) -> *mut u8 {
+    // SAFETY: the program answers for the key.
+    let value = unsafe { map.map.lookup(key.as_ptr(), context.cpu) };
+    if value.is_null() {
+        // SAFETY: the program answers for the key.
+        return unsafe { objects::inner_map(context, map, key.as_ptr()) };
     }
+    value
 }
 
 /// [`map_lookup_elem`] for hashes of a known kind with keys of `KEY` bytes.
-unsafe extern "sysv64" fn look_up<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
-    map: u64,
-    key: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps, of the kind that its
-    // compiler was told; it answers for the key.
+fn look_up<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
+    context: &mut Context,
+    map: &MapHandle,
+    key: Readable,
+) -> *mut u8 {
+    // SAFETY: the map is of the kind that the program's compiler was told, and the program answers
+    // for the key.
     unsafe {
-        let map = &(*(map as *const MapHandle)).map;
-        map.lookup_hash::<KEY, PER_CPU, LRU>(key as *const u8, context(run).cpu) as u64
+        map.map
+            .lookup_hash::<KEY, PER_CPU, LRU>(key.as_ptr(), context.cpu)
     }
 }
 
@@ -56,7 +46,7 @@ pub unsafe fn put_hash_look_ups(table: *mut usize) {
     macro_rules! put {
         ($($key:literal $per_cpu:literal $lru:literal;)*) => {$(
             if let Some(place) = const { hash_lookup($key, $per_cpu, $lru) } {
-                let helper: Helper = look_up::<$key, $per_cpu, $lru>;
+                let helper = shim(look_up::<$key, $per_cpu, $lru>);
                 // SAFETY: the caller promises that the table has room for all helpers, and the
                 // place is one of the table's.
                 unsafe { table.add(place as usize).write(helper as usize) };
@@ -71,144 +61,76 @@ pub unsafe fn put_hash_look_ups(table: *mut usize) {
     }
 }
 
-pub unsafe extern "sysv64" fn map_update_elem(
-    map: u64,
-    key: u64,
-    value: u64,
+/// `bpf_map_update_elem(map, key, value, flags)`.
+pub fn map_update_elem(
+    context: &mut Context,
+    map: &MapHandle,
+    key: Readable,
+    value: Readable,
     flags: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key
-    // and the value.
-    let updated = unsafe {
-        let caller = caller(context(run));
-        (*(map as *const MapHandle)).map.update(
-            key as *const u8,
-            value as *const u8,
-            flags,
-            &caller,
-        )
-    };
-    // SAFETY: called by a program with its own run.
-    changed(updated, unsafe { context(run) })
+) -> Result<(), Errno> {
+    let (key, value) = (key.as_ptr(), value.as_ptr());
+    // SAFETY: the program answers for the key and the value.
+    let updated = unsafe { map.map.update(key, value, flags, &caller(context)) };
+    counted(updated, context)
 }
 
-pub unsafe extern "sysv64" fn map_delete_elem(
-    map: u64,
-    key: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key.
-    let deleted = unsafe {
-        (*(map as *const MapHandle))
-            .map
-            .delete(key as *const u8, &caller(context(run)))
-    };
-    // SAFETY: called by a program with its own run.
-    changed(deleted, unsafe { context(run) })
+/// `bpf_map_delete_elem(map, key)`.
+pub fn map_delete_elem(context: &mut Context, map: &MapHandle, key: Readable) -> Result<(), Errno> {
+    // SAFETY: the program answers for the key.
+    let deleted = unsafe { map.map.delete(key.as_ptr(), &caller(context)) };
+    counted(deleted, context)
 }
 
-/// Returns the result of a change. A change that was given up for want of a lock is counted, as
-/// programs seldom look.
-fn changed(result: Result<(), Errno>, context: &Context) -> u64 {
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
-            if error == Errno::EBUSY {
-                // SAFETY: the context's target outlives the run, and the session page the target.
-                unsafe { &*(*context.target).session }
-                    .refused
-                    .fetch_add(1, Relaxed);
-            }
-            failed(error.0)
-        }
+/// Counts a change that was given up for want of a lock, as programs seldom look at results.
+fn counted(result: Result<(), Errno>, context: &Context) -> Result<(), Errno> {
+    if result == Err(Errno::EBUSY) {
+        context.target().session().refused.fetch_add(1, Relaxed);
     }
+    result
 }
 
 /// `bpf_map_lookup_percpu_elem(map, key, cpu)`: the CPU's number is a slot's, as in every per-CPU
 /// map.
-pub unsafe extern "sysv64" fn map_lookup_percpu_elem(
-    map: u64,
-    key: u64,
-    cpu: u64,
-    _: u64,
-    _: u64,
-    _: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key.
-    unsafe {
-        (*(map as *const MapHandle))
-            .map
-            .lookup_percpu(key as *const u8, cpu as u32) as u64
-    }
+pub fn map_lookup_percpu_elem(
+    _: &mut Context,
+    map: &MapHandle,
+    key: Readable,
+    cpu: u32,
+) -> *mut u8 {
+    // SAFETY: the program answers for the key.
+    unsafe { map.map.lookup_percpu(key.as_ptr(), cpu) }
 }
 
-pub unsafe extern "sysv64" fn map_push_elem(
-    map: u64,
-    value: u64,
+/// `bpf_map_push_elem(map, value, flags)`.
+pub fn map_push_elem(
+    context: &mut Context,
+    map: &MapHandle,
+    value: Readable,
     flags: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
-    // value.
-    let pushed = unsafe {
-        (*(map as *const MapHandle))
-            .map
-            .push_elem(value as *const u8, flags, &caller(context(run)))
-    };
-    // SAFETY: called by a program with its own run.
-    changed(pushed, unsafe { context(run) })
+) -> Result<(), Errno> {
+    // SAFETY: the program answers for the value.
+    let pushed = unsafe { map.map.push_elem(value.as_ptr(), flags, &caller(context)) };
+    counted(pushed, context)
 }
 
-pub unsafe extern "sysv64" fn map_pop_elem(
-    map: u64,
-    value: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
-    // value.
-    let popped = unsafe {
-        (*(map as *const MapHandle))
-            .map
-            .pop_elem(value as *mut u8, &caller(context(run)))
-    };
-    // SAFETY: called by a program with its own run.
-    changed(popped, unsafe { context(run) })
+/// `bpf_map_pop_elem(map, value)`.
+pub fn map_pop_elem(context: &mut Context, map: &MapHandle, value: Writable) -> Result<(), Errno> {
+    // SAFETY: the program answers for the value.
+    let popped = unsafe { map.map.pop_elem(value.as_mut_ptr(), &caller(context)) };
+    counted(popped, context)
 }
 
-pub unsafe extern "sysv64" fn map_peek_elem(
-    map: u64,
-    value: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
-    // value.
-    let seen = unsafe {
-        (*(map as *const MapHandle))
-            .map
-            .peek_elem(value as *mut u8, &caller(context(run)))
-    };
-    seen.map_or_else(|error| failed(error.0), |()| 0)
+/// `bpf_map_peek_elem(map, value)`.
+pub fn map_peek_elem(context: &mut Context, map: &MapHandle, value: Writable) -> Result<(), Errno> {
+    // SAFETY: the program answers for the value.
+    unsafe { map.map.peek_elem(value.as_mut_ptr(), &caller(context)) }
 }
 
 /// Returns the caller of a map operation, for the map's locks.
 pub fn caller(context: &Context) -> Caller {
-    // SAFETY: the context's target outlives the run.
     Caller {
-        // SAFETY: the context's target outlives the run.
-        owner: unsafe { (*context.target).owner },
+        owner: context.target().owner,
         cpu: context.cpu,
         relax,
         context: context.target as usize,

@@ -4,13 +4,10 @@ use core::sync::atomic::Ordering::Acquire;
 
 use beeline_isa::abi::Run;
 use beeline_maps::Kind;
+use beeline_uapi::Errno;
 
-use super::{context, failed};
-use crate::abi::{CgroupPath, Link, MAX_TAIL_CALLS, MapHandle, Target};
+use crate::abi::{CgroupPath, Context, Link, MAX_TAIL_CALLS, MapHandle, Target};
 use crate::objects::find;
-
-const E2BIG: i32 = 7;
-const EAGAIN: i32 = 11;
 
 /// The kernel's id of the default hierarchy's root.
 const ROOT_CGROUP: u64 = 1;
@@ -18,22 +15,12 @@ const ROOT_CGROUP: u64 = 1;
 /// `bpf_tail_call(context, map, index)`: returns the entry of the next program, and the run has
 /// that program's tables from now on. If it returns 0, the calling program goes on. What belongs to
 /// the attachment, such as its cookie, stays.
-pub unsafe extern "sysv64" fn tail_call(
-    _: u64,
-    map: u64,
-    index: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps.
-    let (context, map) = unsafe { (context(run), &*(map as *const MapHandle)) };
+pub fn tail_call(context: &mut Context, _: u64, map: &MapHandle, index: u32) -> u64 {
     if map.map.spec().kind() != Some(Kind::ProgArray) || context.tail_calls >= MAX_TAIL_CALLS {
         return 0;
     }
-    let index = index as u32;
-    // SAFETY: the key is the 4 bytes of an index; the target outlives the run.
-    let link = unsafe { find(&*context.target, map, (&raw const index).cast()) } as *const Link;
+    // SAFETY: the key is the 4 bytes of an index.
+    let link = unsafe { find(context.target(), map, (&raw const index).cast()) } as *const Link;
     // SAFETY: the pointer is null, or a link that stays as long as the target's pool: elements of
     // program arrays are links.
     let Some(link) = (unsafe { link.as_ref() }) else {
@@ -48,74 +35,49 @@ pub unsafe extern "sysv64" fn tail_call(
 }
 
 /// Returns the inner map that is an element of `map`, which is no map of values: its
-/// [`MapHandle`]'s address, or 0.
+/// [`MapHandle`]'s address, or null.
 ///
 /// # Safety
 ///
 /// `key` must be readable for the map's key size.
 #[cold]
-pub unsafe fn inner_map(map: &MapHandle, key: *const u8, run: *const Run) -> u64 {
+pub unsafe fn inner_map(context: &Context, map: &MapHandle, key: *const u8) -> *mut u8 {
     if !matches!(
         map.map.spec().kind(),
         Some(Kind::ArrayOfMaps | Kind::HashOfMaps)
     ) {
-        return 0;
+        return core::ptr::null_mut();
     }
-    // SAFETY: the caller promises that the key is readable. A program called with its own run,
-    // which the target outlives.
-    unsafe { find(&*context(run).target, map, key) as u64 }
+    // SAFETY: the caller promises that the key is readable.
+    unsafe { find(context.target(), map, key) as *mut u8 }
 }
 
 /// `bpf_current_task_under_cgroup(map, index)`.
-pub unsafe extern "sysv64" fn current_task_under_cgroup(
-    map: u64,
-    index: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; the target outlives the
-    // run.
-    let (map, target) = unsafe { (&*(map as *const MapHandle), &*context(run).target) };
-    let index = index as u32;
+pub fn current_task_under_cgroup(
+    context: &mut Context,
+    map: &MapHandle,
+    index: u32,
+) -> Result<u64, Errno> {
+    let target = context.target();
     if index >= map.map.spec().max_entries {
-        return failed(E2BIG);
+        return Err(Errno::E2BIG);
     }
     // SAFETY: the key is the 4 bytes of an index.
     match unsafe { find(target, map, (&raw const index).cast()) } as u64 {
-        0 => failed(EAGAIN),
-        wanted => u64::from(cgroups(target).any(|cgroup| cgroup == wanted)),
+        0 => Err(Errno::EAGAIN),
+        wanted => Ok(cgroups(target).any(|cgroup| cgroup == wanted).into()),
     }
 }
 
 /// `bpf_get_current_cgroup_id()`.
-pub unsafe extern "sysv64" fn get_current_cgroup_id(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run, which the target outlives.
-    let target = unsafe { &*context(run).target };
-    cgroups(target).last().unwrap_or(ROOT_CGROUP)
+pub fn get_current_cgroup_id(context: &mut Context) -> u64 {
+    cgroups(context.target()).last().unwrap_or(ROOT_CGROUP)
 }
 
 /// `bpf_get_current_ancestor_cgroup_id(level)`: 0 if there is none at that level; the root is at
 /// level 0.
-pub unsafe extern "sysv64" fn get_current_ancestor_cgroup_id(
-    level: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run, which the target outlives.
-    let target = unsafe { &*context(run).target };
-    cgroups(target).nth(level as u32 as usize).unwrap_or(0)
+pub fn get_current_ancestor_cgroup_id(context: &mut Context, level: u32) -> u64 {
+    cgroups(context.target()).nth(level as usize).unwrap_or(0)
 }
 
 /// Returns the ids of the cgroups that the target is in, from the root to its own.

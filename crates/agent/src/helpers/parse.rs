@@ -1,93 +1,78 @@
 //! Numbers from text.
 
-use beeline_isa::abi::Run;
+use beeline_uapi::Errno;
 
-use super::failed;
+use super::convention::{Readable, Writable};
 use super::text::is_space;
+use crate::abi::Context;
 
-const EINVAL: i32 = 22;
-const ERANGE: i32 = 34;
 /// In flags: the base.
 const BASE_MASK: u64 = 0x1f;
 /// The most characters that a number may have behind its sign.
 const LONGEST: usize = 63;
 
 /// `bpf_strtol(buf, buf_len, flags, res)`: returns the bytes that the number takes.
-pub unsafe extern "sysv64" fn strtol(
-    buf: u64,
-    len: u64,
+pub fn strtol(
+    _: &mut Context,
+    buf: Readable,
+    len: u32,
     flags: u64,
-    to: u64,
-    _: u64,
-    _: *const Run,
-) -> u64 {
-    // SAFETY: the program answers for the text and for a word at `to`.
-    unsafe {
-        (to as *mut u64).write(0);
-        let text = Text::new(buf, len);
-        let number = parse(&text, flags).and_then(|number| {
-            let value = number.signed().ok_or(ERANGE)?;
-            Ok((value, number.end))
-        });
-        give(number, to)
-    }
+    to: Writable,
+) -> Result<u64, Errno> {
+    take_number(buf, len, flags, to, |number| {
+        number.signed().ok_or(Errno::ERANGE)
+    })
 }
 
 /// `bpf_strtoul(buf, buf_len, flags, res)`: returns the bytes that the number takes, or `-EINVAL`
 /// for one with a minus sign.
-pub unsafe extern "sysv64" fn strtoul(
-    buf: u64,
-    len: u64,
+pub fn strtoul(
+    _: &mut Context,
+    buf: Readable,
+    len: u32,
     flags: u64,
-    to: u64,
-    _: u64,
-    _: *const Run,
-) -> u64 {
-    // SAFETY: the program answers for the text and for a word at `to`.
-    unsafe {
-        (to as *mut u64).write(0);
-        let text = Text::new(buf, len);
-        let number = parse(&text, flags).and_then(|number| match number.is_negative {
-            true => Err(EINVAL),
-            false => Ok((number.value, number.end)),
-        });
-        give(number, to)
-    }
+    to: Writable,
+) -> Result<u64, Errno> {
+    take_number(buf, len, flags, to, |number| match number.is_negative {
+        true => Err(Errno::EINVAL),
+        false => Ok(number.value),
+    })
 }
 
-unsafe fn give(number: Result<(u64, usize), i32>, to: u64) -> u64 {
-    match number {
-        Ok((value, end)) => {
-            // SAFETY: both callers pass the address of a word that the program answers for.
-            unsafe { (to as *mut u64).write(value) };
-            end as u64
-        }
-        Err(errno) => failed(errno),
-    }
+/// Stores the number that a text begins with, or 0 if there is none that fits. Returns the bytes
+/// that it takes.
+fn take_number(
+    buf: Readable,
+    len: u32,
+    flags: u64,
+    to: Writable,
+    fit: impl FnOnce(&Number) -> Result<u64, Errno>,
+) -> Result<u64, Errno> {
+    let to = to.as_mut_ptr().cast::<u64>();
+    // SAFETY: the program answers for a word.
+    unsafe { to.write(0) };
+    let text = Text {
+        at: buf.as_ptr(),
+        len: len as usize,
+    };
+    let number = parse(&text, flags)?;
+    let value = fit(&number)?;
+    // SAFETY: the program answers for a word.
+    unsafe { to.write(value) };
+    Ok(number.end as u64)
 }
 
+/// A text of the program's.
 struct Text {
     at: *const u8,
     len: usize,
 }
 
 impl Text {
-    /// Wraps a text of the program's.
-    ///
-    /// # Safety
-    ///
-    /// `len` bytes at `at` must be readable.
-    unsafe fn new(at: u64, len: u64) -> Self {
-        Self {
-            at: at as *const u8,
-            len: len as usize & 0xffff_ffff,
-        }
-    }
-
     /// Returns the byte at a place; 0 at the end and after it.
     fn byte(&self, i: usize) -> u8 {
         if i < self.len {
-            // SAFETY: the index is inside the text.
+            // SAFETY: the index is inside the text, for which the program answers.
             unsafe { self.at.add(i).read() }
         } else {
             0
@@ -116,10 +101,10 @@ impl Number {
     }
 }
 
-fn parse(text: &Text, flags: u64) -> Result<Number, i32> {
+fn parse(text: &Text, flags: u64) -> Result<Number, Errno> {
     let base = flags & BASE_MASK;
     if text.len == 0 || !matches!(base, 0 | 8 | 10 | 16) || flags & !BASE_MASK != 0 {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     let mut start = 0;
     while start < text.len && is_space(text.byte(start)) {
@@ -143,8 +128,8 @@ fn parse(text: &Text, flags: u64) -> Result<Number, i32> {
         end += 1;
     }
     match (fits, end == first) {
-        (false, _) => Err(ERANGE),
-        (_, true) => Err(EINVAL),
+        (false, _) => Err(Errno::ERANGE),
+        (_, true) => Err(Errno::EINVAL),
         _ => Ok(Number {
             is_negative,
             value,

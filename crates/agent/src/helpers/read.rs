@@ -9,13 +9,14 @@
 use core::arch::{asm, global_asm};
 use core::sync::atomic::Ordering::Relaxed;
 
-use beeline_isa::abi::{Helper, Run, sized_read};
+use beeline_isa::abi::sized_read;
+use beeline_uapi::Errno;
 
-use super::{context, failed, task, time};
+use super::convention::{Writable, shim};
+use super::{task, time};
 use crate::abi::{Context, FAULTS_CAUGHT, HOLE_ENTRIES, PAGE_ENTRIES};
 use crate::sys::{self, nr};
 
-const EFAULT: i32 = 14;
 const PAGE: u64 = 4096;
 /// User space on x86-64 ends here (47 bits; with five-level paging only on request).
 const USER_END: u64 = 1 << 47;
@@ -142,28 +143,19 @@ pub fn fault_fixup(ip: u64) -> Option<u64> {
 }
 
 /// `bpf_probe_read_user(dst, size, src)` and its kin: 0, or `-EFAULT` and zeros.
-pub unsafe extern "sysv64" fn probe_read(
-    to: u64,
-    size: u64,
-    from: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    let size = size & 0xffff_ffff;
-    // SAFETY: called by a program with its own run; the program answers for `size` bytes at `to`. A
-    // fault at `from` is caught.
+pub fn probe_read(context: &mut Context, to: Writable, size: u32, from: u64) -> Result<(), Errno> {
+    let (to, size) = (to.as_mut_ptr(), u64::from(size));
+    // SAFETY: the program answers for `size` bytes at `to`. A fault at `from` is caught.
     unsafe {
-        let context = context(run);
-        if is_fresh(context, from, size) && direct_copy(to as *mut u8, from, size) == 0 {
-            return 0;
+        if is_fresh(context, from, size) && direct_copy(to, from, size) == 0 {
+            return Ok(());
         }
-        if copy(context, to as *mut u8, from, size) {
-            return 0;
+        if copy(context, to, from, size) {
+            return Ok(());
         }
-        sys::zero(to as *mut u8, size as usize);
+        sys::zero(to, size as usize);
     }
-    failed(EFAULT)
+    Err(Errno::EFAULT)
 }
 
 /// [`probe_read`] of sizes known to the compiler, without a frame for memory that was readable a
@@ -171,21 +163,22 @@ pub unsafe extern "sysv64" fn probe_read(
 macro_rules! sized_reads {
     ($($helper:ident = $load:literal, $type:ty;)*) => {
         $(
-            unsafe extern "sysv64" fn $helper(to: u64, _: u64, from: u64, _: u64, _: u64, run: *const Run) -> u64 {
-                const BYTES: u64 = size_of::<$type>() as u64;
-                // SAFETY: called by a program with its own run; the program answers for room at
-                // `to`. A fault at `from` is caught, and the assembly changes no other registers.
-                unsafe {
-                    if is_fresh(context(run), from, BYTES) {
-                        let (value, failed): (u64, u64);
+            fn $helper(context: &mut Context, to: Writable, _: u64, from: u64) -> Result<(), Errno> {
+                const BYTES: u32 = size_of::<$type>() as u32;
+                if is_fresh(context, from, BYTES.into()) {
+                    let (value, failed): (u64, u64);
+                    // SAFETY: a fault at `from` is caught, and the assembly changes no other
+                    // registers.
+                    unsafe {
                         asm!(concat!("call ", $load), in("rdx") from, out("rax") value, out("rcx") failed);
-                        if failed == 0 {
-                            (to as *mut $type).write_unaligned(value as $type);
-                            return 0;
-                        }
                     }
-                    probe_read(to, BYTES, from, 0, 0, run)
+                    if failed == 0 {
+                        // SAFETY: the program answers for as many bytes.
+                        unsafe { to.as_mut_ptr().cast::<$type>().write_unaligned(value as $type) };
+                        return Ok(());
+                    }
                 }
+                probe_read(context, to, BYTES, from)
             }
         )*
 
@@ -197,10 +190,9 @@ macro_rules! sized_reads {
         pub unsafe fn put_sized_reads(table: *mut usize) {
             $(
                 if let Some(place) = const { sized_read(size_of::<$type>() as u64) } {
-                    let helper: Helper = $helper;
                     // SAFETY: the caller promises that the table has room for all helpers, and the
                     // place is one of the table's.
-                    unsafe { table.add(place as usize).write(helper as usize) };
+                    unsafe { table.add(place as usize).write(shim($helper) as usize) };
                 }
             )*
         }
@@ -216,27 +208,24 @@ sized_reads! {
 
 /// `bpf_probe_read_user_str(dst, size, src)`: returns the bytes with the terminator, or `-EFAULT`
 /// and zeros.
-pub unsafe extern "sysv64" fn probe_read_str(
-    to: u64,
-    size: u64,
+pub fn probe_read_str(
+    context: &mut Context,
+    to: Writable,
+    size: u32,
     from: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    let size = size & 0xffff_ffff;
+) -> Result<u64, Errno> {
     if size == 0 {
-        return 0;
+        return Ok(0);
     }
-    // SAFETY: called by a program with its own run; the program answers for `size` bytes at `to`. A
-    // fault at `from` is caught.
+    let to = to.as_mut_ptr();
+    // SAFETY: the program answers for `size` bytes at `to`. A fault at `from` is caught.
     unsafe {
-        if let Some(length) = copy_string(context(run), to as *mut u8, from, size) {
-            return length;
+        if let Some(length) = copy_string(context, to, from, size.into()) {
+            return Ok(length);
         }
-        sys::zero(to as *mut u8, size as usize);
+        sys::zero(to, size as usize);
     }
-    failed(EFAULT)
+    Err(Errno::EFAULT)
 }
 
 /// Copies `bytes` of the target's memory. Returns false if any of them cannot be read.
@@ -374,8 +363,7 @@ fn in_user_space(from: u64, bytes: u64) -> bool {
 }
 
 fn faults_caught(context: &Context) -> bool {
-    // SAFETY: the context's target outlives the run.
-    unsafe { &*context.target }.flags.load(Relaxed) & FAULTS_CAUGHT != 0
+    context.target().flags.load(Relaxed) & FAULTS_CAUGHT != 0
 }
 
 /// Returns whether the page is readable now, or was a moment ago.
@@ -421,8 +409,7 @@ unsafe fn ask(context: &Context, to: *mut u8, from: u64, bytes: u64) -> bool {
         unsafe { sys::copy(to, from as *const u8, bytes as usize) };
         return true;
     }
-    // SAFETY: the context's target outlives the run.
-    let pid = u64::from(unsafe { (*(*context.target).control).own_pid });
+    let pid = u64::from(context.target().control().own_pid);
     let (to, from) = ([to as u64, bytes], [from, bytes]);
     // SAFETY: the kernel writes at most `bytes` bytes, for which the caller has room.
     let copied = unsafe {

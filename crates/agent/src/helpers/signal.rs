@@ -7,63 +7,38 @@
 
 use core::mem::MaybeUninit;
 
-use beeline_isa::abi::Run;
+use beeline_uapi::Errno;
 
-use super::{context, failed};
 use crate::abi::{Context, PendingSignals};
 use crate::sys::{self, nr};
 
-const EPERM: i32 = 1;
-const EINVAL: i32 = 22;
 const HIGHEST: u32 = 64;
 const SI_KERNEL: u32 = 0x80;
 /// Bytes of a `siginfo_t`.
 const SIGINFO: usize = 128;
 
 /// `bpf_send_signal(sig)`: to the process.
-pub unsafe extern "sysv64" fn send_signal(
-    signal: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let context = unsafe { context(run) };
-    bit(context, signal).map_or_else(failed, |bit| {
-        context.signals.process |= bit;
-        0
-    })
+pub fn send_signal(context: &mut Context, signal: u32) -> Result<(), Errno> {
+    context.signals.process |= bit(context, signal)?;
+    Ok(())
 }
 
 /// `bpf_send_signal_thread(sig)`: to the thread.
-pub unsafe extern "sysv64" fn send_signal_thread(
-    signal: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let context = unsafe { context(run) };
-    bit(context, signal).map_or_else(failed, |bit| {
-        context.signals.thread |= bit;
-        0
-    })
+pub fn send_signal_thread(context: &mut Context, signal: u32) -> Result<(), Errno> {
+    context.signals.thread |= bit(context, signal)?;
+    Ok(())
 }
 
 /// Returns a signal's bit, or no bit for 0, which sends nothing. A program that runs in Beeline
 /// itself has no process to signal, and gets the kernel's error for one of its own threads.
-fn bit(context: &Context, signal: u64) -> Result<u64, i32> {
+fn bit(context: &Context, signal: u32) -> Result<u64, Errno> {
     if context.regs.is_null() {
-        return Err(EPERM);
+        return Err(Errno::EPERM);
     }
-    match signal as u32 {
+    match signal {
         0 => Ok(0),
-        signal @ 1..=HIGHEST => Ok(1 << (signal - 1)),
-        _ => Err(EINVAL),
+        1..=HIGHEST => Ok(1 << (signal - 1)),
+        _ => Err(Errno::EINVAL),
     }
 }
 

@@ -1,102 +1,84 @@
 //! Stack traces: the frame-pointer walk that the kernel does for user stacks.
 
-use beeline_isa::abi::Run;
 use beeline_maps::StackTraces;
-use beeline_uapi::flags;
+use beeline_uapi::{Errno, flags};
 
+use super::convention::Writable;
 use super::maps::caller;
-use super::{context, failed, read};
+use super::read;
 use crate::abi::{Context, MapHandle, SCRATCH_WORDS, SITE_FUNCTION_ENTRY};
 use crate::sys;
 
-const EFAULT: i32 = 14;
-const EINVAL: i32 = 22;
 /// `kernel.perf_event_max_stack`'s default.
 const MAX_DEPTH: usize = 127;
 
 /// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives
 /// `-EFAULT`, as the kernel does for a task without one.
-pub unsafe extern "sysv64" fn get_stackid(
+pub fn get_stackid(
+    context: &mut Context,
     _: u64,
-    map: u64,
+    map: &MapHandle,
     flags: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
+) -> Result<u64, Errno> {
     if flags & flags::USER_STACK == 0 {
-        return failed(EFAULT);
+        return Err(Errno::EFAULT);
     }
-    // SAFETY: called by a program with its own run; the map argument is a handle of the program's
-    // own.
-    let (context, handle) = unsafe { (context(run), &*(map as *const MapHandle)) };
     let frames = walk(context, MAX_DEPTH);
     // SAFETY: the walk filled this many words of the leased slot's scratch.
     let addresses = unsafe { (*context.slot).scratch.get(..frames) }.unwrap_or_default();
-    let Some(stacks) = StackTraces::of(&handle.map) else {
-        return failed(EINVAL);
-    };
-    match stacks.id_of(addresses, flags, &caller(context)) {
-        Ok(id) => u64::from(id),
-        Err(error) => failed(error.0),
-    }
+    let stacks = StackTraces::of(&map.map).ok_or(Errno::EINVAL)?;
+    let id = stacks.id_of(addresses, flags, &caller(context))?;
+    Ok(id.into())
 }
 
 /// `bpf_get_stack(ctx, buf, size, flags)`: returns the bytes written.
-pub unsafe extern "sysv64" fn get_stack(
+pub fn get_stack(
+    context: &mut Context,
     _: u64,
-    buf: u64,
+    buf: Writable,
     size: u64,
     flags: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
+) -> Result<u64, Errno> {
     if flags & !(flags::SKIP_FIELD_MASK | flags::USER_STACK) != 0
         || flags & flags::USER_BUILD_ID != 0
         || !size.is_multiple_of(8)
     {
-        return failed(EINVAL);
+        return Err(Errno::EINVAL);
     }
-    let buf = buf as *mut u8;
+    let buf = buf.as_mut_ptr();
     let size = size as usize & 0xffff_ffff;
     let skip = (flags & flags::SKIP_FIELD_MASK) as usize;
-    // SAFETY: called by a program with its own run, which answers for `size` bytes at `buf`.
+    let frames = if flags & flags::USER_STACK == 0 {
+        0
+    } else {
+        walk(context, size / 8 + skip)
+    };
+    // SAFETY: the walk filled this many words of the leased slot's scratch. The program answers for
+    // `size` bytes at `buf`.
     unsafe {
-        let context = context(run);
-        let frames = if flags & flags::USER_STACK == 0 {
-            0
-        } else {
-            walk(context, size / 8 + skip)
-        };
         let Some(addresses) = (*context.slot)
             .scratch
             .get(skip..frames)
             .filter(|found| !found.is_empty())
         else {
             sys::zero(buf, size);
-            return failed(EFAULT);
+            return Err(Errno::EFAULT);
         };
         let bytes = addresses.len() * 8;
         sys::copy(buf, addresses.as_ptr().cast(), bytes);
         sys::zero(buf.add(bytes), size - bytes);
-        bytes as u64
+        Ok(bytes as u64)
     }
 }
 
 /// Fills the slot's scratch with the return addresses of the user stack, innermost first, and
 /// returns their number.
 fn walk(context: &mut Context, most: usize) -> usize {
-    // SAFETY: each pointer is null, or leads to the registers or the site of this run; the target
-    // outlives it.
-    let (Some(regs), site, returns) = (unsafe {
-        (
-            context.regs.as_ref(),
-            context.site.as_ref(),
-            &*(*context.target).returns,
-        )
-    }) else {
+    // SAFETY: each pointer is null, or leads to the registers or the site of this run.
+    let (Some(regs), site) = (unsafe { (context.regs.as_ref(), context.site.as_ref()) }) else {
         return 0;
     };
+    let returns = context.target().returns();
     let most = most.min(MAX_DEPTH).min(SCRATCH_WORDS);
     let mut count = 0;
     let mut push = |context: &mut Context, address: u64| {

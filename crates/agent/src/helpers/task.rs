@@ -3,47 +3,27 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use beeline_isa::abi::Run;
 use beeline_maps::TaskStorage;
+use beeline_uapi::Errno;
 
+use super::convention::Readable;
 use super::identity::{comm, tgid, tid};
-use super::{context, failed, maps, read, signal};
+use super::{maps, read, signal};
 use crate::abi::{Context, IS_CHILD, MapHandle, Tasks};
 
-const ENOENT: i32 = 2;
-const EINVAL: i32 = 22;
 /// `BPF_LOCAL_STORAGE_GET_F_CREATE`.
 const CREATE: u64 = 1;
 
 /// `bpf_get_current_task_btf()`: as `bpf_get_current_task`, for programs that read from the address
 /// by themselves.
-pub unsafe extern "sysv64" fn get_current_task_btf(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    unsafe {
-        signal::let_faults_in(context(run));
-        get_current_task(0, 0, 0, 0, 0, run)
-    }
+pub fn get_current_task_btf(context: &mut Context) -> u64 {
+    signal::let_faults_in(context);
+    get_current_task(context)
 }
 
 /// `bpf_get_current_task()`: the address of the slot's copy, with the thread's id and name in it;
 /// for the main thread that of its own task. 0 if the kernel does not say what a task looks like.
-pub unsafe extern "sysv64" fn get_current_task(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run.
-    let context = unsafe { context(run) };
+pub fn get_current_task(context: &mut Context) -> u64 {
     match tasks(context) {
         // SAFETY: the slot is leased by this run.
         Some(tasks) => unsafe { fill(tasks, context) },
@@ -53,8 +33,7 @@ pub unsafe extern "sysv64" fn get_current_task(
 
 /// Returns the tasks here, if a program has asked for one.
 fn tasks(context: &Context) -> Option<&'static Tasks> {
-    // SAFETY: the context's target outlives the run.
-    let tasks = unsafe { &*context.target }.tasks.load(Acquire) as *const Tasks;
+    let tasks = context.target().tasks.load(Acquire) as *const Tasks;
     // SAFETY: the pointer is null, or laid out by the runtime for as long as programs can run.
     unsafe { tasks.as_ref() }
 }
@@ -76,8 +55,7 @@ pub fn holds(context: &Context, from: u64, bytes: u64) -> bool {
 /// The context's slot must be leased by the caller.
 unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
     let (tid, tgid, comm) = (tid(context), tgid(context), comm(context));
-    // SAFETY: the context's target outlives the run.
-    let is_child = unsafe { &*context.target }.flags.load(Relaxed) & IS_CHILD != 0;
+    let is_child = context.target().flags.load(Relaxed) & IS_CHILD != 0;
     let is_leader = tid == tgid && !is_child;
     let task = match is_leader {
         true => tasks.leader,
@@ -117,51 +95,40 @@ unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
 }
 
 /// `bpf_task_storage_get(map, task, value, flags)`: the value that the map has for a task, or null.
-pub unsafe extern "sysv64" fn task_storage_get(
-    map: u64,
+pub fn task_storage_get(
+    context: &mut Context,
+    map: &MapHandle,
     task: u64,
-    value: u64,
+    value: Readable,
     flags: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps.
-    let (context, map) = unsafe { (context(run), &(*(map as *const MapHandle)).map) };
+) -> *mut u8 {
     let Some(thread) = thread_of(task, context).filter(|_| flags & !CREATE == 0) else {
-        return 0;
+        return core::ptr::null_mut();
     };
     // SAFETY: a storage's keys have 4 bytes.
-    let found = unsafe { map.lookup((&raw const thread).cast(), context.cpu) };
+    let found = unsafe { map.map.lookup((&raw const thread).cast(), context.cpu) };
     if !found.is_null() || flags & CREATE == 0 {
-        return found as u64;
+        return found;
     }
-    let Some(storage) = TaskStorage::of(map) else {
-        return 0;
+    let Some(storage) = TaskStorage::of(&map.map) else {
+        return core::ptr::null_mut();
     };
+    let caller = maps::caller(context);
     // SAFETY: the program answers for the value.
-    unsafe { storage.value(thread, value as *const u8, &maps::caller(context)) as u64 }
+    unsafe { storage.value(thread, value.as_ptr(), &caller) }
 }
 
 /// `bpf_task_storage_delete(map, task)`.
-pub unsafe extern "sysv64" fn task_storage_delete(
-    map: u64,
-    task: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps.
-    let (context, map) = unsafe { (context(run), &(*(map as *const MapHandle)).map) };
+pub fn task_storage_delete(context: &mut Context, map: &MapHandle, task: u64) -> Result<(), Errno> {
     if task == 0 {
-        return failed(EINVAL);
+        return Err(Errno::EINVAL);
     }
-    let Some(thread) = thread_of(task, context) else {
-        return failed(ENOENT);
-    };
+    let thread = thread_of(task, context).ok_or(Errno::ENOENT)?;
     // SAFETY: a storage's keys have 4 bytes.
-    let deleted = unsafe { map.delete((&raw const thread).cast(), &maps::caller(context)) };
-    deleted.map_or_else(|error| failed(error.0), |()| 0)
+    unsafe {
+        map.map
+            .delete((&raw const thread).cast(), &maps::caller(context))
+    }
 }
 
 /// Returns the id of the thread that a synthetic task stands for; `None` for null, or for something

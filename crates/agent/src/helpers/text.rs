@@ -11,131 +11,108 @@ mod print;
 use core::mem::size_of;
 use core::sync::atomic::Ordering::Acquire;
 
-use beeline_isa::abi::Run;
 use beeline_maps::ringbuf;
+use beeline_uapi::Errno;
 
+use super::convention::{Readable, Writable};
 use super::maps::caller;
-use super::{context, failed, identity, output, time};
+use super::{identity, output, time};
 use crate::abi::{Context, MapHandle, TraceLine};
 use format::Format;
 pub use format::is_space;
 use pack::{Packed, Room};
 use print::Out;
 
-const EINVAL: i32 = 22;
 /// `MAX_BPRINTF_BUF`: bytes of a line for the trace pipe.
 const LINE: usize = 1024;
 /// `MAX_BPRINTF_VARARGS`.
-const MOST_ARGUMENTS: u64 = 12;
+const MOST_ARGUMENTS: u32 = 12;
 
 /// `bpf_trace_printk(fmt, fmt_size, ...)`: returns the bytes of the text.
-pub unsafe extern "sysv64" fn trace_printk(
-    fmt: u64,
-    size: u64,
+pub fn trace_printk(
+    context: &mut Context,
+    fmt: Readable,
+    size: u32,
     first: u64,
     second: u64,
     third: u64,
-    run: *const Run,
-) -> u64 {
+) -> Result<i32, Errno> {
     let args = [first, second, third];
-    // SAFETY: called by a program with its own run, which answers for the format.
-    let line = unsafe {
-        let most = size as usize & 0xffff_ffff;
-        print_line(context(run), fmt as *const u8, most, args.as_ptr(), 3)
-    };
-    result(line)
+    // SAFETY: the program answers for the format.
+    unsafe { print_line(context, fmt, size, args.as_ptr(), args.len()) }
 }
 
 /// `bpf_trace_vprintk(fmt, fmt_size, data, data_len)`: returns the bytes of the text.
-pub unsafe extern "sysv64" fn trace_vprintk(
-    fmt: u64,
-    size: u64,
-    data: u64,
-    data_len: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    let line = count_of(data, data_len).and_then(|count| {
-        // SAFETY: called by a program with its own run, which answers for the format and the
-        // arguments.
-        unsafe {
-            let most = size as usize & 0xffff_ffff;
-            print_line(
-                context(run),
-                fmt as *const u8,
-                most,
-                data as *const u64,
-                count,
-            )
-        }
-    });
-    result(line)
+pub fn trace_vprintk(
+    context: &mut Context,
+    fmt: Readable,
+    size: u32,
+    data: Readable,
+    data_len: u32,
+) -> Result<i32, Errno> {
+    let count = count_of(data, data_len)?;
+    // SAFETY: the program answers for the format and the arguments.
+    unsafe { print_line(context, fmt, size, data.as_ptr().cast(), count) }
 }
 
 /// `bpf_snprintf(str, str_size, fmt, data, data_len)`: returns the bytes that the text takes, or
 /// would take, with its terminator.
-pub unsafe extern "sysv64" fn snprintf(
-    to: u64,
-    size: u64,
-    fmt: u64,
-    data: u64,
-    data_len: u64,
-    run: *const Run,
-) -> u64 {
-    let text = count_of(data, data_len).and_then(|count| {
-        // SAFETY: called by a program with its own run, which answers for the buffer, the
-        // arguments, and a format that ends.
-        unsafe {
-            let format = Format::new(fmt as *const u8, u32::MAX as usize).ok_or(EINVAL)?;
-            let mut room = Room::uninit();
-            let packed = Packed::new(&mut room, context(run), &format, data as *const u64, count)?;
-            let out = Out::new(to as *mut u8, size as usize & 0xffff_ffff);
-            Ok(print::print(&format, &packed, out) + 1)
-        }
-    });
-    result(text)
+pub fn snprintf(
+    context: &mut Context,
+    to: Writable,
+    size: u32,
+    fmt: Readable,
+    data: Readable,
+    data_len: u32,
+) -> Result<i32, Errno> {
+    let count = count_of(data, data_len)?;
+    let args = data.as_ptr().cast();
+    let mut room = Room::uninit();
+    // SAFETY: the program answers for the buffer, the arguments, and a format that ends.
+    unsafe {
+        let format = Format::new(fmt.as_ptr(), u32::MAX as usize).ok_or(Errno::EINVAL)?;
+        let packed = Packed::new(&mut room, context, &format, args, count)?;
+        let out = Out::new(to.as_mut_ptr(), size as usize);
+        Ok((print::print(&format, &packed, out) + 1) as i32)
+    }
 }
 
 /// Returns the number of arguments in this many bytes.
-fn count_of(data: u64, data_len: u64) -> Result<usize, i32> {
-    let len = data_len & 0xffff_ffff;
-    if !len.is_multiple_of(8) || len > MOST_ARGUMENTS * 8 || (len != 0 && data == 0) {
-        return Err(EINVAL);
+fn count_of(data: Readable, len: u32) -> Result<usize, Errno> {
+    if !len.is_multiple_of(8) || len > MOST_ARGUMENTS * 8 || (len != 0 && data.as_ptr().is_null()) {
+        return Err(Errno::EINVAL);
     }
     Ok(len as usize / 8)
 }
 
-fn result(outcome: Result<usize, i32>) -> u64 {
-    match outcome {
-        Ok(bytes) => i64::from(bytes as i32) as u64,
-        Err(errno) => failed(errno),
-    }
-}
-
-/// Formats a line into the session's trace buffer. As in the kernel, the program does not learn of
-/// a full buffer, which counts what found no room.
+/// Formats a line into the session's trace buffer, and returns the bytes of the text. As in the
+/// kernel, the program does not learn of a full buffer, which counts what found no room.
+///
+/// # Safety
+///
+/// `count` words at `args` must be readable.
 unsafe fn print_line(
     context: &mut Context,
-    fmt: *const u8,
-    most: usize,
+    fmt: Readable,
+    size: u32,
     args: *const u64,
     count: usize,
-) -> Result<usize, i32> {
-    // SAFETY: the callers are helpers; the program that calls them answers for the format.
-    let format = unsafe { Format::new(fmt, most) }.ok_or(EINVAL)?;
+) -> Result<i32, Errno> {
+    // SAFETY: the program answers for the format.
+    let format = unsafe { Format::new(fmt.as_ptr(), size as usize) }.ok_or(Errno::EINVAL)?;
     let mut room = Room::uninit();
-    // SAFETY: the program answers for the arguments as well, and the context's slot is leased.
+    // SAFETY: the caller answers for the arguments, and the context's slot is leased.
     let packed = unsafe { Packed::new(&mut room, context, &format, args, count)? };
     // SAFETY: nothing is written.
     let len = print::print(&format, &packed, unsafe {
         Out::new(core::ptr::null_mut(), LINE)
     });
     let room = len.min(LINE - 1) + 1;
-    // SAFETY: the context's target outlives the run, and its trace buffer's handle lies in the same
-    // pool.
-    let handle = unsafe { ((*context.target).trace.load(Acquire) as *const MapHandle).as_ref() };
+    let handle = context.target().trace.load(Acquire) as *const MapHandle;
+    // SAFETY: the pointer is null, or a handle that lies in the same pool as the target.
+    let handle = unsafe { handle.as_ref() };
     let Some(ring) = handle.and_then(|handle| ringbuf::Ring::of(&handle.map)) else {
-        return Ok(len);
+        return Ok(len as i32);
     };
     let line = TraceLine {
         time: time::now(context),
@@ -153,5 +130,5 @@ unsafe fn print_line(
         let wake = ring.commit(record, false, 0);
         output::ring_doorbell(context, wake);
     }
-    Ok(len)
+    Ok(len as i32)
 }

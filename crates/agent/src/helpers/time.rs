@@ -1,8 +1,5 @@
 //! Clocks, read through the target's vDSO without a system call.
 
-use beeline_isa::abi::Run;
-
-use super::context;
 use crate::abi::{Context, PtRegs, Slot, Target};
 use crate::sys;
 
@@ -11,33 +8,29 @@ const MONOTONIC_COARSE: u64 = 6;
 const BOOTTIME: u64 = 7;
 const TAI: u64 = 11;
 
-/// Defines a helper for each clock.
-macro_rules! clocks {
-    ($($helper:ident reads $clock:ident;)*) => {$(
-        pub unsafe extern "sysv64" fn $helper(_: u64, _: u64, _: u64, _: u64, _: u64, run: *const Run) -> u64 {
-            // SAFETY: called by a program with its own run.
-            unsafe { read(context(run), $clock) }
-        }
-    )*};
+/// `bpf_ktime_get_ns()`.
+pub fn ktime_get_ns(context: &mut Context) -> u64 {
+    read(context, MONOTONIC)
 }
 
-clocks! {
-    ktime_get_ns reads MONOTONIC;
-    ktime_get_boot_ns reads BOOTTIME;
-    ktime_get_coarse_ns reads MONOTONIC_COARSE;
-    ktime_get_tai_ns reads TAI;
+/// `bpf_ktime_get_boot_ns()`.
+pub fn ktime_get_boot_ns(context: &mut Context) -> u64 {
+    read(context, BOOTTIME)
+}
+
+/// `bpf_ktime_get_coarse_ns()`.
+pub fn ktime_get_coarse_ns(context: &mut Context) -> u64 {
+    read(context, MONOTONIC_COARSE)
+}
+
+/// `bpf_ktime_get_tai_ns()`.
+pub fn ktime_get_tai_ns(context: &mut Context) -> u64 {
+    read(context, TAI)
 }
 
 /// `bpf_jiffies64()`: ticks since five minutes before the low half of the counter wraps at boot, as
 /// in the kernel.
-pub unsafe extern "sysv64" fn jiffies64(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
+pub fn jiffies64(context: &mut Context) -> u64 {
     let mut resolution = [0u64; 2];
     let place = (&raw mut resolution) as u64;
     // SAFETY: the call fills `resolution`.
@@ -45,8 +38,7 @@ pub unsafe extern "sysv64" fn jiffies64(
     // The coarse clock moves at each tick.
     let tick = resolution[1].max(1);
     let before_boot = 300 * (1_000_000_000 / tick);
-    // SAFETY: called by a program with its own run.
-    let ticks = unsafe { read(context(run), MONOTONIC_COARSE) } / tick;
+    let ticks = read(context, MONOTONIC_COARSE) / tick;
     (1u64 << 32).wrapping_sub(before_boot).wrapping_add(ticks)
 }
 
@@ -54,19 +46,16 @@ pub unsafe extern "sysv64" fn jiffies64(
 /// tells how fresh a remembered fact is.
 pub fn tick(context: &mut Context) -> u32 {
     if context.tick == 0 {
-        // SAFETY: the context's target is laid out by the runtime.
-        let now = unsafe { read(context, MONOTONIC_COARSE) };
         // A tick is at least a millisecond: 2^17 ns is well below that, so two ticks never share a
         // number within a second; 12 bits are compared in the page cache.
-        context.tick = (now >> 17) as u32 | 1 << 31;
+        context.tick = (read(context, MONOTONIC_COARSE) >> 17) as u32 | 1 << 31;
     }
     context.tick
 }
 
 /// Returns nanoseconds of the monotonic clock.
 pub fn now(context: &Context) -> u64 {
-    // SAFETY: the context's target is laid out by the runtime.
-    unsafe { read(context, MONOTONIC) }
+    read(context, MONOTONIC)
 }
 
 /// True if this call of `clock_gettime` comes from the vDSO, which [`read`] has called and which
@@ -81,11 +70,10 @@ pub fn asks(regs: &PtRegs, target: &Target) -> bool {
     (slots..end).contains(&(regs.si as usize))
 }
 
-unsafe fn read(context: &Context, clock: u64) -> u64 {
-    // SAFETY: the context's target outlives the run.
-    let target: &Target = unsafe { &*context.target };
+/// Returns nanoseconds of a clock.
+fn read(context: &Context, clock: u64) -> u64 {
     // SAFETY: the slot is leased by the run.
     let time = unsafe { &raw mut (*context.slot).time };
     // SAFETY: the runtime found the vDSO's clock_gettime at this address; the time is the slot's.
-    unsafe { sys::read_clock(target.clock_gettime, clock, time) }
+    unsafe { sys::read_clock(context.target().clock_gettime, clock, time) }
 }

@@ -1,20 +1,12 @@
 //! Small pure helpers.
 
-use beeline_isa::abi::Run;
-
-use super::context;
+use super::convention::Readable;
+use crate::abi::Context;
 
 /// `bpf_get_prandom_u32`: xorshift64* in the slot, seeded by the runtime.
-pub unsafe extern "sysv64" fn get_prandom_u32(
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    run: *const Run,
-) -> u64 {
-    // SAFETY: called by a program with its own run, which has leased the slot.
-    let state = unsafe { &mut (*context(run).slot).random };
+pub fn get_prandom_u32(context: &mut Context) -> u64 {
+    // SAFETY: the slot is leased by this run.
+    let state = unsafe { &mut (*context.slot).random };
     *state ^= *state >> 12;
     *state ^= *state << 25;
     *state ^= *state >> 27;
@@ -22,17 +14,10 @@ pub unsafe extern "sysv64" fn get_prandom_u32(
 }
 
 /// `bpf_strncmp(s1, s1_sz, s2)`: `s1` may lack a terminator, `s2` is a constant string.
-pub unsafe extern "sysv64" fn strncmp(
-    s1: u64,
-    size: u64,
-    s2: u64,
-    _: u64,
-    _: u64,
-    _: *const Run,
-) -> u64 {
-    for i in 0..size & 0xffff_ffff {
+pub fn strncmp(_: &mut Context, s1: Readable, size: u32, s2: Readable) -> u64 {
+    for i in 0..size as usize {
         // SAFETY: the program answers for `size` bytes at `s1` and a terminated `s2`.
-        let (a, b) = unsafe { (*((s1 + i) as *const u8), *((s2 + i) as *const u8)) };
+        let (a, b) = unsafe { (*s1.as_ptr().add(i), *s2.as_ptr().add(i)) };
         if a != b {
             return if a < b { u64::MAX } else { 1 };
         }

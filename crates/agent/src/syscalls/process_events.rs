@@ -28,8 +28,7 @@ const CLONE_NEWUSER: u64 = 0x1000_0000;
 /// and a child that shares its parent's memory has a record of its own.
 #[inline(always)]
 pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
-    // SAFETY: this is private memory of the target, mapped as long as the stubs are.
-    let control = unsafe { &*own.control };
+    let control = own.control();
     if control.pid.load(Relaxed) != 0 && control.children.load(Relaxed) == 0 {
         return Some(own);
     }
@@ -40,8 +39,7 @@ pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target
 #[cold]
 #[inline(never)]
 fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
-    // SAFETY: this is private memory of the target, mapped as long as the stubs are.
-    let control = unsafe { &*own.control };
+    let control = own.control();
     if control.pid.load(Relaxed) == 0 && !is_adopted(own) {
         return None;
     }
@@ -57,8 +55,7 @@ fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
 /// Asks the runtime to adopt a forked child, and returns whether it has. The child has a copy of
 /// everything but a record of its own.
 fn is_adopted(target: &Target) -> bool {
-    // SAFETY: this is private memory of the target, mapped as long as the stubs are.
-    let control = unsafe { &*target.control };
+    let control = target.control();
     if control.orphan.load(Relaxed) != 0 {
         return false;
     }

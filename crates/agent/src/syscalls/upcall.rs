@@ -33,8 +33,7 @@ pub(super) fn upcall(target: &Target, kind: u32) -> bool {
 
 /// As [`upcall`], about something.
 pub(super) fn upcall_about(target: &Target, kind: u32, subject: &Subject) -> bool {
-    // SAFETY: the session page is mapped as long as the stubs are.
-    let session: &Session = unsafe { &*target.session };
+    let session = target.session();
     match session.deaf.load(Relaxed) {
         HEARS => {}
         DEAF => {

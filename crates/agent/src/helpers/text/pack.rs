@@ -4,13 +4,13 @@
 
 use core::mem::MaybeUninit;
 
+use beeline_uapi::Errno;
+
 use super::format::{Format, is_boundary, is_text};
 use super::print::{self, Out};
 use crate::abi::Context;
 use crate::helpers::read;
 
-const EINVAL: i32 = 22;
-const ENOSPC: i32 = 28;
 /// `MAX_BPRINTF_BIN_ARGS`.
 const ROOM: usize = 512;
 
@@ -58,13 +58,13 @@ impl<'r> Packed<'r> {
         format: &Format,
         args: *const u64,
         count: usize,
-    ) -> Result<Self, i32> {
+    ) -> Result<Self, Errno> {
         let mut packed = Self { room, len: 0 };
         let (mut i, mut taken) = (0, 0);
         while i < format.len() {
             let byte = format.byte(i);
             if !is_text(byte) {
-                return Err(EINVAL);
+                return Err(Errno::EINVAL);
             }
             i += 1;
             if byte != b'%' {
@@ -75,10 +75,10 @@ impl<'r> Packed<'r> {
                 continue;
             }
             if taken >= count {
-                return Err(EINVAL);
+                return Err(Errno::EINVAL);
             }
             let conversion;
-            (conversion, i) = conversion_at(format, i).ok_or(EINVAL)?;
+            (conversion, i) = conversion_at(format, i).ok_or(Errno::EINVAL)?;
             // SAFETY: the index is below `count`.
             let value = unsafe { args.add(taken).read_unaligned() };
             packed.pack(context, conversion, value)?;
@@ -92,7 +92,7 @@ impl<'r> Packed<'r> {
         context: &mut Context,
         conversion: Conversion,
         value: u64,
-    ) -> Result<(), i32> {
+    ) -> Result<(), Errno> {
         match conversion {
             Conversion::Word => self.pack_word(value, 8),
             Conversion::Half => self.pack_word(value, 4),
@@ -108,11 +108,11 @@ impl<'r> Packed<'r> {
         }
     }
 
-    fn pack_word(&mut self, value: u64, bytes: usize) -> Result<(), i32> {
+    fn pack_word(&mut self, value: u64, bytes: usize) -> Result<(), Errno> {
         let start = self.len.next_multiple_of(4);
         let end = start + bytes;
         if end > ROOM {
-            return Err(ENOSPC);
+            return Err(Errno::ENOSPC);
         }
         for i in 0..bytes {
             // SAFETY: the place is below the room's end.
@@ -122,9 +122,9 @@ impl<'r> Packed<'r> {
         Ok(())
     }
 
-    fn pack_char(&mut self, value: u8) -> Result<(), i32> {
+    fn pack_char(&mut self, value: u8) -> Result<(), Errno> {
         if self.len >= ROOM {
-            return Err(ENOSPC);
+            return Err(Errno::ENOSPC);
         }
         // SAFETY: there is room for one.
         unsafe { self.at(self.len).write(value) };
@@ -133,9 +133,9 @@ impl<'r> Packed<'r> {
     }
 
     /// Packs a string. One that cannot be read is empty.
-    fn pack_text(&mut self, context: &mut Context, from: u64) -> Result<(), i32> {
+    fn pack_text(&mut self, context: &mut Context, from: u64) -> Result<(), Errno> {
         let room = ROOM.checked_sub(self.len).filter(|room| *room > 0);
-        let room = room.ok_or(ENOSPC)?;
+        let room = room.ok_or(Errno::ENOSPC)?;
         let to = self.at(self.len);
         // SAFETY: there is this much room, and the slot is leased.
         let copied = unsafe { read::copy_string(context, to, from, room as u64) };
@@ -153,10 +153,10 @@ impl<'r> Packed<'r> {
         from: u64,
         letter: u8,
         is_v6: bool,
-    ) -> Result<(), i32> {
+    ) -> Result<(), Errno> {
         let len = if is_v6 { 16 } else { 4 };
         if ROOM.checked_sub(self.len).is_none_or(|room| room < len) {
-            return Err(ENOSPC);
+            return Err(Errno::ENOSPC);
         }
         let mut address = [0u64; 2];
         let to = (&raw mut address).cast::<u8>();
