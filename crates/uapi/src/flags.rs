@@ -47,3 +47,6 @@ pub const USER_BUILD_ID: u64 = 1 << 11;
 pub const RB_NO_WAKEUP: u64 = 1 << 0;
 /// `BPF_RB_FORCE_WAKEUP`: always wake the consumer.
 pub const RB_FORCE_WAKEUP: u64 = 1 << 1;
+
+/// Of `bpf_task_storage_get` and its kin: make a value if there is none.
+pub const LOCAL_STORAGE_GET_F_CREATE: u64 = 1;

@@ -1,10 +1,11 @@
-//! The Linux kernel's vocabulary for eBPF: the numbers and names that user space and the kernel
-//! share.
+//! The Linux kernel's vocabulary for eBPF and around it: the numbers and names that user space and
+//! the kernel share.
 //!
 //! Every crate of Beeline takes them from here. The types are open enumerations: a number that this
 //! crate does not know, from a newer kernel or a careless tool, is kept as it is and compares
 //! unequal to every named value. The values are those of Linux 6.18; tests compare them with the
-//! bindings of [`aya-obj`](https://docs.rs/aya-obj).
+//! bindings of [`aya-obj`](https://docs.rs/aya-obj) and
+//! [`linux-raw-sys`](https://docs.rs/linux-raw-sys).
 //!
 //! | type | kernel |
 //! | --- | --- |
@@ -20,7 +21,9 @@
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
 //! | [`perf`] | `linux/perf_event.h` |
-//! | [`signal`] | `asm-generic/siginfo.h` |
+//! | [`nr`] | `asm/unistd.h` |
+//! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
+//! | [`linux`] | arguments of other system calls |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -29,6 +32,8 @@ mod bpf;
 mod errno;
 pub mod flags;
 pub mod helper;
+pub mod linux;
+pub mod nr;
 mod open_enum;
 pub mod perf;
 pub mod signal;

@@ -19,6 +19,9 @@ pub const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
 /// `enum perf_event_sample_format`.
 pub const PERF_SAMPLE_RAW: u64 = 1 << 10;
 
+/// The frames of a stack trace, unless `kernel.perf_event_max_stack` says otherwise.
+pub const PERF_MAX_STACK_DEPTH: u32 = 127;
+
 /// Flags of the system call.
 pub const PERF_FLAG_FD_NO_GROUP: u64 = 1;
 pub const PERF_FLAG_FD_OUTPUT: u64 = 2;

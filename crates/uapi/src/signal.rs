@@ -1,5 +1,35 @@
-//! Signals: `asm-generic/siginfo.h`.
+//! Signals and their handlers: `asm-generic/signal.h`, `asm-generic/siginfo.h`, `asm/signal.h`.
+
+#![allow(missing_docs, reason = "the names are the kernel's")]
+
+pub const SIGTRAP: u32 = 5;
+pub const SIGBUS: u32 = 7;
+pub const SIGSEGV: u32 = 11;
+/// The kernel's `_NSIG`: the highest signal.
+pub const NSIG: u32 = 64;
+
+/// In place of a handler: the default action.
+pub const SIG_DFL: u64 = 0;
+/// In place of a handler: ignore the signal.
+pub const SIG_IGN: u64 = 1;
+
+/// Flags of `struct sigaction`.
+pub const SA_SIGINFO: u64 = 4;
+pub const SA_RESTORER: u64 = 0x0400_0000;
+pub const SA_ONSTACK: u64 = 0x0800_0000;
+pub const SA_RESTART: u64 = 0x1000_0000;
+pub const SA_NODEFER: u64 = 0x4000_0000;
+pub const SA_RESETHAND: u64 = 0x8000_0000;
+
+/// Of `rt_sigprocmask(2)`.
+pub const SIG_BLOCK: u64 = 0;
+pub const SIG_UNBLOCK: u64 = 1;
+
+/// In `stack_t`: there is no alternate stack.
+pub const SS_DISABLE: i32 = 2;
 
 /// The `si_code` of a signal that the kernel raised for no more specific reason; for SIGTRAP, an
 /// `int3`.
 pub const SI_KERNEL: i32 = 0x80;
+/// Bytes of a `siginfo_t`.
+pub const SI_MAX_SIZE: usize = 128;

@@ -70,11 +70,14 @@ fn flags_are_those_of_other_bindings() {
         flags::USER_BUILD_ID = BPF_F_USER_BUILD_ID,
         flags::INDEX_MASK = BPF_F_INDEX_MASK,
         flags::CURRENT_CPU = BPF_F_CURRENT_CPU,
+        perf::PERF_MAX_STACK_DEPTH = PERF_MAX_STACK_DEPTH,
         perf::PERF_FLAG_FD_NO_GROUP = PERF_FLAG_FD_NO_GROUP,
         perf::PERF_FLAG_FD_OUTPUT = PERF_FLAG_FD_OUTPUT,
         perf::PERF_FLAG_PID_CGROUP = PERF_FLAG_PID_CGROUP,
         perf::PERF_FLAG_FD_CLOEXEC = PERF_FLAG_FD_CLOEXEC,
     }
+    let create = theirs::BPF_LOCAL_STORAGE_GET_F_CREATE as u64;
+    assert_eq!(flags::LOCAL_STORAGE_GET_F_CREATE, create);
     let kinds = [
         (
             PerfEventType::UPROBE,

@@ -1,0 +1,66 @@
+//! Arguments of system calls other than `bpf(2)` and `perf_event_open(2)`, for code that has no C
+//! library. They have the type of a register.
+
+#![allow(missing_docs, reason = "the names are the kernel's")]
+
+// linux/fcntl.h
+/// In place of a directory's descriptor: the working directory.
+pub const AT_FDCWD: i32 = -100;
+
+// asm/fcntl.h, for open(2)
+pub const O_WRONLY: u64 = 0o1;
+pub const O_CREAT: u64 = 0o100;
+pub const O_TRUNC: u64 = 0o1000;
+pub const O_CLOEXEC: u64 = 0o2_000_000;
+pub const O_PATH: u64 = 0o10_000_000;
+/// `O_TMPFILE` without the bit of `O_DIRECTORY`.
+pub const __O_TMPFILE: u64 = 0o20_000_000;
+#[cfg(target_arch = "x86_64")]
+pub const O_LARGEFILE: u64 = 0o100_000;
+#[cfg(target_arch = "x86_64")]
+pub const O_DIRECTORY: u64 = 0o200_000;
+#[cfg(target_arch = "x86_64")]
+pub const O_NOFOLLOW: u64 = 0o400_000;
+/// All flags that open(2) knows; of the kernel's own `linux/fcntl.h`.
+pub const VALID_OPEN_FLAGS: u64 = 0o37_777_703;
+
+// linux/fs.h, for lseek(2)
+pub const SEEK_CUR: u64 = 1;
+
+// linux/mman.h, for mmap(2)
+pub const PROT_READ: u64 = 1;
+pub const PROT_WRITE: u64 = 2;
+pub const PROT_EXEC: u64 = 4;
+pub const MAP_SHARED: u64 = 0x1;
+pub const MAP_ANONYMOUS: u64 = 0x20;
+pub const MAP_NORESERVE: u64 = 0x4000;
+pub const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+
+// linux/sched.h, for clone(2) and unshare(2)
+pub const CLONE_VM: u64 = 0x100;
+pub const CLONE_VFORK: u64 = 0x4000;
+pub const CLONE_THREAD: u64 = 0x1_0000;
+pub const CLONE_NEWUSER: u64 = 0x1000_0000;
+/// Bytes of a thread's name with its terminator.
+pub const TASK_COMM_LEN: usize = 16;
+
+// linux/prctl.h
+pub const PR_SET_NAME: u64 = 15;
+pub const PR_GET_NAME: u64 = 16;
+pub const PR_SET_SECCOMP: u64 = 22;
+
+// linux/seccomp.h
+pub const SECCOMP_SET_MODE_FILTER: u64 = 1;
+
+// linux/time.h, for clock_gettime(2)
+pub const CLOCK_MONOTONIC: u64 = 1;
+pub const CLOCK_MONOTONIC_COARSE: u64 = 6;
+pub const CLOCK_BOOTTIME: u64 = 7;
+pub const CLOCK_TAI: u64 = 11;
+
+// linux/futex.h
+pub const FUTEX_WAIT: u64 = 0;
+pub const FUTEX_WAKE: u64 = 1;
+
+// linux/socket.h
+pub const MSG_NOSIGNAL: u64 = 0x4000;

@@ -1,0 +1,47 @@
+//! The numbers of x86-64 (`arch/x86/entry/syscalls/syscall_64.tbl`).
+
+#![allow(missing_docs, reason = "the names are the kernel's")]
+
+pub const OPEN: u64 = 2;
+pub const FSTAT: u64 = 5;
+pub const LSEEK: u64 = 8;
+pub const MMAP: u64 = 9;
+pub const MPROTECT: u64 = 10;
+pub const RT_SIGACTION: u64 = 13;
+pub const RT_SIGPROCMASK: u64 = 14;
+pub const RT_SIGRETURN: u64 = 15;
+pub const SCHED_YIELD: u64 = 24;
+pub const NANOSLEEP: u64 = 35;
+pub const GETPID: u64 = 39;
+pub const SENDTO: u64 = 44;
+pub const RECVFROM: u64 = 45;
+pub const CLONE: u64 = 56;
+pub const VFORK: u64 = 58;
+pub const EXECVE: u64 = 59;
+pub const CREAT: u64 = 85;
+pub const GETUID: u64 = 102;
+pub const GETGID: u64 = 104;
+pub const SETUID: u64 = 105;
+pub const SETGID: u64 = 106;
+pub const SETREUID: u64 = 113;
+pub const SETREGID: u64 = 114;
+pub const SETRESUID: u64 = 117;
+pub const SETRESGID: u64 = 119;
+pub const RT_SIGQUEUEINFO: u64 = 129;
+pub const SIGALTSTACK: u64 = 131;
+pub const PRCTL: u64 = 157;
+pub const GETTID: u64 = 186;
+pub const FUTEX: u64 = 202;
+pub const CLOCK_GETTIME: u64 = 228;
+pub const CLOCK_GETRES: u64 = 229;
+pub const UNSHARE: u64 = 272;
+pub const RT_TGSIGQUEUEINFO: u64 = 297;
+pub const SETNS: u64 = 308;
+pub const GETCPU: u64 = 309;
+pub const PROCESS_VM_READV: u64 = 310;
+pub const PROCESS_VM_WRITEV: u64 = 311;
+pub const SECCOMP: u64 = 317;
+pub const EXECVEAT: u64 = 322;
+pub const PKEY_MPROTECT: u64 = 329;
+pub const CLONE3: u64 = 435;
+pub const OPENAT2: u64 = 437;

@@ -1,0 +1,137 @@
+//! The numbers of Linux's general system calls, compared with the bindings of another project.
+
+use beeline_uapi::{Errno, linux, signal};
+use linux_raw_sys::{errno, general, net, prctl, ptrace};
+
+/// Asserts that constants of two modules have the same values.
+macro_rules! same {
+    ($ours:ident, $theirs:ident: $($name:ident,)*) => {
+        $(assert_eq!($ours::$name as i64, i64::from($theirs::$name), stringify!($name));)*
+    };
+}
+
+#[test]
+fn arguments_are_those_of_other_bindings() {
+    same! {
+        linux, general:
+        AT_FDCWD,
+        O_WRONLY, O_CREAT, O_TRUNC, O_CLOEXEC, O_PATH, __O_TMPFILE, O_LARGEFILE,
+        O_DIRECTORY, O_NOFOLLOW, SEEK_CUR, PROT_READ, PROT_WRITE, PROT_EXEC, MAP_SHARED,
+        MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE, CLONE_VM, CLONE_VFORK,
+        CLONE_THREAD, CLONE_NEWUSER, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE,
+        CLOCK_BOOTTIME, CLOCK_TAI, FUTEX_WAIT, FUTEX_WAKE,
+    }
+    same! { linux, net: MSG_NOSIGNAL, }
+    same! { linux, prctl: PR_GET_NAME, PR_SET_NAME, PR_SET_SECCOMP, }
+    same! { linux, ptrace: SECCOMP_SET_MODE_FILTER, }
+}
+
+#[test]
+fn signals_are_those_of_other_bindings() {
+    same! {
+        signal, general:
+        SIGTRAP, SIGBUS, SIGSEGV, SA_SIGINFO, SA_RESTORER, SA_ONSTACK, SA_RESTART,
+        SA_NODEFER, SA_RESETHAND, SIG_BLOCK, SIG_UNBLOCK, SS_DISABLE, SI_KERNEL,
+        SI_MAX_SIZE,
+    }
+    assert_eq!(signal::NSIG, general::_NSIG);
+}
+
+#[test]
+fn error_numbers_are_those_of_other_bindings() {
+    macro_rules! same {
+        ($($name:ident,)*) => {
+            $(assert_eq!(Errno::$name.0 as u32, errno::$name, stringify!($name));)*
+        };
+    }
+    same! {
+        EPERM, ENOENT, ESRCH, EINTR, EIO, E2BIG, EBADF, EAGAIN, ENOMEM, EACCES, EFAULT,
+        EBUSY, EEXIST, ENODEV, EINVAL, EMFILE, ENOSPC, ERANGE, ENOSYS, ENODATA, EOPNOTSUPP,
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_flags_of_open_are_all_that_it_knows() {
+    use linux_raw_sys::general::*;
+
+    let all = O_RDONLY
+        | O_WRONLY
+        | O_RDWR
+        | O_CREAT
+        | O_EXCL
+        | O_NOCTTY
+        | O_TRUNC
+        | O_APPEND
+        | O_NDELAY
+        | O_NONBLOCK
+        | __O_SYNC
+        | O_DSYNC
+        | FASYNC
+        | O_DIRECT
+        | O_LARGEFILE
+        | O_DIRECTORY
+        | O_NOFOLLOW
+        | O_NOATIME
+        | O_CLOEXEC
+        | O_PATH
+        | __O_TMPFILE;
+    assert_eq!(linux::VALID_OPEN_FLAGS, u64::from(all));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn system_call_numbers_are_those_of_other_bindings() {
+    use beeline_uapi::nr;
+
+    macro_rules! same {
+        ($($ours:ident = $theirs:ident,)*) => {
+            $(assert_eq!(nr::$ours, u64::from(general::$theirs), stringify!($ours));)*
+        };
+    }
+    same! {
+        OPEN = __NR_open,
+        FSTAT = __NR_fstat,
+        LSEEK = __NR_lseek,
+        MMAP = __NR_mmap,
+        MPROTECT = __NR_mprotect,
+        RT_SIGACTION = __NR_rt_sigaction,
+        RT_SIGPROCMASK = __NR_rt_sigprocmask,
+        RT_SIGRETURN = __NR_rt_sigreturn,
+        SCHED_YIELD = __NR_sched_yield,
+        NANOSLEEP = __NR_nanosleep,
+        GETPID = __NR_getpid,
+        SENDTO = __NR_sendto,
+        RECVFROM = __NR_recvfrom,
+        CLONE = __NR_clone,
+        VFORK = __NR_vfork,
+        EXECVE = __NR_execve,
+        CREAT = __NR_creat,
+        GETUID = __NR_getuid,
+        GETGID = __NR_getgid,
+        SETUID = __NR_setuid,
+        SETGID = __NR_setgid,
+        SETREUID = __NR_setreuid,
+        SETREGID = __NR_setregid,
+        SETRESUID = __NR_setresuid,
+        SETRESGID = __NR_setresgid,
+        RT_SIGQUEUEINFO = __NR_rt_sigqueueinfo,
+        SIGALTSTACK = __NR_sigaltstack,
+        PRCTL = __NR_prctl,
+        GETTID = __NR_gettid,
+        FUTEX = __NR_futex,
+        CLOCK_GETTIME = __NR_clock_gettime,
+        CLOCK_GETRES = __NR_clock_getres,
+        UNSHARE = __NR_unshare,
+        RT_TGSIGQUEUEINFO = __NR_rt_tgsigqueueinfo,
+        SETNS = __NR_setns,
+        GETCPU = __NR_getcpu,
+        PROCESS_VM_READV = __NR_process_vm_readv,
+        PROCESS_VM_WRITEV = __NR_process_vm_writev,
+        SECCOMP = __NR_seccomp,
+        EXECVEAT = __NR_execveat,
+        PKEY_MPROTECT = __NR_pkey_mprotect,
+        CLONE3 = __NR_clone3,
+        OPENAT2 = __NR_openat2,
+    }
+}
