@@ -7,14 +7,16 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_isa::abi::Run;
+use beeline_uapi::nr;
+use beeline_uapi::signal::{SA_RESTORER, SIGTRAP};
 
 use crate::abi::{
     Context, FAULTS_CAUGHT, HANDLER_MAGIC, HandlerStub, PtRegs, SIGNALS, SignalAction, Signals,
     TRAPS_CAUGHT, Target, saved_at,
 };
 use crate::helpers::copy;
-use crate::signals::{SA_RESTORER, mirrored};
-use crate::sys::{self, nr};
+use crate::signals::{SIGSET_BYTES, mirrored};
+use crate::sys;
 
 // The C library's `struct sigaction` (glibc and musl alike): between handler and flags stands a
 // mask of 128 bytes, of which the kernel knows the first 8.
@@ -49,10 +51,10 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
     else {
         return 0;
     };
-    // SAFETY: this is private memory of the target, and a call that only returns a number.
-    let (signals, pid) = unsafe { (&mut *target.signals, sys::syscall(nr::GETPID, [0; 4])) };
+    // SAFETY: this is private memory of the target.
+    let signals = unsafe { &mut *target.signals };
     // A child of vfork has the target's memory, but signal handlers of its own.
-    let is_ours = pid == i64::from(target.control().own_pid);
+    let is_ours = sys::pid() == target.control().own_pid;
     // The kernel ends a process with a handler that has nothing to return to.
     if !is_caught(target, index) || !is_ours || signals.libc_restorer == 0 {
         return 0;
@@ -63,7 +65,7 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
 }
 
 fn is_caught(target: &Target, index: usize) -> bool {
-    let flag = if SIGNALS.get(index) == Some(&crate::signals::SIGTRAP) {
+    let flag = if SIGNALS.get(index) == Some(&SIGTRAP) {
         TRAPS_CAUGHT
     } else {
         FAULTS_CAUGHT
@@ -94,7 +96,12 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
         };
         let mut called = SignalAction::default();
         // SAFETY: the kernel writes one action.
-        unsafe { sys::syscall(nr::RT_SIGACTION, [signal, 0, (&raw mut called) as u64, 8]) };
+        unsafe {
+            sys::syscall(
+                nr::RT_SIGACTION,
+                [signal, 0, (&raw mut called) as u64, SIGSET_BYTES],
+            )
+        };
         // SAFETY: `stub_at` makes a checked read.
         let is_sessions = unsafe { stub_at(context, called.handler) }.is_some();
         let uppermost = if is_sessions { called } else { ours };
@@ -102,7 +109,13 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
         let new = like(&uppermost);
         // SAFETY: this installs the uppermost session's handler again, with the flags and the mask
         // that the target's handler asks for.
-        if unsafe { sys::syscall(nr::RT_SIGACTION, [signal, (&raw const new) as u64, 0, 8]) } != 0 {
+        if unsafe {
+            sys::syscall(
+                nr::RT_SIGACTION,
+                [signal, (&raw const new) as u64, 0, SIGSET_BYTES],
+            )
+        } != 0
+        {
             return;
         }
         // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.

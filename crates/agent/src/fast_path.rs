@@ -26,9 +26,12 @@ use core::sync::atomic::{
 };
 
 use beeline_maps::{Caller, Map};
-use beeline_uapi::Errno;
+use beeline_uapi::linux::{
+    MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_SHARED, PROT_READ, PROT_WRITE, SEEK_CUR,
+};
+use beeline_uapi::{Errno, nr};
 
-use crate::sys::{self, nr};
+use crate::sys;
 pub use memory::ToolMemory;
 use memory::overlap;
 
@@ -249,7 +252,6 @@ impl FastPath {
 
     /// Returns the map behind a descriptor, and whether it may be changed by it.
     fn map(&self, fd: u32) -> Option<(&Map, bool)> {
-        const SEEK_CUR: u64 = 1;
         // SAFETY: the call only returns a number.
         let position = unsafe { sys::syscall(nr::LSEEK, [fd.into(), 0, SEEK_CUR, 0]) } as u64;
         let named = position.wrapping_sub(MAP_POSITION);
@@ -277,10 +279,9 @@ impl FastPath {
     #[cold]
     #[inline(never)]
     fn learn(&self, id: u32, fd: u32, listed: &Listed) -> Option<&Map> {
-        const READ_WRITE: u64 = 3;
-        /// Shared, at this place or nowhere, and with the mark that distinguishes Beeline's
+        /// At this place or nowhere, and with the mark that distinguishes Beeline's
         /// mappings from the tool's.
-        const FLAGS: u64 = 1 | 0x10_0000 | 0x4000;
+        const FLAGS: u64 = MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE;
         let len = listed.map.layout().len;
         let place = self
             .known
@@ -291,8 +292,12 @@ impl FastPath {
             return None;
         }
         // SAFETY: this maps at a place where there is nothing.
-        let base = unsafe { sys::syscall6(nr::MMAP, [start, len, READ_WRITE, FLAGS, fd.into(), 0]) }
-            as u64;
+        let base = unsafe {
+            sys::syscall6(
+                nr::MMAP,
+                [start, len, PROT_READ | PROT_WRITE, FLAGS, fd.into(), 0],
+            )
+        } as u64;
         if base != start {
             return None;
         }

@@ -4,7 +4,11 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use beeline_uapi::signal::SI_KERNEL;
+use beeline_uapi::nr;
+use beeline_uapi::signal::{
+    SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SA_SIGINFO, SI_KERNEL, SIG_DFL,
+    SIG_IGN, SIGTRAP,
+};
 
 use crate::abi::{
     HandlerStub, LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap,
@@ -13,19 +17,11 @@ use crate::abi::{
 use crate::enter::{beeline_enter, links_of, miss};
 use crate::fault_fixup;
 use crate::helpers::fault_fixup;
-use crate::sys::{self, nr};
+use crate::sys;
 
-pub(crate) const SIGTRAP: u32 = 5;
 const INT3: u8 = 0xcc;
-const SIG_DFL: u64 = 0;
-const SIG_IGN: u64 = 1;
-const SA_SIGINFO: u64 = 4;
-pub(crate) const SA_RESTORER: u64 = 0x0400_0000;
-const SA_ONSTACK: u64 = 0x0800_0000;
-const SA_RESTART: u64 = 0x1000_0000;
-const SA_NODEFER: u64 = 0x4000_0000;
-const SA_RESETHAND: u64 = 0x8000_0000;
-const SIGSET_BYTES: u64 = 8;
+/// Bytes of the kernel's `sigset_t`.
+pub(crate) const SIGSET_BYTES: u64 = 8;
 
 /// The kernel's `siginfo_t`, as far as the agent looks.
 #[repr(C)]
@@ -362,14 +358,11 @@ unsafe fn hand_on(
                         SIGSET_BYTES,
                     ],
                 );
-                let (pid, tid) = (
-                    sys::syscall(nr::GETPID, [0; 4]),
-                    sys::syscall(nr::GETTID, [0; 4]),
-                );
+                let (pid, tid) = (sys::pid().into(), sys::tid().into());
                 if !raised_by_fault || signal == SIGTRAP {
                     sys::syscall(
                         nr::RT_TGSIGQUEUEINFO,
-                        [pid as u64, tid as u64, u64::from(signal), info as u64],
+                        [pid, tid, u64::from(signal), info as u64],
                     );
                 }
             }

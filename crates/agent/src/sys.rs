@@ -1,6 +1,11 @@
 //! The few questions that only the machine or the kernel can answer.
 
 use core::arch::asm;
+use core::sync::atomic::AtomicU32;
+
+use beeline_uapi::linux::FUTEX_WAKE;
+use beeline_uapi::nr;
+use beeline_uapi::signal::SS_DISABLE;
 
 /// Runs a system call; the result is negative for an error.
 ///
@@ -66,52 +71,35 @@ pub unsafe fn read_clock(clock_gettime: usize, clock: u64, time: *mut [u64; 2]) 
         .wrapping_add(nanoseconds)
 }
 
-/// System call numbers of x86-64.
-pub mod nr {
-    #![allow(missing_docs)]
-    pub const OPEN: u64 = 2;
-    pub const FSTAT: u64 = 5;
-    pub const LSEEK: u64 = 8;
-    pub const MMAP: u64 = 9;
-    pub const MPROTECT: u64 = 10;
-    pub const RT_SIGACTION: u64 = 13;
-    pub const RT_SIGPROCMASK: u64 = 14;
-    pub const RT_SIGRETURN: u64 = 15;
-    pub const SCHED_YIELD: u64 = 24;
-    pub const NANOSLEEP: u64 = 35;
-    pub const GETPID: u64 = 39;
-    pub const SENDTO: u64 = 44;
-    pub const RECVFROM: u64 = 45;
-    pub const CLONE: u64 = 56;
-    pub const VFORK: u64 = 58;
-    pub const EXECVE: u64 = 59;
-    pub const CREAT: u64 = 85;
-    pub const GETUID: u64 = 102;
-    pub const GETGID: u64 = 104;
-    pub const SETUID: u64 = 105;
-    pub const SETGID: u64 = 106;
-    pub const SETREUID: u64 = 113;
-    pub const SETREGID: u64 = 114;
-    pub const SETRESUID: u64 = 117;
-    pub const SETRESGID: u64 = 119;
-    pub const RT_SIGQUEUEINFO: u64 = 129;
-    pub const SIGALTSTACK: u64 = 131;
-    pub const PRCTL: u64 = 157;
-    pub const GETTID: u64 = 186;
-    pub const FUTEX: u64 = 202;
-    pub const CLOCK_GETTIME: u64 = 228;
-    pub const CLOCK_GETRES: u64 = 229;
-    pub const UNSHARE: u64 = 272;
-    pub const RT_TGSIGQUEUEINFO: u64 = 297;
-    pub const SETNS: u64 = 308;
-    pub const GETCPU: u64 = 309;
-    pub const PROCESS_VM_READV: u64 = 310;
-    pub const PROCESS_VM_WRITEV: u64 = 311;
-    pub const SECCOMP: u64 = 317;
-    pub const EXECVEAT: u64 = 322;
-    pub const PKEY_MPROTECT: u64 = 329;
-    pub const CLONE3: u64 = 435;
-    pub const OPENAT2: u64 = 437;
+/// Returns the process's id as it sees itself.
+pub fn pid() -> u32 {
+    // SAFETY: the call only returns a number.
+    unsafe { syscall(nr::GETPID, [0; 4]) as u32 }
+}
+
+/// Returns the thread's id as it sees itself.
+pub fn tid() -> u32 {
+    // SAFETY: the call only returns a number.
+    unsafe { syscall(nr::GETTID, [0; 4]) as u32 }
+}
+
+/// Copies `len` bytes of this process's memory, `pid`, that may not be there. Returns the number of
+/// bytes that were, or a negative error number.
+///
+/// # Safety
+///
+/// `to` must be writable for `len` bytes.
+pub unsafe fn read_memory(pid: u32, to: *mut u8, from: u64, len: u64) -> i64 {
+    let (here, there) = ([to as u64, len], [from, len]);
+    let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
+    // SAFETY: the kernel writes at most `len` bytes, for which the caller has room.
+    unsafe { syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) }
+}
+
+/// Wakes one thread that waits on a futex.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: the call only wakes the thread.
+    unsafe { syscall(nr::FUTEX, [word.as_ptr() as u64, FUTEX_WAKE, 1, 0]) };
 }
 
 /// Gives the CPU to the next thread.
@@ -282,7 +270,6 @@ struct AlternateStack {
 /// Returns the range of the stack for this thread's signal handlers that ask for one of their own
 /// (`sigaltstack`), if there is one.
 pub fn alternate_stack() -> Option<core::ops::Range<usize>> {
-    const SS_DISABLE: i32 = 2;
     let mut stack = AlternateStack::default();
     // SAFETY: the call writes one `stack_t`, which this is.
     let done = unsafe { syscall(nr::SIGALTSTACK, [0, (&raw mut stack) as u64, 0, 0]) };

@@ -14,13 +14,14 @@ mod upcall;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use beeline_uapi::nr;
+
 use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
     Control, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs, Slot, Target,
 };
 use crate::enter::{call_with_room, lease, links_of, miss, new_context, release, run};
 use crate::helpers::{signal, time};
-use crate::sys::nr;
 use seen::{Registers, Seen};
 
 /// Tells a stub to make the call.

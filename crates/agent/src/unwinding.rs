@@ -15,11 +15,12 @@ use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_isa::abi::Run;
+use beeline_uapi::nr;
 
 use crate::abi::{PtRegs, Target};
 use crate::enter;
 use crate::returns::ReturnTable;
-use crate::sys::{self, nr};
+use crate::sys;
 
 /// The most bytes between a file's code and the functions of its own that it calls.
 const SAME_FILE: u64 = 1 << 20;
@@ -202,9 +203,8 @@ impl Stack {
 
 /// Returns `end`, or the first page below it and above `start` that cannot be read.
 fn readable_end(start: usize, end: usize) -> usize {
-    // SAFETY: the call only returns a number. In a forked child, and in one of vfork, it is not the
-    // target's.
-    let pid = unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u64;
+    // In a forked child, and in one of vfork, it is not the target's.
+    let pid = sys::pid().into();
     let mut page = start & !(PAGE - 1);
     while page < end {
         // Not filled beforehand: the agent has no `memset`.

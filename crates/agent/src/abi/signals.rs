@@ -2,9 +2,11 @@
 
 use core::mem::offset_of;
 
+use beeline_uapi::signal::{SIGBUS, SIGSEGV, SIGTRAP};
+
 /// The signals that the agent takes over the handlers of: SIGTRAP, SIGBUS and SIGSEGV, in the order
 /// of [`Signals::saved`].
-pub const SIGNALS: [u32; 3] = [5, 7, 11];
+pub const SIGNALS: [u32; 3] = [SIGTRAP, SIGBUS, SIGSEGV];
 
 /// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time
 /// that its patch lies over that of a session with a handler that is called before. A level's
@@ -118,7 +120,7 @@ pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SignalAction {
-    /// 0: default, 1: ignore, else a function.
+    /// `SIG_DFL`, `SIG_IGN`, or else a function.
     pub handler: u64,
     /// `SA_*`.
     pub flags: u64,

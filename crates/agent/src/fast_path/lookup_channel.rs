@@ -14,12 +14,13 @@ use core::sync::atomic::{
     fence,
 };
 
-use beeline_uapi::Errno;
+use beeline_uapi::linux::MSG_NOSIGNAL;
+use beeline_uapi::{Errno, nr};
 
 use super::Element;
 use super::memory::{ToolMemory, overlap};
 use super::prefetch::file_of;
-use crate::sys::{self, nr};
+use crate::sys;
 
 /// The most processes of a tool that have channels; more are left to the supervisor.
 pub const CHANNELS: usize = 8;
@@ -154,11 +155,10 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
         map: &Map,
         key: &[u8],
     ) -> Option<Answer<'a>> {
-        const NOSIGNAL: u64 = 0x4000;
         let len = request(room, id, map.handle, key)?;
         let mut sent = 0;
         while sent < len {
-            sent += self.transfer(nr::SENDTO, room.get_mut(sent..len)?, NOSIGNAL)?;
+            sent += self.transfer(nr::SENDTO, room.get_mut(sent..len)?, MSG_NOSIGNAL)?;
         }
         let mut end = HEAD;
         let mut got = 0;
@@ -173,7 +173,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
 
     /// Sends or receives some bytes, at least one.
     fn transfer(&self, number: u64, bytes: &mut [u8], flags: u64) -> Option<usize> {
-        const EINTR: i64 = -4;
+        const EINTR: i64 = -(Errno::EINTR.0 as i64);
         let begin = (self.now)();
         loop {
             // Signal handlers may do anything: close it, fork, or come again and again.

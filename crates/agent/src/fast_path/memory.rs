@@ -2,7 +2,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::sys::{self, nr};
+use beeline_uapi::nr;
+
+use crate::sys;
 
 const PAGE: u64 = 4096;
 const USER_END: u64 = 1 << 47;
@@ -107,12 +109,8 @@ impl ToolMemory {
     #[cold]
     fn ask_to_read(&self, page: u64) -> bool {
         let mut byte = 0u8;
-        let (to, from) = ([(&raw mut byte) as u64, 1], [page * PAGE, 1]);
-        // SAFETY: the kernel writes only the byte `to`.
-        let read = unsafe {
-            let (to, from) = ((&raw const to) as u64, (&raw const from) as u64);
-            sys::syscall6(nr::PROCESS_VM_READV, [self.pid, to, 1, from, 1, 0])
-        };
+        // SAFETY: there is room for a byte.
+        let read = unsafe { sys::read_memory(self.pid as u32, &raw mut byte, page * PAGE, 1) };
         if read == 1 {
             self.seen(page).store(page << 1, Relaxed);
         }

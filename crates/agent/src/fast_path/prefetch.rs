@@ -19,13 +19,14 @@ use core::sync::atomic::{
     fence,
 };
 
-use beeline_uapi::Errno;
+use beeline_uapi::linux::CLOCK_MONOTONIC;
+use beeline_uapi::{Errno, nr};
 
 use super::lookup_channel::{CHANNELS, ChannelUse, LISTED, ListedMap, LookupChannel, Room, Socket};
 use super::memory::{ToolMemory, overlap};
 use super::{Element, LONGEST_KEY, cmd, result};
 use crate::fast_path::DECLINED;
-use crate::sys::{self, nr};
+use crate::sys;
 
 /// The most iterations that a tool can be in at a time; more are left to the supervisor.
 pub const ITERATIONS: usize = 16;
@@ -220,11 +221,10 @@ impl GuestFastPath {
 
     /// Nanoseconds of `CLOCK_MONOTONIC`.
     fn now(&self) -> u64 {
-        const MONOTONIC: u64 = 1;
         let mut time = [0_u64; 2];
         // SAFETY: the runtime found the vDSO's function there; the time is written before it is
         // read.
-        unsafe { sys::read_clock(self.clock_gettime, MONOTONIC, &raw mut time) }
+        unsafe { sys::read_clock(self.clock_gettime, CLOCK_MONOTONIC, &raw mut time) }
     }
 
     fn next_key(&self, view: &View<'_>, step: usize, to: u64) -> Option<Result<(), Errno>> {

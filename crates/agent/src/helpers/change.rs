@@ -1,11 +1,11 @@
 //! Destructive helpers, which change the traced process. They are only for sessions that the user
 //! has allowed to.
 
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, nr};
 
 use super::convention::Readable;
 use crate::abi::{Context, Overridden};
-use crate::sys::{self, nr};
+use crate::sys;
 
 /// `bpf_override_return(regs, rc)`: the call is not made, and `rc` is its result. The last
 /// program's word counts.
@@ -21,12 +21,10 @@ pub fn probe_write_user(_: &mut Context, to: u64, from: Readable, bytes: u32) ->
     let bytes = u64::from(bytes);
     let (here, there) = ([from.as_ptr() as u64, bytes], [to, bytes]);
     let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: the first call only returns a number; then the kernel checks every byte of the
-    // process's own memory that it writes. The program answers for those that it reads.
-    let written = unsafe {
-        let pid = sys::syscall(nr::GETPID, [0; 4]) as u64;
-        sys::syscall6(nr::PROCESS_VM_WRITEV, [pid, here, 1, there, 1, 0])
-    };
+    let pid = sys::pid().into();
+    // SAFETY: the kernel checks every byte of the process's own memory that it writes. The program
+    // answers for those that it reads.
+    let written = unsafe { sys::syscall6(nr::PROCESS_VM_WRITEV, [pid, here, 1, there, 1, 0]) };
     if written as u64 == bytes {
         Ok(())
     } else {

@@ -2,17 +2,15 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use beeline_uapi::Errno;
+use beeline_uapi::linux::{PR_GET_NAME, TASK_COMM_LEN};
+use beeline_uapi::{Errno, nr};
 
 use super::convention::Writable;
 use super::time;
 use crate::abi::{
     COMM_ENTRIES, CommEntry, Context, HAS_RDPID, IS_CHILD, TID_UNKNOWN, USERS_SEEN, UserEntry,
 };
-use crate::sys::{self, nr};
-
-const PR_GET_NAME: u64 = 16;
-const COMM_LEN: usize = 16;
+use crate::sys;
 
 /// `bpf_get_smp_processor_id()`: the slot's number, as in every per-CPU map.
 pub fn get_smp_processor_id(context: &mut Context) -> u64 {
@@ -48,9 +46,8 @@ pub fn get_ns_current_pid_tgid(
             sys::zero(to.as_mut_ptr(), size);
             return Err(Errno::EINVAL);
         }
-        let tid = sys::syscall(nr::GETTID, [0; 4]) as u32;
         let ids: *mut Ids = to.as_mut_ptr().cast();
-        ids.write_unaligned([tid, target.control().own_pid]);
+        ids.write_unaligned([sys::tid(), target.control().own_pid]);
     }
     Ok(())
 }
@@ -110,11 +107,11 @@ pub fn get_current_comm(context: &mut Context, buf: Writable, size: u64) -> Resu
     }
     let comm = comm(context);
     let size = size as usize;
-    let kept = size.min(COMM_LEN);
+    let kept = size.min(TASK_COMM_LEN);
     // SAFETY: the program answers for `size` bytes.
     unsafe {
-        if size == COMM_LEN {
-            buf.cast::<[u8; COMM_LEN]>().write_unaligned(comm);
+        if size == TASK_COMM_LEN {
+            buf.cast::<[u8; TASK_COMM_LEN]>().write_unaligned(comm);
             return Ok(());
         }
         sys::copy(buf, comm.as_ptr(), kept);
@@ -139,8 +136,7 @@ pub fn get_attach_cookie(context: &mut Context) -> u64 {
 pub fn tgid(context: &Context) -> u32 {
     let target = context.target();
     if target.flags.load(Relaxed) & IS_CHILD != 0 {
-        // SAFETY: only returns a number.
-        return unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u32;
+        return sys::pid();
     }
     target.control().pid.load(Relaxed)
 }
@@ -148,8 +144,7 @@ pub fn tgid(context: &Context) -> u32 {
 /// Returns the calling thread's id.
 pub fn tid(context: &Context) -> u32 {
     match context.target().tid_offset {
-        // SAFETY: only returns a number.
-        TID_UNKNOWN => (unsafe { sys::syscall(nr::GETTID, [0; 4]) }) as u32,
+        TID_UNKNOWN => sys::tid(),
         // SAFETY: the runtime found each thread's own id at this offset.
         offset => unsafe { sys::thread_word(offset) },
     }
@@ -159,7 +154,7 @@ pub fn tid(context: &Context) -> u32 {
 ///
 /// Where the calls that change it are not seen, or another thread changes it, it is at most one
 /// tick of the coarse clock old.
-pub fn comm(context: &mut Context) -> [u8; COMM_LEN] {
+pub fn comm(context: &mut Context) -> [u8; TASK_COMM_LEN] {
     let target = context.target();
     if target.tid_offset == TID_UNKNOWN {
         return ask_comm();
@@ -187,8 +182,8 @@ pub fn comm(context: &mut Context) -> [u8; COMM_LEN] {
     }
 }
 
-fn ask_comm() -> [u8; COMM_LEN] {
-    let mut comm = [0u8; COMM_LEN];
+fn ask_comm() -> [u8; TASK_COMM_LEN] {
+    let mut comm = [0u8; TASK_COMM_LEN];
     // SAFETY: PR_GET_NAME fills 16 bytes.
     unsafe { sys::syscall(nr::PRCTL, [PR_GET_NAME, (&raw mut comm) as u64, 0, 0]) };
     comm

@@ -9,9 +9,7 @@ use beeline_uapi::{Errno, flags};
 use super::convention::{Readable, Writable};
 use super::maps::caller;
 use crate::abi::{Context, MapHandle};
-use crate::sys::{self, nr};
-
-const FUTEX_WAKE: u64 = 1;
+use crate::sys;
 
 /// `bpf_perf_event_output(ctx, map, flags, data, size)`.
 pub fn perf_event_output(
@@ -110,12 +108,6 @@ pub fn ring_doorbell(context: &Context, wake: bool) {
     let session = context.target().session();
     if session.waiting.load(SeqCst) != 0 && session.waiting.swap(0, SeqCst) != 0 {
         session.doorbell.fetch_add(1, SeqCst);
-        // SAFETY: the call only wakes the thread that waits on the word.
-        unsafe {
-            sys::syscall(
-                nr::FUTEX,
-                [(&raw const session.doorbell) as u64, FUTEX_WAKE, 1, 0],
-            )
-        };
+        sys::wake(&session.doorbell);
     }
 }

@@ -15,7 +15,7 @@ use beeline_uapi::Errno;
 use super::convention::{Writable, shim};
 use super::{task, time};
 use crate::abi::{Context, FAULTS_CAUGHT, HOLE_ENTRIES, PAGE_ENTRIES};
-use crate::sys::{self, nr};
+use crate::sys;
 
 const PAGE: u64 = 4096;
 /// User space on x86-64 ends here (47 bits; with five-level paging only on request).
@@ -409,21 +409,8 @@ unsafe fn ask(context: &Context, to: *mut u8, from: u64, bytes: u64) -> bool {
         unsafe { sys::copy(to, from as *const u8, bytes as usize) };
         return true;
     }
-    let pid = u64::from(context.target().control().own_pid);
-    let (to, from) = ([to as u64, bytes], [from, bytes]);
-    // SAFETY: the kernel writes at most `bytes` bytes, for which the caller has room.
-    let copied = unsafe {
-        sys::syscall6(
-            nr::PROCESS_VM_READV,
-            [
-                pid,
-                (&raw const to) as u64,
-                1,
-                (&raw const from) as u64,
-                1,
-                0,
-            ],
-        )
-    };
+    let pid = context.target().control().own_pid;
+    // SAFETY: the caller has room for `bytes` bytes.
+    let copied = unsafe { sys::read_memory(pid, to, from, bytes) };
     copied == bytes as i64
 }

@@ -7,15 +7,12 @@
 
 use core::mem::MaybeUninit;
 
-use beeline_uapi::Errno;
+use beeline_uapi::signal::{NSIG, SI_KERNEL, SI_MAX_SIZE, SIG_BLOCK, SIG_UNBLOCK, SIGBUS, SIGSEGV};
+use beeline_uapi::{Errno, nr};
 
 use crate::abi::{Context, PendingSignals};
-use crate::sys::{self, nr};
-
-const HIGHEST: u32 = 64;
-const SI_KERNEL: u32 = 0x80;
-/// Bytes of a `siginfo_t`.
-const SIGINFO: usize = 128;
+use crate::signals::SIGSET_BYTES;
+use crate::sys;
 
 /// `bpf_send_signal(sig)`: to the process.
 pub fn send_signal(context: &mut Context, signal: u32) -> Result<(), Errno> {
@@ -37,7 +34,7 @@ fn bit(context: &Context, signal: u32) -> Result<u64, Errno> {
     }
     match signal {
         0 => Ok(0),
-        1..=HIGHEST => Ok(1 << (signal - 1)),
+        1..=NSIG => Ok(1 << (signal - 1)),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -46,9 +43,8 @@ fn bit(context: &Context, signal: u32) -> Result<u64, Errno> {
 #[cold]
 #[inline(never)]
 pub fn send(signals: PendingSignals, pid: u32) {
-    // SAFETY: only returns a number.
-    let tid = unsafe { sys::syscall(nr::GETTID, [0; 4]) } as u64;
-    for i in 0..HIGHEST {
+    let tid = sys::tid().into();
+    for i in 0..NSIG {
         if (signals.process | signals.thread) >> i & 1 == 0 {
             continue;
         }
@@ -68,10 +64,8 @@ pub fn send(signals: PendingSignals, pid: u32) {
     }
 }
 
-/// SIGBUS and SIGSEGV.
-const FAULTS: u64 = 1 << 6 | 1 << 10;
-const SIG_BLOCK: u64 = 0;
-const SIG_UNBLOCK: u64 = 1;
+/// The signals of faults, bit n-1 for signal n.
+const FAULTS: u64 = 1 << (SIGBUS - 1) | 1 << (SIGSEGV - 1);
 
 /// Unblocks faults, because the program may follow null pointers from here on. The kernel ends a
 /// process if a thread faults while it blocks the signal for that, and threads that block all
@@ -94,18 +88,18 @@ pub fn block_again(context: &Context) {
 #[inline(never)]
 fn change_mask(how: u64, signals: u64, before: &mut u64) {
     let (signals, before) = ((&raw const signals) as u64, (&raw mut *before) as u64);
-    // SAFETY: the call reads one mask and writes the other, each of 8 bytes.
-    unsafe { sys::syscall(nr::RT_SIGPROCMASK, [how, signals, before, 8]) };
+    // SAFETY: the call reads one mask and writes the other.
+    unsafe { sys::syscall(nr::RT_SIGPROCMASK, [how, signals, before, SIGSET_BYTES]) };
 }
 
 /// Fills in the information of a signal from the kernel: a process may claim that for a signal to
 /// itself.
-fn fill(info: &mut MaybeUninit<[u32; SIGINFO / 4]>, signal: u32) {
+fn fill(info: &mut MaybeUninit<[u32; SI_MAX_SIZE / 4]>, signal: u32) {
     let words: *mut u32 = info.as_mut_ptr().cast();
     // SAFETY: the words lie inside the structure.
     unsafe {
-        sys::zero(words.cast(), SIGINFO);
+        sys::zero(words.cast(), SI_MAX_SIZE);
         words.write(signal);
-        words.add(2).write(SI_KERNEL);
+        words.add(2).write(SI_KERNEL as u32);
     }
 }

@@ -1,6 +1,7 @@
 //! Stack traces: the frame-pointer walk that the kernel does for user stacks.
 
 use beeline_maps::StackTraces;
+use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
 use beeline_uapi::{Errno, flags};
 
 use super::convention::Writable;
@@ -9,8 +10,7 @@ use super::read;
 use crate::abi::{Context, MapHandle, SCRATCH_WORDS, SITE_FUNCTION_ENTRY};
 use crate::sys;
 
-/// `kernel.perf_event_max_stack`'s default.
-const MAX_DEPTH: usize = 127;
+const MAX_DEPTH: usize = PERF_MAX_STACK_DEPTH as usize;
 
 /// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives
 /// `-EFAULT`, as the kernel does for a task without one.

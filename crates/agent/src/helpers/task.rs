@@ -4,15 +4,14 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_maps::TaskStorage;
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, flags};
 
 use super::convention::Readable;
 use super::identity::{comm, tgid, tid};
 use super::{maps, read, signal};
 use crate::abi::{Context, IS_CHILD, MapHandle, Tasks};
 
-/// `BPF_LOCAL_STORAGE_GET_F_CREATE`.
-const CREATE: u64 = 1;
+const CREATE: u64 = flags::LOCAL_STORAGE_GET_F_CREATE;
 
 /// `bpf_get_current_task_btf()`: as `bpf_get_current_task`, for programs that read from the address
 /// by themselves.

@@ -1,31 +1,29 @@
 //! Clocks, read through the target's vDSO without a system call.
 
+use beeline_uapi::linux::{CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_TAI};
+use beeline_uapi::nr;
+
 use crate::abi::{Context, PtRegs, Slot, Target};
 use crate::sys;
 
-const MONOTONIC: u64 = 1;
-const MONOTONIC_COARSE: u64 = 6;
-const BOOTTIME: u64 = 7;
-const TAI: u64 = 11;
-
 /// `bpf_ktime_get_ns()`.
 pub fn ktime_get_ns(context: &mut Context) -> u64 {
-    read(context, MONOTONIC)
+    read(context, CLOCK_MONOTONIC)
 }
 
 /// `bpf_ktime_get_boot_ns()`.
 pub fn ktime_get_boot_ns(context: &mut Context) -> u64 {
-    read(context, BOOTTIME)
+    read(context, CLOCK_BOOTTIME)
 }
 
 /// `bpf_ktime_get_coarse_ns()`.
 pub fn ktime_get_coarse_ns(context: &mut Context) -> u64 {
-    read(context, MONOTONIC_COARSE)
+    read(context, CLOCK_MONOTONIC_COARSE)
 }
 
 /// `bpf_ktime_get_tai_ns()`.
 pub fn ktime_get_tai_ns(context: &mut Context) -> u64 {
-    read(context, TAI)
+    read(context, CLOCK_TAI)
 }
 
 /// `bpf_jiffies64()`: ticks since five minutes before the low half of the counter wraps at boot, as
@@ -34,11 +32,11 @@ pub fn jiffies64(context: &mut Context) -> u64 {
     let mut resolution = [0u64; 2];
     let place = (&raw mut resolution) as u64;
     // SAFETY: the call fills `resolution`.
-    unsafe { sys::syscall(sys::nr::CLOCK_GETRES, [MONOTONIC_COARSE, place, 0, 0]) };
+    unsafe { sys::syscall(nr::CLOCK_GETRES, [CLOCK_MONOTONIC_COARSE, place, 0, 0]) };
     // The coarse clock moves at each tick.
     let tick = resolution[1].max(1);
     let before_boot = 300 * (1_000_000_000 / tick);
-    let ticks = read(context, MONOTONIC_COARSE) / tick;
+    let ticks = read(context, CLOCK_MONOTONIC_COARSE) / tick;
     (1u64 << 32).wrapping_sub(before_boot).wrapping_add(ticks)
 }
 
@@ -48,14 +46,14 @@ pub fn tick(context: &mut Context) -> u32 {
     if context.tick == 0 {
         // A tick is at least a millisecond: 2^17 ns is well below that, so two ticks never share a
         // number within a second; 12 bits are compared in the page cache.
-        context.tick = (read(context, MONOTONIC_COARSE) >> 17) as u32 | 1 << 31;
+        context.tick = (read(context, CLOCK_MONOTONIC_COARSE) >> 17) as u32 | 1 << 31;
     }
     context.tick
 }
 
 /// Returns nanoseconds of the monotonic clock.
 pub fn now(context: &Context) -> u64 {
-    read(context, MONOTONIC)
+    read(context, CLOCK_MONOTONIC)
 }
 
 /// True if this call of `clock_gettime` comes from the vDSO, which [`read`] has called and which

@@ -2,12 +2,18 @@
 
 use core::mem::MaybeUninit;
 
+use beeline_uapi::linux::{
+    __O_TMPFILE, AT_FDCWD, O_CLOEXEC, O_CREAT, O_DIRECTORY, O_LARGEFILE, O_NOFOLLOW, O_PATH,
+    O_TRUNC, O_WRONLY, VALID_OPEN_FLAGS,
+};
+use beeline_uapi::nr;
+
 use crate::abi::PtRegs;
 use crate::abi::syscalls::{
     ARGUMENT_COUNT, ARGUMENT_DIRECTORY, ARGUMENT_OPEN_FLAGS, ARGUMENT_OPEN_HOW, ARGUMENT_OPEN_MODE,
     ARGUMENTS, CONTEXT_FUNCTION, CONTEXT_KIND,
 };
-use crate::sys::{self, nr};
+use crate::sys;
 
 /// Room for such a program's context. Each part is filled if it is needed.
 pub(super) struct FunctionRoom {
@@ -58,7 +64,6 @@ pub(super) fn show(regs: &PtRegs, context: usize, room: &mut FunctionRoom) -> *c
 }
 
 fn argument(regs: &PtRegs, kind: usize, how: &mut MaybeUninit<[u64; 3]>) -> u64 {
-    const AT_FDCWD: i64 = -100;
     let own = [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9];
     if let Some(value) = kind.checked_sub(1).and_then(|index| own.get(index)) {
         return *value;
@@ -70,32 +75,22 @@ fn argument(regs: &PtRegs, kind: usize, how: &mut MaybeUninit<[u64; 3]>) -> u64 
     match kind {
         ARGUMENT_OPEN_FLAGS => flags,
         ARGUMENT_OPEN_MODE => mode,
-        ARGUMENT_DIRECTORY => AT_FDCWD as u64,
+        ARGUMENT_DIRECTORY => i64::from(AT_FDCWD) as u64,
         _ => 0,
     }
 }
 
-const CREATE: u64 = 0o100;
-const TRUNCATE: u64 = 0o1000;
-const WRITE: u64 = 0o1;
-const LARGE_FILE: u64 = 0o100_000;
-const DIRECTORY: u64 = 0o200_000;
-const NO_FOLLOW: u64 = 0o400_000;
-const CLOSE_ON_EXEC: u64 = 0o2_000_000;
-const PATH: u64 = 0o10_000_000;
-const TEMPORARY: u64 = 0o20_000_000;
-/// `VALID_OPEN_FLAGS` of `linux/fcntl.h`.
-const VALID: u64 = 0o37_777_703;
+/// The kernel's `S_IALLUGO`.
 const PERMISSIONS: u64 = 0o7777;
 
 /// Returns what the kernel's entries of `open`, `openat` and `creat` make of their arguments.
 fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
     let (flags, mode) = match regs.orig_ax {
         nr::OPEN => (regs.si, regs.dx),
-        nr::CREAT => (CREATE | WRITE | TRUNCATE, regs.si),
+        nr::CREAT => (O_CREAT | O_WRONLY | O_TRUNC, regs.si),
         _ => (regs.dx, regs.r10),
     };
-    (u64::from(flags as u32) | LARGE_FILE, mode & 0xffff)
+    (u64::from(flags as u32) | O_LARGEFILE, mode & 0xffff)
 }
 
 /// Returns the call's `struct open_how`: its own, or what `build_open_how` of `fs/open.c` makes of
@@ -105,24 +100,19 @@ fn open_how(regs: &PtRegs) -> [u64; 3] {
         return copied(regs.dx, regs.r10);
     }
     let (flags, mode) = flags_and_mode(regs);
-    let mut flags = flags & VALID;
-    if flags & PATH != 0 {
-        flags &= DIRECTORY | NO_FOLLOW | PATH | CLOSE_ON_EXEC;
+    let mut flags = flags & VALID_OPEN_FLAGS;
+    if flags & O_PATH != 0 {
+        flags &= O_DIRECTORY | O_NOFOLLOW | O_PATH | O_CLOEXEC;
     }
-    // O_TMPFILE has the bit of O_DIRECTORY as well.
-    let creates = flags & CREATE != 0 || flags & TEMPORARY != 0;
+    let creates = flags & (O_CREAT | __O_TMPFILE) != 0;
     [flags, if creates { mode & PERMISSIONS } else { 0 }, 0]
 }
 
 /// Reads the process's own structure, as much as it has of it; zeros if it cannot be read.
 fn copied(address: u64, len: u64) -> [u64; 3] {
     let mut how = [0u64; 3];
-    let here = [(&raw mut how) as u64, len.min(size_of_val(&how) as u64)];
-    let there = [address, here[1]];
-    let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: the call only returns a number.
-    let pid = unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u64;
-    // SAFETY: the call fills the array, or fails.
-    unsafe { sys::syscall6(nr::PROCESS_VM_READV, [pid, here, 1, there, 1, 0]) };
+    let len = len.min(size_of_val(&how) as u64);
+    // SAFETY: there is room for as much as the array has.
+    unsafe { sys::read_memory(sys::pid(), (&raw mut how).cast(), address, len) };
     how
 }

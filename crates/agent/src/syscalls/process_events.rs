@@ -3,6 +3,12 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use beeline_uapi::linux::{
+    AT_FDCWD, CLONE_NEWUSER, CLONE_THREAD, CLONE_VFORK, CLONE_VM, MAP_ANONYMOUS, PR_SET_NAME,
+    PR_SET_SECCOMP, PROT_EXEC, SECCOMP_SET_MODE_FILTER,
+};
+use beeline_uapi::nr;
+
 use super::Call;
 use super::upcall::{Subject, upcall, upcall_about};
 use crate::abi::syscalls::{
@@ -10,17 +16,7 @@ use crate::abi::syscalls::{
 };
 use crate::abi::{PtRegs, Target};
 use crate::enter::forget_slots_of;
-use crate::sys::{self, nr};
-
-const PR_SET_NAME: u64 = 15;
-const PR_SET_SECCOMP: u64 = 22;
-const SECCOMP_SET_MODE_FILTER: u64 = 1;
-const PROT_EXEC: u64 = 4;
-const MAP_ANONYMOUS: u64 = 0x20;
-const CLONE_VM: u64 = 0x100;
-const CLONE_VFORK: u64 = 0x4000;
-const CLONE_THREAD: u64 = 0x1_0000;
-const CLONE_NEWUSER: u64 = 0x1000_0000;
+use crate::sys;
 
 /// Returns the target that a call is made in, or `None` if nobody may be told of it.
 ///
@@ -43,8 +39,7 @@ fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
     if control.pid.load(Relaxed) == 0 && !is_adopted(own) {
         return None;
     }
-    // SAFETY: the call only returns a number.
-    let is_child = || unsafe { sys::syscall(nr::GETPID, [0; 4]) } != i64::from(control.own_pid);
+    let is_child = || sys::pid() != control.own_pid;
     match control.children.load(Relaxed) {
         0 => Some(own),
         _ if is_child() => Some(child),
@@ -105,7 +100,6 @@ fn exec(call: &Call<'_>) {
 
 /// Returns the program that `execve` or `execveat` is to run.
 fn program_of(regs: &PtRegs) -> Subject {
-    const AT_FDCWD: i32 = -100;
     match regs.orig_ax {
         nr::EXECVE => Subject {
             directory: AT_FDCWD,
@@ -205,10 +199,7 @@ fn split(call: &Call<'_>) {
 /// Returns a word of this process's memory that may not be there; 0 then.
 fn word_at(pid: u32, address: u64) -> u64 {
     let mut word = 0u64;
-    let here = [(&raw mut word) as u64, 8];
-    let there = [address, 8];
-    let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: the call fills the word, or fails.
-    unsafe { sys::syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) };
+    // SAFETY: there is room for a word.
+    unsafe { sys::read_memory(pid, (&raw mut word).cast(), address, 8) };
     word
 }

@@ -8,12 +8,13 @@
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use beeline_uapi::linux::FUTEX_WAIT;
+use beeline_uapi::nr;
+
 use crate::abi::syscalls::{ANSWERED, DEAF, FREE, HEARS, POSTED, Request, TAKEN};
 use crate::abi::{Session, Target};
-use crate::sys::{self, nr};
+use crate::sys;
 
-const FUTEX_WAIT: u64 = 0;
-const FUTEX_WAKE: u64 = 1;
 /// The number of tenths of a second without any answer after which a thread gives up.
 const PATIENCE: u32 = 10;
 const TENTH: u64 = 100_000_000;
@@ -46,23 +47,17 @@ pub(super) fn upcall_about(target: &Target, kind: u32, subject: &Subject) -> boo
         session.unanswered.fetch_add(1, Relaxed);
         return false;
     };
-    // SAFETY: these calls only return numbers.
-    let (pid, tid) = unsafe {
-        (
-            sys::syscall(nr::GETPID, [0; 4]),
-            sys::syscall(nr::GETTID, [0; 4]),
-        )
-    };
+    let (pid, tid) = (sys::pid(), sys::tid());
     request.kind.store(kind, Relaxed);
-    request.pid.store(pid as u32, Relaxed);
-    request.tid.store(tid as u32, Relaxed);
+    request.pid.store(pid, Relaxed);
+    request.tid.store(tid, Relaxed);
     request.owner.store(target.owner, Relaxed);
     request.directory.store(subject.directory, Relaxed);
     request.address.store(subject.address, Relaxed);
     request.flags.store(subject.flags, Relaxed);
     request.state.store(POSTED, Release);
     session.asked.fetch_add(1, Release);
-    wake(&raw const session.asked);
+    sys::wake(&session.asked);
     let answered = wait(session, request);
     if !answered {
         // When the session ends, it stays as it is.
@@ -134,9 +129,4 @@ fn sleep_while(word: &AtomicU32, value: u32) {
     let (word, until) = (core::ptr::from_ref(word) as u64, (&raw const time) as u64);
     // SAFETY: the call sleeps while the word is as given; nothing else happens.
     unsafe { sys::syscall(nr::FUTEX, [word, FUTEX_WAIT, value.into(), until]) };
-}
-
-fn wake(word: *const AtomicU32) {
-    // SAFETY: the call only wakes threads that sleep on the word.
-    unsafe { sys::syscall(nr::FUTEX, [word as u64, FUTEX_WAKE, 1, 0]) };
 }
