@@ -26,6 +26,7 @@ use beeline_maps::Map;
 pub use signals::*;
 pub use sites::*;
 
+pub use crate::arch::PtRegs;
 use crate::returns::ReturnTable;
 
 /// The start of the agent's blob: offsets from its start.
@@ -62,35 +63,6 @@ pub struct EntryPoints {
     pub call_compact_enter: u64,
     /// [`crate::syscalls::beeline_call_compact_exit`].
     pub call_compact_exit: u64,
-}
-
-/// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs
-/// get as context.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs)]
-pub struct PtRegs {
-    pub r15: u64,
-    pub r14: u64,
-    pub r13: u64,
-    pub r12: u64,
-    pub bp: u64,
-    pub bx: u64,
-    pub r11: u64,
-    pub r10: u64,
-    pub r9: u64,
-    pub r8: u64,
-    pub ax: u64,
-    pub cx: u64,
-    pub dx: u64,
-    pub si: u64,
-    pub di: u64,
-    pub orig_ax: u64,
-    pub ip: u64,
-    pub cs: u64,
-    pub flags: u64,
-    pub sp: u64,
-    pub ss: u64,
 }
 
 /// One target, as its agent sees it. In the pool.

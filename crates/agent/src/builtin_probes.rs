@@ -35,7 +35,7 @@ const RESTORER: u64 = 144;
 ///
 /// For a site at that function, in a target with handlers installed.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run) -> u64 {
+pub unsafe extern "C" fn beeline_sigaction(regs: *const u8, run: *const Run) -> u64 {
     // SAFETY: entered as a program is: with registers that the trampoline restores, and the run of
     // a context.
     let (regs, context) = unsafe {
@@ -45,10 +45,8 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
         )
     };
     let target = context.target();
-    let Some(index) = SIGNALS
-        .iter()
-        .position(|signal| u64::from(*signal) == regs.di & 0xffff_ffff)
-    else {
+    let [signal, ..] = regs.arguments();
+    let Some(index) = SIGNALS.iter().position(|known| *known == signal as u32) else {
         return 0;
     };
     // SAFETY: this is private memory of the target.
@@ -75,15 +73,16 @@ fn is_caught(target: &Target, index: usize) -> bool {
 
 /// Carries out the call with the kept action, and leaves the call nothing to do.
 unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signals, index: usize) {
-    let signal = regs.di & 0xffff_ffff;
+    let [signal, new, old] = regs.arguments();
+    let signal = signal as u32;
     let Some(own) = signals.saved.get_mut(index) else {
         return;
     };
     // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
-    let before = unsafe { *kept(context, signal as u32, own, |_| ()) };
-    if regs.si != 0 {
+    let before = unsafe { *kept(context, signal, own, |_| ()) };
+    if new != 0 {
         // SAFETY: `read_action` makes checked reads.
-        let Some(mut action) = (unsafe { read_action(context, regs.si) }) else {
+        let Some(mut action) = (unsafe { read_action(context, new) }) else {
             return;
         };
         // The C library would set these for the kernel, whatever its caller has there.
@@ -99,20 +98,25 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
         unsafe {
             sys::syscall(
                 nr::RT_SIGACTION,
-                [signal, 0, (&raw mut called) as u64, SIGSET_BYTES],
+                [signal.into(), 0, (&raw mut called) as u64, SIGSET_BYTES],
             )
         };
         // SAFETY: `stub_at` makes a checked read.
         let is_sessions = unsafe { stub_at(context, called.handler) }.is_some();
         let uppermost = if is_sessions { called } else { ours };
         let like = |one: &SignalAction| mirrored(&action, one.handler, one.restorer);
-        let new = like(&uppermost);
+        let replacing = like(&uppermost);
         // SAFETY: this installs the uppermost session's handler again, with the flags and the mask
         // that the target's handler asks for.
         if unsafe {
             sys::syscall(
                 nr::RT_SIGACTION,
-                [signal, (&raw const new) as u64, 0, SIGSET_BYTES],
+                [
+                    signal.into(),
+                    (&raw const replacing) as u64,
+                    0,
+                    SIGSET_BYTES,
+                ],
             )
         } != 0
         {
@@ -120,19 +124,19 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
         }
         // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
         // Whichever session goes first puts back an action that asks for the same.
-        unsafe { *kept(context, signal as u32, own, |one| *one = like(one)) = action };
+        unsafe { *kept(context, signal, own, |one| *one = like(one)) = action };
     }
     // SAFETY: `read_action` makes a checked read; the C library itself would write what can be read
     // here in a moment.
     unsafe {
-        if regs.dx != 0 && read_action(context, regs.dx).is_some() {
-            ((regs.dx + HANDLER) as *mut u64).write_unaligned(before.handler);
-            ((regs.dx + MASK) as *mut u64).write_unaligned(before.mask);
-            ((regs.dx + FLAGS) as *mut u32).write_unaligned(before.flags as u32);
-            ((regs.dx + RESTORER) as *mut u64).write_unaligned(before.restorer);
+        if old != 0 && read_action(context, old).is_some() {
+            ((old + HANDLER) as *mut u64).write_unaligned(before.handler);
+            ((old + MASK) as *mut u64).write_unaligned(before.mask);
+            ((old + FLAGS) as *mut u32).write_unaligned(before.flags as u32);
+            ((old + RESTORER) as *mut u64).write_unaligned(before.restorer);
         }
     }
-    (regs.si, regs.dx) = (0, 0);
+    regs.set_arguments([regs.arguments()[0], 0, 0]);
 }
 
 /// Returns where the target's own action is kept: by the session with the handler that is called

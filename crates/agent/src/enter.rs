@@ -6,12 +6,12 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
-    Overridden, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
-    Slot, TID_UNKNOWN, Target,
+    ALWAYS, Context, Control, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT, Overridden,
+    PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site, Slot,
+    TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
-use crate::{helpers, stack_check, sys};
+use crate::{arch, helpers, stack_check, sys};
 
 /// Runs the programs of a hooked address that was reached. Returns 1 if the trampoline shall watch
 /// the function's return, else 0.
@@ -20,7 +20,7 @@ use crate::{helpers, stack_check, sys};
 ///
 /// For trampolines only: `regs` are the registers at the site, `site` is the trampoline's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Site) -> u64 {
+pub unsafe extern "C" fn beeline_enter(regs: *const PtRegs, site: *const Site) -> u64 {
     // SAFETY: the runtime laid the site and its target out for this trampoline.
     let (site, target) = unsafe { (&*site, &*(*site).target) };
     let control = target.control();
@@ -80,18 +80,18 @@ fn enter_running(
 ///
 /// For trampolines only: `regs` are the registers after the return, `site` is the trampoline's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> u64 {
+pub unsafe extern "C" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> u64 {
     // SAFETY: the runtime laid the site and its target out for this trampoline, and the
     // trampoline's registers are writable.
     let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
-    let key = (regs.sp as usize).wrapping_sub(8);
-    let Some(address) = target.returns().take(key) else {
+    let slot = regs.returned_slot() as usize;
+    let Some(address) = target.returns().take(slot) else {
         // The only way to get here is a stack slot that the target itself copied elsewhere. Nothing
         // knows where it meant to return to; stop at a place that names Beeline rather than run
         // wild.
-        lost_return();
+        arch::stop();
     };
-    regs.ip = address;
+    regs.set_ip(address);
     let links = site.returns.load(Acquire);
     let control = target.control();
     if links != 0 && control.pid.load(Relaxed) != 0 {
@@ -107,7 +107,10 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
     }
     // SAFETY: these are the trampoline's registers; at a function's entry the stack pointer is at
     // the return address.
-    let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
+    let (slot, address) = unsafe {
+        let slot = (*regs).return_slot();
+        (slot as usize, *(slot as *const u64))
+    };
     let returns = target.returns();
     if returns.insert(slot, address, site.return_entry, owner(target)) {
         1
@@ -125,16 +128,9 @@ fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
     // SAFETY: the trampoline's registers may be changed; these are not among those that are
     // restored.
     let regs = unsafe { &mut *regs };
-    let (ip, sp, bp) = (regs.ip, regs.sp, regs.bp);
-    let slot = sp.wrapping_add(site.frame());
-    // SAFETY: at an exit the return address lies behind the frame, so `slot` can be read.
-    unsafe {
-        regs.ip = *(slot as *const u64);
-        if site.flags & SITE_POPS_FRAME_POINTER != 0 && regs.cs != 0 {
-            regs.bp = *((slot - 8) as *const u64);
-        }
-    }
-    regs.sp = slot + 8;
+    let pops_frame_pointer = site.flags & SITE_POPS_FRAME_POINTER != 0;
+    // SAFETY: at an exit the return address lies behind the frame.
+    let before = unsafe { regs.unwind(site.frame(), pops_frame_pointer) };
     let links = site.returns.load(Acquire);
     if links != 0 {
         run_all(
@@ -145,7 +141,7 @@ fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
             links as *const LinkList,
         );
     }
-    (regs.ip, regs.sp, regs.bp) = (ip, sp, bp);
+    regs.wind(&before);
     0
 }
 
@@ -159,13 +155,6 @@ pub(crate) fn miss(target: &Target) {
 #[cold]
 pub(crate) fn miss_some(target: &Target, count: u64) {
     target.session().missed.fetch_add(count, Relaxed);
-}
-
-/// Stops the process: without a return address there is nothing to go on with.
-#[cold]
-fn lost_return() -> ! {
-    // SAFETY: this ends the process by SIGILL at an address in the agent.
-    unsafe { core::arch::asm!("ud2", options(noreturn, nostack)) }
 }
 
 /// Runs every program of the list.
@@ -241,7 +230,7 @@ fn run_leased(
 pub(crate) unsafe fn call_with_room(
     target: &Target,
     slot: *mut Slot,
-    function: unsafe extern "sysv64" fn(*mut u8),
+    function: unsafe extern "C" fn(*mut u8),
     argument: *mut u8,
 ) {
     if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
@@ -254,7 +243,7 @@ pub(crate) unsafe fn call_with_room(
     } else {
         // SAFETY: the slot is the caller's until the lease ends, and with it its stack. The caller
         // promises that the argument is what the function takes.
-        unsafe { sys::call_on_stack((*slot).stack_top, function, argument) };
+        unsafe { arch::call_on_stack((*slot).stack_top, function, argument) };
     }
 }
 
@@ -285,7 +274,7 @@ pub(crate) fn new_context(
 }
 
 /// Runs a job's programs one after the other.
-unsafe extern "sysv64" fn run_links(job: *mut u8) {
+unsafe extern "C" fn run_links(job: *mut u8) {
     // SAFETY: `run_leased` passes its own job.
     let job = unsafe { &mut *job.cast::<Job>() };
     let regs = job.context.regs.cast();
@@ -301,7 +290,7 @@ unsafe extern "sysv64" fn run_links(job: *mut u8) {
 /// if they look at them.
 ///
 /// A site's first programs may have needed no registers and have a trampoline that shows none (its
-/// `cs` is 0). Calls that are under way in it when another program is attached are before that
+/// [`PtRegs::are_shown`]). Calls that are under way in it when another program is attached are before that
 /// program's time.
 ///
 /// # Safety
@@ -311,7 +300,7 @@ unsafe extern "sysv64" fn run_links(job: *mut u8) {
 unsafe fn ready<'a>(links: *const LinkList, regs: *const PtRegs) -> impl Iterator<Item = &'a Link> {
     // SAFETY: the caller promises that the list is published and that the registers are a
     // trampoline's.
-    let (links, are_shown) = unsafe { (links_of(links), (*regs).cs != 0) };
+    let (links, are_shown) = unsafe { (links_of(links), (*regs).are_shown()) };
     links.filter(move |link| are_shown || link.needs & NEEDS_REGISTERS == 0)
 }
 
@@ -386,7 +375,7 @@ pub fn lease(target: &Target) -> Option<(&Lease, u32)> {
     if locks.load(Relaxed) != 0 && helpers::thread_holds_one(target, this_thread(target)) {
         return None;
     }
-    let cpu = sys::cpu(target.flags.load(Relaxed) & HAS_RDPID != 0);
+    let cpu = arch::cpu(target.flags.load(Relaxed));
     if cpu < target.cpus
         && let Some(lease) = leases.get(cpu as usize)
         && take(target, lease, cpu)
@@ -492,9 +481,9 @@ pub(crate) fn forget_slots_of(child: &Target) {
 #[inline(always)]
 pub(crate) fn this_thread(target: &Target) -> usize {
     let name = match target.tid_offset {
-        TID_UNKNOWN => sys::thread_pointer(),
+        TID_UNKNOWN => arch::thread_pointer(),
         // SAFETY: the runtime found each thread's own id at this offset.
-        offset => unsafe { sys::thread_word(offset) as usize },
+        offset => unsafe { arch::thread_word(offset) as usize },
     };
     // Never 0, which stands for no thread. User space has addresses of 47 bits.
     name << 1 | 1

@@ -31,7 +31,7 @@ use beeline_uapi::linux::{
 };
 use beeline_uapi::{Errno, nr};
 
-use crate::sys;
+use crate::{arch, sys};
 pub use memory::ToolMemory;
 use memory::overlap;
 
@@ -132,7 +132,7 @@ mod cmd {
 ///
 /// For trampolines only: `fast_path` is the process's own. The arguments may be anything.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_fast_path(
+pub unsafe extern "C" fn beeline_fast_path(
     command: u64,
     attribute: u64,
     size: u64,
@@ -206,7 +206,7 @@ impl FastPath {
                 );
                 // SAFETY: there is room for the longest key, and the slice covers what was copied.
                 Some(unsafe {
-                    sys::copy(to, from.as_ptr(), key_size);
+                    arch::copy(to, from.as_ptr(), key_size);
                     core::slice::from_raw_parts(to, key_size)
                 })
             }
@@ -305,7 +305,7 @@ impl FastPath {
         // stays so.
         unsafe {
             let map = (&raw const place.map).cast_mut();
-            sys::copy(map.cast(), (&raw const listed.map).cast(), size_of::<Map>());
+            arch::copy(map.cast(), (&raw const listed.map).cast(), size_of::<Map>());
             (*map).rebase(base as *mut u8);
         }
         place.id.store(id, Release);

@@ -1,7 +1,7 @@
 //! The helper functions: everything that a program can call, by the kernel's numbers.
 //!
 //! Semantics and numbers are those of `include/uapi/linux/bpf.h`. A helper is a function over typed
-//! arguments; [`convention`] says how these come from the registers of a call. To add one, write
+//! arguments; `convention` says how these come from the registers of a call. To add one, write
 //! the function and list it in the table below:
 //!
 //! ```ignore
@@ -34,7 +34,9 @@ use beeline_uapi::HelperId;
 
 use convention::shim;
 pub use lock::{release as release_lock, thread_holds_one};
-pub use read::{copy, fault_fixup};
+pub use read::copy;
+
+pub use crate::arch::fault_fixup;
 
 /// A helper's number, its name in the kernel, and its address.
 pub struct Numbered {
@@ -65,7 +67,7 @@ macro_rules! helpers {
         ///
         /// `table` must have room for [`HELPER_SLOTS`] addresses.
         #[unsafe(no_mangle)]
-        pub unsafe extern "sysv64" fn beeline_helpers(table: *mut usize) {
+        pub unsafe extern "C" fn beeline_helpers(table: *mut usize) {
             $(
                 const { assert!((HelperId::$id.0 as usize) < HELPER_SLOTS) };
                 // SAFETY: the number is below `HELPER_SLOTS`, and the caller promises that the

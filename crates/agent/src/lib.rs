@@ -4,7 +4,7 @@
 //! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and
 //! unwinders that meet them ([`unwinding`]), the signal handlers ([`signals`]) and what keeps them
 //! in place ([`builtin_probes`]), and system calls ([`syscalls`]). In a tool it does the tool's own
-//! map operations ([`fast_path`]).
+//! map operations ([`fast_path`]). The private module `arch` is all that knows the machine.
 //!
 //! The crate is built twice. As a library it is part of the runtime, which lays out its structures
 //! ([`abi`]) and runs timer programs with it. As a freestanding program for `x86_64-unknown-none`
@@ -17,10 +17,10 @@
 extern crate std;
 
 pub mod abi;
+mod arch;
 pub mod builtin_probes;
 pub mod enter;
 pub mod fast_path;
-pub mod fault_fixup;
 pub mod helpers;
 pub mod objects;
 pub mod returns;
@@ -29,3 +29,5 @@ mod stack_check;
 mod sys;
 pub mod syscalls;
 pub mod unwinding;
+
+pub use arch::loads as fault_fixup;

@@ -6,20 +6,19 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_uapi::nr;
 use beeline_uapi::signal::{
-    SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SA_SIGINFO, SI_KERNEL, SIG_DFL,
-    SIG_IGN, SIGTRAP,
+    SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
+    SIGTRAP,
 };
 
 use crate::abi::{
-    HandlerStub, LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap,
-    Target, saved_at,
+    HandlerStub, LinkList, Manifest, PASSES_ON, SignalAction, Signals, Site, SiteTrap, Target,
+    saved_at,
 };
+pub use crate::arch::UserContext;
+use crate::arch::{self, loads};
 use crate::enter::{beeline_enter, links_of, miss};
-use crate::fault_fixup;
-use crate::helpers::fault_fixup;
 use crate::sys;
 
-const INT3: u8 = 0xcc;
 /// Bytes of the kernel's `sigset_t`.
 pub(crate) const SIGSET_BYTES: u64 = 8;
 
@@ -32,34 +31,6 @@ pub struct SignalInfo {
     code: i32,
 }
 
-/// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
-/// (`arch/x86/include/uapi/asm/sigcontext.h`).
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct UserContext {
-    flags: u64,
-    link: u64,
-    stack: [u64; 3],
-    pub(crate) r8: u64,
-    pub(crate) r9: u64,
-    pub(crate) r10: u64,
-    pub(crate) r11: u64,
-    pub(crate) r12: u64,
-    pub(crate) r13: u64,
-    pub(crate) r14: u64,
-    pub(crate) r15: u64,
-    pub(crate) di: u64,
-    pub(crate) si: u64,
-    pub(crate) bp: u64,
-    pub(crate) bx: u64,
-    pub(crate) dx: u64,
-    pub(crate) ax: u64,
-    pub(crate) cx: u64,
-    pub(crate) sp: u64,
-    pub(crate) ip: u64,
-    pub(crate) eflags: u64,
-}
-
 /// The handler, entered through a [`HandlerStub`], which adds the last two
 /// arguments.
 ///
@@ -67,7 +38,7 @@ pub struct UserContext {
 ///
 /// For the kernel only.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_signal(
+pub unsafe extern "C" fn beeline_signal(
     signal: u32,
     info: *mut SignalInfo,
     context: *mut UserContext,
@@ -76,15 +47,14 @@ pub unsafe extern "sysv64" fn beeline_signal(
 ) {
     // SAFETY: the kernel passes a frame that the handler may change; the stub names its own target.
     let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
-    // A positive code: the kernel raised it for an action of this very thread. The code of an
-    // `int3` is one that steps and watchpoints do not have.
+    // A positive code: the kernel raised it for an action of this very thread.
     if signal == SIGTRAP {
-        if code == SI_KERNEL && breakpoint(this, level, registers) {
+        if code == arch::BREAKPOINT_CODE && breakpoint(this, level, registers) {
             return;
         }
     } else if code > 0 {
-        if let Some(fixup) = fault_fixup(registers.ip) {
-            registers.ip = fixup;
+        if let Some(fixup) = arch::fault_fixup(registers.ip()) {
+            registers.set_ip(fixup);
             return;
         } else if skip_load(registers, this.pool, this.pool_len) {
             return;
@@ -112,18 +82,16 @@ pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction
 /// Lets a program's load that faulted read zero, if the thread is at one in the pool with the
 /// programs, of `len` bytes. Nothing else there loads from addresses that a program has made up.
 pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
-    let (address, end) = (registers.ip as usize, pool.wrapping_add(len));
-    let last = address.checked_add(fault_fixup::LONGEST);
+    let (address, end) = (registers.ip() as usize, pool.wrapping_add(len));
+    let last = address.checked_add(loads::LONGEST);
     if address < pool || last.is_none_or(|last| last > end) {
         return false;
     }
     // SAFETY: the address is in the pool, which is mapped as long as the handler is.
-    let Some(load) =
-        fault_fixup::decode(unsafe { &*(address as *const [u8; fault_fixup::LONGEST]) })
-    else {
+    let Some(load) = loads::decode(unsafe { &*(address as *const [u8; loads::LONGEST]) }) else {
         return false;
     };
-    registers.ip = registers.ip.wrapping_add(load.len);
+    registers.set_ip(registers.ip().wrapping_add(load.len));
     registers.set(load.register, 0);
     true
 }
@@ -133,9 +101,9 @@ pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
 /// Returns false if the previous handler must say where the thread goes on: the breakpoint is not
 /// this session's, or not this session's alone.
 fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool {
-    let address = registers.ip.wrapping_sub(1);
+    let address = registers.breakpoint();
     // SAFETY: the thread has just run an instruction there.
-    let is_there = || unsafe { *(address as *const u8) } == INT3;
+    let is_there = || unsafe { arch::is_breakpoint(address) };
     let (site, trap) = if let Some(site) = find(target, level, address) {
         let at_the_site = SiteTrap {
             resume: site.body,
@@ -143,11 +111,11 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
             ..SiteTrap::default()
         };
         (site, at_the_site)
-    } else if let Some(found) = find_trap(target, level, registers.ip) {
+    } else if let Some(found) = find_trap(target, level, registers.ip()) {
         disturbed(target);
         found
     } else if is_over_another(target, level) {
-        // It may be that session's, which knows if the instruction begins where the `int3` is.
+        // It may be that session's, which knows if the instruction begins where the breakpoint is.
         return false;
     } else {
         // The site was restored while this thread was on its way here: the code that stands there
@@ -155,22 +123,22 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
         if is_there() && !(level == 0 && is_last(target) && was_hooked(target, address)) {
             return false;
         }
-        registers.ip = address;
+        registers.set_ip(address);
         return true;
     };
     let has_gone = trap.resume == PASSES_ON && !is_there();
     if has_gone && trap.is_early != 0 {
         // The instruction that the site begins with now has to run, and counts the hit if it is a
         // patch of this session.
-        registers.ip = site.address;
-        registers.sp = registers.sp.wrapping_add_signed(trap.stack.into());
+        registers.set_ip(site.address);
+        registers.add_sp(trap.stack);
         return true;
     }
     let mut regs = registers.at(site.address);
-    regs.sp = regs.sp.wrapping_add_signed(trap.stack.into());
+    regs.add_sp(trap.stack);
     if trap.lost != 0 && wants(site, trap.lost) {
         // Programs that look at registers do not run with changed ones, and that is counted.
-        regs.cs = 0;
+        regs.hide();
         miss(target);
     }
     let before = regs;
@@ -179,12 +147,12 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     if watch {
         // SAFETY: return probes are placed at function entries only, where the return address was
         // on top.
-        unsafe { *(regs.sp as *mut u64) = site.return_entry };
+        unsafe { *(regs.return_slot() as *mut u64) = site.return_entry };
     }
     registers.take_changes(&before, &regs);
     if has_gone && !is_over_another(target, level) {
         // The session below has gone with its trap, and the second instruction stands there again.
-        registers.ip = address;
+        registers.set_ip(address);
         return true;
     }
     if trap.resume == PASSES_ON {
@@ -192,9 +160,9 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     }
     if trap.resume == site.body {
         // The first instruction is run after all.
-        registers.sp = regs.sp;
+        registers.set_sp(regs.sp());
     }
-    registers.ip = trap.resume;
+    registers.set_ip(trap.resume);
     true
 }
 
@@ -272,58 +240,6 @@ fn disturbed(target: &Target) {
     }
 }
 
-impl UserContext {
-    /// Sets a register by the processor's number for it.
-    fn set(&mut self, register: u8, value: u64) {
-        // The places of rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 ... in the frame, among the
-        // sixteen words from `r8` on.
-        const PLACES: u64 = 0x7654_3210_89af_bced;
-        let place = (PLACES >> (u32::from(register & 0xf) * 4)) & 0xf;
-        // SAFETY: the index is below 16, and the sixteen words follow each other in this structure.
-        unsafe { (&raw mut self.r8).add(place as usize).write(value) };
-    }
-
-    /// Gives the thread the arguments that a program of the agent has changed.
-    fn take_changes(&mut self, before: &PtRegs, now: &PtRegs) {
-        let arguments = [
-            (&mut self.di, before.di, now.di),
-            (&mut self.si, before.si, now.si),
-            (&mut self.dx, before.dx, now.dx),
-        ];
-        for (register, before, now) in arguments {
-            if before != now {
-                *register = now;
-            }
-        }
-    }
-
-    fn at(&self, ip: u64) -> PtRegs {
-        PtRegs {
-            r15: self.r15,
-            r14: self.r14,
-            r13: self.r13,
-            r12: self.r12,
-            bp: self.bp,
-            bx: self.bx,
-            r11: self.r11,
-            r10: self.r10,
-            r9: self.r9,
-            r8: self.r8,
-            ax: self.ax,
-            cx: self.cx,
-            dx: self.dx,
-            si: self.si,
-            di: self.di,
-            orig_ax: u64::MAX,
-            ip,
-            cs: 0x33,
-            flags: self.eflags,
-            sp: self.sp,
-            ss: 0x2b,
-        }
-    }
-}
-
 /// Carries out the action that a level's handler replaces.
 unsafe fn hand_on(
     signal: u32,
@@ -375,7 +291,7 @@ unsafe fn hand_on(
             // give it. The mask and the stack are as it asked for, because the agent's action
             // copies its flags and mask.
             unsafe {
-                let handler: extern "sysv64" fn(u32, *mut SignalInfo, *mut UserContext) =
+                let handler: extern "C" fn(u32, *mut SignalInfo, *mut UserContext) =
                     core::mem::transmute(handler);
                 handler(signal, info, context);
             }
@@ -389,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns where a thread goes on that met an `int3` which is not there any more, in a target
+    /// Returns where a thread goes on that met a breakpoint which is not there any more, in a target
     /// without sites, with a handler over this one; `None` if that handler must say.
     fn goes_on(below: *const u8, trapped: &[u8; 2]) -> Option<u64> {
         // SAFETY: all of these are integers, addresses and pointers, for which zero is valid.
@@ -406,12 +322,12 @@ mod tests {
         target.pool = (&raw const *manifest).expose_provenance();
         // SAFETY: the structure consists of integers.
         let mut registers: UserContext = unsafe { core::mem::zeroed() };
-        registers.ip = trapped[1..].as_ptr().expose_provenance() as u64;
-        breakpoint(&target, 0, &mut registers).then_some(registers.ip)
+        registers.set_ip(trapped[1..].as_ptr().expose_provenance() as u64);
+        breakpoint(&target, 0, &mut registers).then_some(registers.ip())
     }
 
     #[test]
-    fn an_int3_that_has_gone_is_left_to_the_session_below() {
+    fn a_breakpoint_that_has_gone_is_left_to_the_session_below() {
         const GONE: [u8; 2] = [0x81, 0xec];
         let (stub, other) = (HandlerStub::new(1, 2, 3, 4), [0xc3; 1]);
         let below = (&raw const stub).cast::<u8>();

@@ -9,7 +9,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::abi::{STACK_ENTRIES, Slot, StackEntry, Target};
-use crate::sys;
+use crate::{arch, sys};
 
 /// The most bytes that programs and helpers take of a stack.
 const NEEDED: usize = 2048;
@@ -27,7 +27,7 @@ const PAGE_SHIFT: u32 = 12;
 #[inline(always)]
 pub(crate) unsafe fn has_room(target: &Target, slot: *mut Slot, sp: usize) -> bool {
     target.stack_top.wrapping_sub(sp) < FIRST_STACK
-        || sys::thread_pointer().wrapping_sub(sp) < OTHER_STACK
+        || arch::thread_pointer().wrapping_sub(sp) < OTHER_STACK
         // SAFETY: the caller promises that it has leased the slot.
         || has_room_elsewhere(unsafe { &mut *slot }, sp)
 }

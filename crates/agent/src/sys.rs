@@ -1,11 +1,12 @@
-//! The few questions that only the machine or the kernel can answer.
+//! The kernel's answers: system calls, and the vDSO's clocks.
 
-use core::arch::asm;
 use core::sync::atomic::AtomicU32;
 
 use beeline_uapi::linux::FUTEX_WAKE;
 use beeline_uapi::nr;
 use beeline_uapi::signal::SS_DISABLE;
+
+pub use crate::arch::syscall6;
 
 /// Runs a system call; the result is negative for an error.
 ///
@@ -16,33 +17,6 @@ pub unsafe fn syscall(number: u64, [a, b, c, d]: [u64; 4]) -> i64 {
     // SAFETY: the caller answers for what the call does to memory; a call with fewer arguments does
     // not look at the rest.
     unsafe { syscall6(number, [a, b, c, d, 0, 0]) }
-}
-
-/// As [`syscall`], with six arguments.
-///
-/// # Safety
-///
-/// The caller answers for what the call does to memory.
-pub unsafe fn syscall6(number: u64, args: [u64; 6]) -> i64 {
-    let result: i64;
-    // SAFETY: the kernel changes only rax, rcx and r11; the caller answers for what the call does
-    // to memory.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") args[0],
-            in("rsi") args[1],
-            in("rdx") args[2],
-            in("r10") args[3],
-            in("r8") args[4],
-            in("r9") args[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result
 }
 
 /// Returns nanoseconds of a clock, read without a system call where possible. `time` is a `struct
@@ -60,8 +34,7 @@ pub unsafe fn read_clock(clock_gettime: usize, clock: u64, time: *mut [u64; 2]) 
         if clock_gettime == 0 {
             syscall(nr::CLOCK_GETTIME, [clock, place, 0, 0]);
         } else {
-            let clock_gettime: extern "sysv64" fn(u64, u64) -> i32 =
-                core::mem::transmute(clock_gettime);
+            let clock_gettime: extern "C" fn(u64, u64) -> i32 = core::mem::transmute(clock_gettime);
             clock_gettime(clock, place);
         }
         time.read()
@@ -113,149 +86,6 @@ pub fn pause() {
     let time = [0u64, 50_000];
     // SAFETY: the call sleeps and changes nothing.
     unsafe { syscall(nr::NANOSLEEP, [(&raw const time) as u64, 0, 0, 0]) };
-}
-
-/// Returns the current CPU. `rdpid` says that the machine has the instruction of that name.
-#[inline(always)]
-pub fn cpu(rdpid: bool) -> u32 {
-    cpu_and_node(rdpid) & 0xfff
-}
-
-/// Returns the NUMA node of the current CPU.
-pub fn node(rdpid: bool) -> u32 {
-    cpu_and_node(rdpid) >> 12
-}
-
-#[inline(always)]
-fn cpu_and_node(rdpid: bool) -> u32 {
-    // The kernel tells user space both by this number (`__CPUNODE_SEG`): the CPU in the low bits,
-    // its node above.
-    let cpu_and_node: u64;
-    if rdpid {
-        // SAFETY: this reads a register that the kernel sets for this; the caller says that the
-        // instruction exists.
-        unsafe {
-            asm!("rdpid {}", out(reg) cpu_and_node, options(nomem, nostack, preserves_flags))
-        };
-    } else {
-        // SAFETY: this reads a segment limit and changes nothing but the flags.
-        unsafe {
-            asm!("lsl {0}, {1}", out(reg) cpu_and_node, in(reg) 0x7bu64, options(nomem, nostack))
-        };
-    }
-    cpu_and_node as u32
-}
-
-/// Returns the thread pointer, which is unique among the threads that live in a process.
-#[inline(always)]
-pub fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: this reads a register; the runtime supports no machine without the instruction.
-    unsafe { asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
-    pointer
-}
-
-/// Returns the `u32` at an offset from the thread pointer.
-///
-/// # Safety
-///
-/// The offset must be one that was found readable in every thread.
-#[inline(always)]
-pub unsafe fn thread_word(offset: i32) -> u32 {
-    let word: u32;
-    // SAFETY: the caller promises that the offset is readable in every thread.
-    unsafe {
-        asm!("mov {0:e}, fs:[{1}]", out(reg) word, in(reg) i64::from(offset), options(nostack, readonly))
-    };
-    word
-}
-
-/// Copies bytes that do not overlap. Written out because the agent has no `memcpy`: a call to one
-/// would go through a table that needs relocations.
-///
-/// # Safety
-///
-/// `from` must be readable and `to` writable for `bytes`.
-pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the caller promises that both ranges are accessible; the direction flag is clear in
-    // every System V function.
-    unsafe {
-        asm!(
-            "rep movsb",
-            inout("rcx") bytes => _,
-            inout("rdi") to => _,
-            inout("rsi") from => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// Copies bytes that may overlap, like `memmove`.
-///
-/// # Safety
-///
-/// `from` must be readable and `to` writable for `bytes`.
-pub unsafe fn shift(to: *mut u8, from: *const u8, bytes: usize) {
-    if (to as usize).wrapping_sub(from as usize) >= bytes {
-        // SAFETY: the caller promises that both ranges are accessible. Copying upwards overwrites
-        // no byte before it was read.
-        return unsafe { copy(to, from, bytes) };
-    }
-    // SAFETY: the caller promises that both ranges are accessible. Copying downwards overwrites no
-    // byte before it was read; the direction flag is clear again afterwards.
-    unsafe {
-        asm!(
-            "std",
-            "rep movsb",
-            "cld",
-            inout("rcx") bytes => _,
-            inout("rdi") to.wrapping_add(bytes).wrapping_sub(1) => _,
-            inout("rsi") from.wrapping_add(bytes).wrapping_sub(1) => _,
-            options(nostack),
-        );
-    }
-}
-
-/// Fills bytes with zeros.
-///
-/// # Safety
-///
-/// `to` must be writable for `bytes`.
-pub unsafe fn zero(to: *mut u8, bytes: usize) {
-    // SAFETY: the caller promises that the range is writable; the direction flag is clear in every
-    // System V function.
-    unsafe {
-        asm!(
-            "rep stosb",
-            inout("rcx") bytes => _,
-            inout("rdi") to => _,
-            in("al") 0u8,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// Calls `f(argument)` with the stack pointer at `top`.
-///
-/// # Safety
-///
-/// `top` must be 16-byte aligned, with enough writable memory below it that nobody else uses.
-#[inline(always)]
-pub unsafe fn call_on_stack(top: usize, f: unsafe extern "sysv64" fn(*mut u8), argument: *mut u8) {
-    // SAFETY: r12 is callee-saved, so it outlives the call and brings the old stack pointer back.
-    unsafe {
-        asm!(
-            "mov r12, rsp",
-            "mov rsp, {top}",
-            "call {f}",
-            "mov rsp, r12",
-            top = in(reg) top,
-            f = in(reg) f,
-            in("rdi") argument,
-            out("r12") _,
-            clobber_abi("sysv64"),
-        );
-    }
 }
 
 /// The kernel's `stack_t`.

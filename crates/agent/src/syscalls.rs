@@ -36,7 +36,7 @@ const MADE: u64 = 1;
 ///
 /// For stubs only: `regs` are the registers at the call, `calls` are the target's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Calls) -> u64 {
+pub unsafe extern "C" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Calls) -> u64 {
     // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     let Some(call) = (unsafe { Call::new(&*regs, &*calls, ENTER) }) else {
         return MAKE;
@@ -62,7 +62,7 @@ pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *cons
 unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
     // SAFETY: the caller promises that these are a stub's registers, and that nothing else looks at
     // them now.
-    unsafe { (*regs).ax = result };
+    unsafe { (*regs).set_result(result) };
     // SAFETY: the caller promises that these are a stub's registers, and what the runtime laid out
     // for it.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
@@ -76,7 +76,7 @@ unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
 ///
 /// As for [`beeline_call_enter`].
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Calls) {
+pub unsafe extern "C" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Calls) {
     // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
         process_events::handle(&call);
@@ -91,10 +91,7 @@ pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const
 ///
 /// For stubs only: `record` is the call's, `calls` are the target's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_compact_enter(
-    record: *const Record,
-    calls: *const Calls,
-) {
+pub unsafe extern "C" fn beeline_call_compact_enter(record: *const Record, calls: *const Calls) {
     // SAFETY: this is the stub's own record, and what the runtime laid out for it.
     unsafe { run_briefly(&*record, &*calls, ENTER) }
 }
@@ -105,10 +102,7 @@ pub unsafe extern "sysv64" fn beeline_call_compact_enter(
 ///
 /// As for [`beeline_call_compact_enter`].
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_compact_exit(
-    record: *const Record,
-    calls: *const Calls,
-) {
+pub unsafe extern "C" fn beeline_call_compact_exit(record: *const Record, calls: *const Calls) {
     // SAFETY: this is the stub's own record, and what the runtime laid out for it.
     unsafe { run_briefly(&*record, &*calls, EXIT) }
 }
@@ -167,7 +161,7 @@ impl<'a> Call<'a> {
         // SAFETY: the caller promises that the runtime laid out the targets.
         let (own, child) = unsafe { (&*calls.target, &*calls.child) };
         let target = process_events::whose(own, child)?;
-        if regs.orig_ax == nr::CLOCK_GETTIME && time::asks(regs, target) {
+        if regs.call_number() == nr::CLOCK_GETTIME && time::asks(regs, target) {
             return None;
         }
         Some(Self {
@@ -180,10 +174,15 @@ impl<'a> Call<'a> {
         })
     }
 
+    #[inline(always)]
+    fn first_argument(&self) -> u64 {
+        self.regs.call_arguments()[0]
+    }
+
     /// Runs the call's programs. Returns the result that one of them has made up.
     #[inline(always)]
     fn run_programs(&self) -> Overridden {
-        let Some(links) = links_at(self.calls, self.edge, self.regs.orig_ax as u32) else {
+        let Some(links) = links_at(self.calls, self.edge, self.regs.call_number() as u32) else {
             return Overridden::default();
         };
         let seen = Registers {
@@ -258,7 +257,7 @@ struct Job<'a, S> {
 }
 
 /// Runs a job's programs one after the other.
-unsafe extern "sysv64" fn run_links<S: Seen>(job: *mut u8) {
+unsafe extern "C" fn run_links<S: Seen>(job: *mut u8) {
     // SAFETY: `run_leased` passes its own job.
     let job = unsafe { &mut *job.cast::<Job<'_, S>>() };
     let seen = job.seen;

@@ -20,7 +20,7 @@ use beeline_uapi::nr;
 use crate::abi::{PtRegs, Target};
 use crate::enter;
 use crate::returns::ReturnTable;
-use crate::sys;
+use crate::{arch, sys};
 
 /// The most bytes between a file's code and the functions of its own that it calls.
 const SAME_FILE: u64 = 1 << 20;
@@ -29,7 +29,7 @@ const SAME_FILE: u64 = 1 << 20;
 const HANDED_ON: usize = 3;
 /// An upper bound for the size of a stack.
 const FAR: usize = 1 << 36;
-const PAGE: usize = 4096;
+const PAGE: usize = beeline_maps::PAGE as usize;
 /// The number of pages that are checked in one call.
 const PAGES: usize = 32;
 
@@ -39,15 +39,16 @@ const PAGES: usize = 32;
 ///
 /// For a site at that function.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_find_object(regs: *const u8, run: *const Run) -> u64 {
+pub unsafe extern "C" fn beeline_find_object(regs: *const u8, run: *const Run) -> u64 {
     // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
     // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
     // SAFETY: at a function's start the stack pointer is at the return address.
-    let caller = unsafe { *(regs.sp as *const u64) };
+    let caller = unsafe { *(regs.return_slot() as *const u64) };
+    let [address, ..] = regs.arguments();
     // The first thing that an unwinder asks for is its own code.
-    if caller.abs_diff(regs.di) < SAME_FILE {
-        put_back(target, regs.sp as usize);
+    if caller.abs_diff(address) < SAME_FILE {
+        put_back(target, regs.sp() as usize);
     }
     0
 }
@@ -60,11 +61,11 @@ pub unsafe extern "sysv64" fn beeline_find_object(regs: *const u8, run: *const R
 ///
 /// For a site at that function.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_iterate_objects(regs: *const u8, run: *const Run) -> u64 {
+pub unsafe extern "C" fn beeline_iterate_objects(regs: *const u8, run: *const Run) -> u64 {
     // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
     // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
-    let (sp, data) = (regs.sp, regs.si);
+    let (sp, [callback, data, _]) = (regs.sp(), regs.arguments());
     // An unwinder's data are the caller's variables: words of its frame, with more of the stack
     // above.
     if data % 8 != 0 || !(sp..sp + PAGE as u64).contains(&data) {
@@ -72,7 +73,7 @@ pub unsafe extern "sysv64" fn beeline_iterate_objects(regs: *const u8, run: *con
     }
     // SAFETY: the words are on the stack, as checked above.
     let words = unsafe { *(data as *const [u64; HANDED_ON]) };
-    if words.iter().any(|word| word.abs_diff(regs.di) < SAME_FILE) {
+    if words.iter().any(|word| word.abs_diff(callback) < SAME_FILE) {
         put_back(target, sp as usize);
     }
     0
@@ -90,18 +91,17 @@ unsafe fn target_of<'a>(run: *const Run) -> &'a Target {
     unsafe { &*(*run).helpers.cast::<Target>() }
 }
 
-/// Handles an unwinder that leaves to where an exception is caught: rcx has the stack pointer of
-/// that place.
+/// Handles an unwinder that leaves to where an exception is caught.
 ///
 /// # Safety
 ///
 /// For a site at such an instruction.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_landing(regs: *const u8, run: *const Run) -> u64 {
+pub unsafe extern "C" fn beeline_landing(regs: *const u8, run: *const Run) -> u64 {
     // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
     // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
-    watch_again(target, regs.sp as usize, regs.cx as usize);
+    watch_again(target, regs.sp() as usize, regs.landing_sp() as usize);
     0
 }
 
@@ -111,11 +111,11 @@ pub unsafe extern "sysv64" fn beeline_landing(regs: *const u8, run: *const Run) 
 ///
 /// For a site in such a function.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_listed(regs: *const u8, run: *const Run) -> u64 {
+pub unsafe extern "C" fn beeline_listed(regs: *const u8, run: *const Run) -> u64 {
     // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
     // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
-    watch_again(target, regs.sp as usize, regs.sp as usize);
+    watch_again(target, regs.sp() as usize, regs.sp() as usize);
     0
 }
 
@@ -171,7 +171,7 @@ struct Stack {
 impl Stack {
     fn around(sp: usize, table: &ReturnTable) -> Self {
         let alternate = sys::alternate_stack().filter(|stack| stack.contains(&sp));
-        let thread = sys::thread_pointer();
+        let thread = arch::thread_pointer();
         let end = match &alternate {
             Some(stack) => stack.end,
             // C libraries put the thread's own record at the end of its stack, except for a

@@ -2,6 +2,7 @@
 
 use core::mem::offset_of;
 
+pub use crate::arch::HandlerCode;
 use beeline_uapi::signal::{SIGBUS, SIGSEGV, SIGTRAP};
 
 /// The signals that the agent takes over the handlers of: SIGTRAP, SIGBUS and SIGSEGV, in the order
@@ -52,7 +53,7 @@ pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
 #[derive(Debug, Clone, Copy)]
 pub struct HandlerStub {
     /// Adds the target and the level to the kernel's three arguments.
-    pub code: [u8; 32],
+    pub code: HandlerCode,
     /// [`HANDLER_MAGIC`], by which other sessions recognize it.
     pub magic: u64,
     /// The session's [`Signals`].
@@ -64,31 +65,11 @@ pub struct HandlerStub {
 }
 
 impl HandlerStub {
-    /// The bytes of [`HandlerStub::code`] that are the same in all, each with its place: `movabs
-    /// rcx, target; mov r8d, level; movabs rax, handler; jmp rax`.
-    const MARKS: [(usize, u8); 8] = [
-        (0, 0x48),
-        (1, 0xb9),
-        (10, 0x41),
-        (11, 0xb8),
-        (16, 0x48),
-        (17, 0xb8),
-        (26, 0xff),
-        (27, 0xe0),
-    ];
-
     /// Creates the stub of a level. `handler` is the agent's, `target` and `signals` are the
     /// target's [`Target`](super::Target) and [`Signals`].
     pub fn new(handler: u64, target: u64, signals: u64, level: u32) -> Self {
-        let mut code = [0xcc; 32];
-        for (at, byte) in Self::MARKS {
-            code[at] = byte;
-        }
-        code[2..10].copy_from_slice(&target.to_le_bytes());
-        code[12..16].copy_from_slice(&level.to_le_bytes());
-        code[18..26].copy_from_slice(&handler.to_le_bytes());
         Self {
-            code,
+            code: HandlerCode::new(handler, target, level),
             magic: HANDLER_MAGIC,
             signals,
             level,
@@ -102,13 +83,11 @@ impl HandlerStub {
     ///
     /// There must be code at the address, and it must end by itself.
     pub unsafe fn is_at(handler: *const u8) -> bool {
-        // SAFETY: each byte that fits says that there are as many more as to the next one, and they
-        // are read in their order.
-        let fits = |(at, byte): &(usize, u8)| unsafe { handler.add(*at).read() } == *byte;
         let magic = offset_of!(Self, magic);
         // SAFETY: only a stub begins like that, and a stub has the magic number at this offset.
         let magic = || unsafe { handler.add(magic).cast::<u64>().read_unaligned() };
-        Self::MARKS.iter().all(fits) && magic() == HANDLER_MAGIC
+        // SAFETY: the caller promises that there is code.
+        unsafe { HandlerCode::is_at(handler) && magic() == HANDLER_MAGIC }
     }
 }
 
@@ -116,7 +95,7 @@ impl HandlerStub {
 /// says.
 pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
 
-/// The kernel's `struct sigaction` on x86-64.
+/// The kernel's `struct sigaction`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SignalAction {

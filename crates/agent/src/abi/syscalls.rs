@@ -17,8 +17,8 @@ pub const WATCHED: u8 = 1;
 /// In [`Calls::watched`]: the agent has to see a [`Record`].
 pub const WATCHED_COMPACTLY: u8 = 2;
 
-/// The number of calls that can have programs of their own. x86-64's calls end below
-/// (`asm/unistd_64.h`).
+/// The number of calls that can have programs of their own. Linux's calls end below
+/// (`asm/unistd.h`).
 pub const CALL_NUMBERS: usize = 512;
 
 /// The system calls of one target. In the pool.

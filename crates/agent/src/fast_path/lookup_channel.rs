@@ -20,7 +20,7 @@ use beeline_uapi::{Errno, nr};
 use super::Element;
 use super::memory::{ToolMemory, overlap};
 use super::prefetch::file_of;
-use crate::sys;
+use crate::{arch, sys};
 
 /// The most processes of a tool that have channels; more are left to the supervisor.
 pub const CHANNELS: usize = 8;
@@ -125,7 +125,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
         let done = match self.exchange(room, id, &map, key)? {
             Answer::Value(found) => {
                 // SAFETY: the answer has as many bytes as a value.
-                unsafe { sys::copy(value.as_mut_ptr(), found.as_ptr(), value.len()) };
+                unsafe { arch::copy(value.as_mut_ptr(), found.as_ptr(), value.len()) };
                 Some(Ok(()))
             }
             Answer::Refused(errno) => Some(Err(Errno(errno))),

@@ -2,12 +2,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use beeline_maps::PAGE;
 use beeline_uapi::nr;
 
+use crate::arch::USER_END;
 use crate::sys;
 
-const PAGE: u64 = 4096;
-const USER_END: u64 = 1 << 47;
 /// The size of what `getcpu` writes.
 const WORD: u64 = 4;
 

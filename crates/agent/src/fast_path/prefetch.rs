@@ -26,7 +26,7 @@ use super::lookup_channel::{CHANNELS, ChannelUse, LISTED, ListedMap, LookupChann
 use super::memory::{ToolMemory, overlap};
 use super::{Element, LONGEST_KEY, cmd, result};
 use crate::fast_path::DECLINED;
-use crate::sys;
+use crate::{arch, sys};
 
 /// The most iterations that a tool can be in at a time; more are left to the supervisor.
 pub const ITERATIONS: usize = 16;
@@ -139,7 +139,7 @@ pub struct GuestFastPath {
 ///
 /// For trampolines only: `fast_path` is the process's own. The arguments may be anything.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_guest_fast_path(
+pub unsafe extern "C" fn beeline_guest_fast_path(
     command: u64,
     attribute: u64,
     size: u64,
@@ -247,11 +247,11 @@ impl GuestFastPath {
         // SAFETY: the first copy is from a step of the walk to room for the longest key; the second
         // is of what was copied, to as much room.
         unsafe {
-            sys::copy(copy, view.key(next), view.key_len);
+            arch::copy(copy, view.key(next), view.key_len);
             if !view.holds() {
                 return None;
             }
-            sys::copy(out.as_mut_ptr(), copy, view.key_len);
+            arch::copy(out.as_mut_ptr(), copy, view.key_len);
         }
         view.marks.at.store(next as u32, Relaxed);
         Some(Ok(()))
@@ -274,7 +274,7 @@ impl GuestFastPath {
         }
         // SAFETY: the value is a step's of the walk, and the tool has as much room: the length is
         // of this map, whatever the supervisor does now.
-        unsafe { sys::copy(out.as_mut_ptr(), view.value(step), view.value_len) };
+        unsafe { arch::copy(out.as_mut_ptr(), view.value(step), view.value_len) };
         view.marks.at.store(step as u32, Relaxed);
         // If the supervisor changed it meanwhile, it looks the value up, and overwrites this one if
         // the element still exists.

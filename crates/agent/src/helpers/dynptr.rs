@@ -11,7 +11,7 @@ use super::convention::{Readable, Writable};
 use super::maps::caller;
 use super::output::commit;
 use crate::abi::{Context, MapHandle};
-use crate::sys;
+use crate::arch;
 
 /// The low bits of [`Dynptr::size`]: bytes.
 const SIZE_MASK: u32 = 0xff_ffff;
@@ -169,7 +169,7 @@ pub fn dynptr_read(
     }
     let from = ptr.part(offset, len).ok_or(Errno::E2BIG)?;
     // SAFETY: the program answers for `len` bytes at `to`, the dynptr for those at `from`.
-    unsafe { sys::shift(to.as_mut_ptr(), from as *const u8, len as usize) };
+    unsafe { arch::shift(to.as_mut_ptr(), from as *const u8, len as usize) };
     Ok(())
 }
 
@@ -190,7 +190,7 @@ pub fn dynptr_write(
         return Err(Errno::EINVAL);
     }
     // SAFETY: the program answers for `len` bytes at `from`, the dynptr for those at `to`.
-    unsafe { sys::shift(to as *mut u8, from.as_ptr(), len as usize) };
+    unsafe { arch::shift(to as *mut u8, from.as_ptr(), len as usize) };
     Ok(())
 }
 

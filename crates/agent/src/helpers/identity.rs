@@ -7,10 +7,8 @@ use beeline_uapi::{Errno, nr};
 
 use super::convention::Writable;
 use super::time;
-use crate::abi::{
-    COMM_ENTRIES, CommEntry, Context, HAS_RDPID, IS_CHILD, TID_UNKNOWN, USERS_SEEN, UserEntry,
-};
-use crate::sys;
+use crate::abi::{COMM_ENTRIES, CommEntry, Context, IS_CHILD, TID_UNKNOWN, USERS_SEEN, UserEntry};
+use crate::{arch, sys};
 
 /// `bpf_get_smp_processor_id()`: the slot's number, as in every per-CPU map.
 pub fn get_smp_processor_id(context: &mut Context) -> u64 {
@@ -19,8 +17,7 @@ pub fn get_smp_processor_id(context: &mut Context) -> u64 {
 
 /// `bpf_get_numa_node_id()`.
 pub fn get_numa_node_id(context: &mut Context) -> u64 {
-    let flags = context.target().flags.load(Relaxed);
-    sys::node(flags & HAS_RDPID != 0).into()
+    arch::node(context.target().flags.load(Relaxed)).into()
 }
 
 /// `bpf_get_current_pid_tgid()`: the process above, the thread below.
@@ -43,7 +40,7 @@ pub fn get_ns_current_pid_tgid(
     // SAFETY: the program answers for `size` bytes.
     unsafe {
         if size != size_of::<Ids>() || target.pid_namespace != [dev, ino] {
-            sys::zero(to.as_mut_ptr(), size);
+            arch::zero(to.as_mut_ptr(), size);
             return Err(Errno::EINVAL);
         }
         let ids: *mut Ids = to.as_mut_ptr().cast();
@@ -114,8 +111,8 @@ pub fn get_current_comm(context: &mut Context, buf: Writable, size: u64) -> Resu
             buf.cast::<[u8; TASK_COMM_LEN]>().write_unaligned(comm);
             return Ok(());
         }
-        sys::copy(buf, comm.as_ptr(), kept);
-        sys::zero(buf.add(kept), size - kept);
+        arch::copy(buf, comm.as_ptr(), kept);
+        arch::zero(buf.add(kept), size - kept);
         buf.add(kept - 1).write(0);
     }
     Ok(())
@@ -146,7 +143,7 @@ pub fn tid(context: &Context) -> u32 {
     match context.target().tid_offset {
         TID_UNKNOWN => sys::tid(),
         // SAFETY: the runtime found each thread's own id at this offset.
-        offset => unsafe { sys::thread_word(offset) },
+        offset => unsafe { arch::thread_word(offset) },
     }
 }
 

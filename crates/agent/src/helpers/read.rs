@@ -3,207 +3,82 @@
 //! A page that was readable a moment ago (at the same tick of the coarse clock) is read directly.
 //! For any other page the kernel is asked first, by `process_vm_readv` on the process itself, which
 //! reports instead of faulting. The remaining case is a page that was unmapped within the last
-//! milliseconds. The agent's signal handler catches that fault and goes on at [`fault_fixup`]'s
-//! answer. Without the handler every read takes the system call.
+//! milliseconds. The agent's signal handler catches that fault and goes on at
+//! [`arch::fault_fixup`](crate::arch::fault_fixup())'s answer. Without the handler every read takes the system call.
 
-use core::arch::{asm, global_asm};
 use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_isa::abi::sized_read;
+use beeline_maps::PAGE;
 use beeline_uapi::Errno;
 
 use super::convention::{Writable, shim};
 use super::{task, time};
 use crate::abi::{Context, FAULTS_CAUGHT, HOLE_ENTRIES, PAGE_ENTRIES};
-use crate::sys;
+use crate::arch::{USER_END, guarded_copy, guarded_copy_string, guarded_load};
+use crate::{arch, sys};
 
-const PAGE: u64 = 4096;
-/// User space on x86-64 ends here (47 bits; with five-level paging only on request).
-const USER_END: u64 = 1 << 47;
 /// Bits of the tick beside a page's number: they wrap around in 19 hours.
 const TICK_BITS: u32 = 29;
 /// Bytes asked for at once when a string is read without the handler.
 const CHUNK: u64 = 256;
-
-// Leaf functions that leave the stack pointer alone, so one fixup serves a fault at any of their
-// instructions.
-global_asm!(
-    "beeline_fault_begin:",
-    // (rdi: to, rsi: from, rdx: bytes) -> 0
-    "beeline_copy:",
-    "cmp rdx, 8",
-    "jb 3f",
-    "ja 2f",
-    // One word is what programs read most.
-    "mov rax, [rsi]",
-    "mov [rdi], rax",
-    "xor eax, eax",
-    "ret",
-    "2:",
-    "mov rax, [rsi]",
-    "mov [rdi], rax",
-    "add rsi, 8",
-    "add rdi, 8",
-    "sub rdx, 8",
-    "cmp rdx, 8",
-    "jae 2b",
-    "3:",
-    "test rdx, rdx",
-    "jz 5f",
-    "4:",
-    "mov al, [rsi]",
-    "mov [rdi], al",
-    "inc rsi",
-    "inc rdi",
-    "dec rdx",
-    "jnz 4b",
-    "5:",
-    "xor eax, eax",
-    "ret",
-    // (rdi: to, rsi: from, rdx: at most this many bytes) -> bytes copied, up to and with the
-    // terminator
-    "beeline_copy_string:",
-    "xor eax, eax",
-    "2:",
-    "cmp rax, rdx",
-    "jae 3f",
-    "mov cl, [rsi + rax]",
-    "mov [rdi + rax], cl",
-    "inc rax",
-    "test cl, cl",
-    "jnz 2b",
-    "3:",
-    "ret",
-    // (rdx: from) -> rax: what is there; rcx: 0 if that could be read
-    "beeline_load_1:",
-    "mov ecx, 1",
-    "movzx eax, byte ptr [rdx]",
-    "xor ecx, ecx",
-    "ret",
-    "beeline_load_2:",
-    "mov ecx, 1",
-    "movzx eax, word ptr [rdx]",
-    "xor ecx, ecx",
-    "ret",
-    "beeline_load_4:",
-    "mov ecx, 1",
-    "mov eax, [rdx]",
-    "xor ecx, ecx",
-    "ret",
-    "beeline_load_8:",
-    "mov ecx, 1",
-    "mov rax, [rdx]",
-    "xor ecx, ecx",
-    "ret",
-    "beeline_fault_end:",
-    "beeline_fault_fixup:",
-    "mov rax, -14",
-    "ret",
-);
-
-/// Returns the address of a label in the assembly above. (An `extern` item would be reached through
-/// a table that needs relocations, which the agent cannot have.)
-macro_rules! label {
-    ($name:literal) => {{
-        let address: u64;
-        // SAFETY: this only computes an address.
-        unsafe {
-            asm!(concat!("lea {}, [rip + ", $name, "]"), out(reg) address, options(nomem, nostack, preserves_flags));
-        }
-        address
-    }};
-}
-
-/// `(to, from, bytes)`.
-type CopyFn = unsafe extern "sysv64" fn(*mut u8, u64, u64) -> i64;
-
-/// Copies. Returns 0, or `-EFAULT` if a fault was caught.
-#[inline(always)]
-unsafe fn direct_copy(to: *mut u8, from: u64, bytes: u64) -> i64 {
-    let function = label!("beeline_copy");
-    // SAFETY: the label is a function of this type; the caller promises room at `to`, and a fault
-    // at `from` is caught.
-    unsafe { core::mem::transmute::<u64, CopyFn>(function)(to, from, bytes) }
-}
-
-/// Copies up to and with a terminator. Returns the bytes copied, or `-EFAULT` if a fault was
-/// caught.
-#[inline(always)]
-unsafe fn direct_copy_string(to: *mut u8, from: u64, most: u64) -> i64 {
-    let function = label!("beeline_copy_string");
-    // SAFETY: the label is a function of this type; the caller promises room at `to`, and a fault
-    // at `from` is caught.
-    unsafe { core::mem::transmute::<u64, CopyFn>(function)(to, from, most) }
-}
-
-/// Returns where a thread that faulted at `ip` goes on, if it was one of the reads here.
-pub fn fault_fixup(ip: u64) -> Option<u64> {
-    let reads = label!("beeline_fault_begin")..label!("beeline_fault_end");
-    reads.contains(&ip).then(|| label!("beeline_fault_fixup"))
-}
 
 /// `bpf_probe_read_user(dst, size, src)` and its kin: 0, or `-EFAULT` and zeros.
 pub fn probe_read(context: &mut Context, to: Writable, size: u32, from: u64) -> Result<(), Errno> {
     let (to, size) = (to.as_mut_ptr(), u64::from(size));
     // SAFETY: the program answers for `size` bytes at `to`. A fault at `from` is caught.
     unsafe {
-        if is_fresh(context, from, size) && direct_copy(to, from, size) == 0 {
+        if is_fresh(context, from, size) && guarded_copy(to, from, size) == 0 {
             return Ok(());
         }
         if copy(context, to, from, size) {
             return Ok(());
         }
-        sys::zero(to, size as usize);
+        arch::zero(to, size as usize);
     }
     Err(Errno::EFAULT)
 }
 
-/// [`probe_read`] of sizes known to the compiler, without a frame for memory that was readable a
+/// [`probe_read`] of a size known to the compiler, without a frame for memory that was readable a
 /// moment ago.
-macro_rules! sized_reads {
-    ($($helper:ident = $load:literal, $type:ty;)*) => {
-        $(
-            fn $helper(context: &mut Context, to: Writable, _: u64, from: u64) -> Result<(), Errno> {
-                const BYTES: u32 = size_of::<$type>() as u32;
-                if is_fresh(context, from, BYTES.into()) {
-                    let (value, failed): (u64, u64);
-                    // SAFETY: a fault at `from` is caught, and the assembly changes no other
-                    // registers.
-                    unsafe {
-                        asm!(concat!("call ", $load), in("rdx") from, out("rax") value, out("rcx") failed);
-                    }
-                    if failed == 0 {
-                        // SAFETY: the program answers for as many bytes.
-                        unsafe { to.as_mut_ptr().cast::<$type>().write_unaligned(value as $type) };
-                        return Ok(());
-                    }
-                }
-                probe_read(context, to, BYTES, from)
-            }
-        )*
-
-        /// Puts the sized reads at the places of [`beeline_isa::abi::sized_read`].
-        ///
-        /// # Safety
-        ///
-        /// `table` must have room for all helpers.
-        pub unsafe fn put_sized_reads(table: *mut usize) {
-            $(
-                if let Some(place) = const { sized_read(size_of::<$type>() as u64) } {
-                    // SAFETY: the caller promises that the table has room for all helpers, and the
-                    // place is one of the table's.
-                    unsafe { table.add(place as usize).write(shim($helper) as usize) };
-                }
-            )*
-        }
-    };
+fn probe_read_sized<const BYTES: usize>(
+    context: &mut Context,
+    to: Writable,
+    _: u64,
+    from: u64,
+) -> Result<(), Errno> {
+    if is_fresh(context, from, BYTES as u64)
+        // SAFETY: a page is remembered only where faults are caught.
+        && let Some(value) = unsafe { guarded_load::<BYTES>(from) }
+    {
+        let bytes = value.to_le_bytes();
+        // SAFETY: the program answers for as many bytes, and a word has as many.
+        unsafe {
+            to.as_mut_ptr()
+                .copy_from_nonoverlapping(bytes.as_ptr(), BYTES)
+        };
+        return Ok(());
+    }
+    probe_read(context, to, BYTES as u32, from)
 }
 
-sized_reads! {
-    probe_read_1 = "beeline_load_1", u8;
-    probe_read_2 = "beeline_load_2", u16;
-    probe_read_4 = "beeline_load_4", u32;
-    probe_read_8 = "beeline_load_8", u64;
+/// Puts the sized reads at the places of [`beeline_isa::abi::sized_read`].
+///
+/// # Safety
+///
+/// `table` must have room for all helpers.
+pub unsafe fn put_sized_reads(table: *mut usize) {
+    macro_rules! put {
+        ($($bytes:literal)*) => {$(
+            if let Some(place) = const { sized_read($bytes) } {
+                let helper = shim(probe_read_sized::<$bytes>);
+                // SAFETY: the caller promises that the table has room for all helpers, and the
+                // place is one of the table's.
+                unsafe { table.add(place as usize).write(helper as usize) };
+            }
+        )*};
+    }
+    put! { 1 2 4 8 }
 }
 
 /// `bpf_probe_read_user_str(dst, size, src)`: returns the bytes with the terminator, or `-EFAULT`
@@ -223,7 +98,7 @@ pub fn probe_read_str(
         if let Some(length) = copy_string(context, to, from, size.into()) {
             return Ok(length);
         }
-        sys::zero(to, size as usize);
+        arch::zero(to, size as usize);
     }
     Err(Errno::EFAULT)
 }
@@ -248,7 +123,7 @@ pub unsafe fn copy(context: &mut Context, to: *mut u8, from: u64, bytes: u64) ->
         }
     }
     // SAFETY: the caller promises that `to` has room for the bytes; a fault at `from` is caught.
-    unsafe { direct_copy(to, from, bytes) == 0 }
+    unsafe { guarded_copy(to, from, bytes) == 0 }
 }
 
 /// Copies a frame of a stack walk. Returns false if it cannot be read, or could not a moment ago.
@@ -259,7 +134,7 @@ pub unsafe fn copy(context: &mut Context, to: *mut u8, from: u64, bytes: u64) ->
 pub fn copy_frame(context: &mut Context, frame: &mut [u64; 2], from: u64) -> bool {
     let to: *mut u8 = frame.as_mut_ptr().cast();
     // SAFETY: there is room for 16 bytes, and a fault is caught.
-    if is_fresh(context, from, 16) && unsafe { direct_copy(to, from, 16) } == 0 {
+    if is_fresh(context, from, 16) && unsafe { guarded_copy(to, from, 16) } == 0 {
         return true;
     }
     if !in_user_space(from, 16) {
@@ -344,7 +219,7 @@ unsafe fn copy_string_part(
             return None;
         }
         // SAFETY: the caller promises room for `most` bytes; a fault at `from` is caught.
-        let copied = unsafe { direct_copy_string(to, from, most) };
+        let copied = unsafe { guarded_copy_string(to, from, most) };
         return u64::try_from(copied).ok();
     }
     let most = most.min(CHUNK);
@@ -354,7 +229,7 @@ unsafe fn copy_string_part(
         if !ask(context, scratch, from, most) {
             return None;
         }
-        Some(direct_copy_string(to, scratch as u64, most) as u64)
+        Some(guarded_copy_string(to, scratch as u64, most) as u64)
     }
 }
 
@@ -406,7 +281,7 @@ fn ask_page(context: &mut Context, page: u64, key: u64) -> bool {
 unsafe fn ask(context: &Context, to: *mut u8, from: u64, bytes: u64) -> bool {
     if task::holds(context, from, bytes) {
         // SAFETY: the bytes are readable, and the caller promises that there is room.
-        unsafe { sys::copy(to, from as *const u8, bytes as usize) };
+        unsafe { arch::copy(to, from as *const u8, bytes as usize) };
         return true;
     }
     let pid = context.target().control().own_pid;

@@ -12,7 +12,7 @@ use beeline_uapi::{Errno, nr};
 
 use crate::abi::{Context, PendingSignals};
 use crate::signals::SIGSET_BYTES;
-use crate::sys;
+use crate::{arch, sys};
 
 /// `bpf_send_signal(sig)`: to the process.
 pub fn send_signal(context: &mut Context, signal: u32) -> Result<(), Errno> {
@@ -98,7 +98,7 @@ fn fill(info: &mut MaybeUninit<[u32; SI_MAX_SIZE / 4]>, signal: u32) {
     let words: *mut u32 = info.as_mut_ptr().cast();
     // SAFETY: the words lie inside the structure.
     unsafe {
-        sys::zero(words.cast(), SI_MAX_SIZE);
+        arch::zero(words.cast(), SI_MAX_SIZE);
         words.write(signal);
         words.add(2).write(SI_KERNEL as u32);
     }

@@ -8,7 +8,7 @@ use super::convention::Writable;
 use super::maps::caller;
 use super::read;
 use crate::abi::{Context, MapHandle, SCRATCH_WORDS, SITE_FUNCTION_ENTRY};
-use crate::sys;
+use crate::arch;
 
 const MAX_DEPTH: usize = PERF_MAX_STACK_DEPTH as usize;
 
@@ -61,12 +61,12 @@ pub fn get_stack(
             .get(skip..frames)
             .filter(|found| !found.is_empty())
         else {
-            sys::zero(buf, size);
+            arch::zero(buf, size);
             return Err(Errno::EFAULT);
         };
         let bytes = addresses.len() * 8;
-        sys::copy(buf, addresses.as_ptr().cast(), bytes);
-        sys::zero(buf.add(bytes), size - bytes);
+        arch::copy(buf, addresses.as_ptr().cast(), bytes);
+        arch::zero(buf.add(bytes), size - bytes);
         Ok(bytes as u64)
     }
 }
@@ -91,18 +91,21 @@ fn walk(context: &mut Context, most: usize) -> usize {
         count += 1;
         true
     };
-    let mut more = push(context, regs.ip);
+    let mut more = push(context, regs.ip());
     // Before the frame is set up, only the stack pointer leads to the caller.
     let at_entry =
-        site.is_some_and(|site| site.flags & SITE_FUNCTION_ENTRY != 0 && site.address == regs.ip);
+        site.is_some_and(|site| site.flags & SITE_FUNCTION_ENTRY != 0 && site.address == regs.ip());
     if more && at_entry {
         let mut caller = 0u64;
         // SAFETY: there is room for a word.
-        if unsafe { read::copy(context, (&raw mut caller).cast(), regs.sp, 8) } {
-            more = push(context, returns.original(regs.sp as usize, caller));
+        if unsafe { read::copy(context, (&raw mut caller).cast(), regs.return_slot(), 8) } {
+            more = push(
+                context,
+                returns.original(regs.return_slot() as usize, caller),
+            );
         }
     }
-    let mut frame_pointer = regs.bp;
+    let mut frame_pointer = regs.frame_pointer();
     while more {
         let mut frame = [0u64; 2];
         if !read::copy_frame(context, &mut frame, frame_pointer) {

@@ -65,7 +65,7 @@ pub fn now(context: &Context) -> u64 {
 pub fn asks(regs: &PtRegs, target: &Target) -> bool {
     let slots = target.slots as usize;
     let end = slots.wrapping_add(target.cpus as usize * size_of::<Slot>());
-    (slots..end).contains(&(regs.si as usize))
+    (slots..end).contains(&(regs.call_arguments()[1] as usize))
 }
 
 /// Returns nanoseconds of a clock.

@@ -45,26 +45,17 @@ pub(super) fn show(regs: &PtRegs, context: usize, room: &mut FunctionRoom) -> *c
     }
     if context & CONTEXT_KIND != CONTEXT_FUNCTION {
         if let Some(word) = words.get_mut(count) {
-            *word = regs.ax;
+            *word = regs.result();
         }
         return words.as_ptr().cast();
     }
-    let [di, si, dx, cx, r8, r9, _] = *words;
-    let seen = PtRegs {
-        di,
-        si,
-        dx,
-        cx,
-        r8,
-        r9,
-        ax: regs.ax,
-        ..PtRegs::default()
-    };
+    let [a, b, c, d, e, f, _] = *words;
+    let seen = PtRegs::of_function([a, b, c, d, e, f], regs.result());
     core::ptr::from_ref(room.regs.write(seen)).cast()
 }
 
 fn argument(regs: &PtRegs, kind: usize, how: &mut MaybeUninit<[u64; 3]>) -> u64 {
-    let own = [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9];
+    let own = regs.call_arguments();
     if let Some(value) = kind.checked_sub(1).and_then(|index| own.get(index)) {
         return *value;
     }
@@ -85,10 +76,11 @@ const PERMISSIONS: u64 = 0o7777;
 
 /// Returns what the kernel's entries of `open`, `openat` and `creat` make of their arguments.
 fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
-    let (flags, mode) = match regs.orig_ax {
-        nr::OPEN => (regs.si, regs.dx),
-        nr::CREAT => (O_CREAT | O_WRONLY | O_TRUNC, regs.si),
-        _ => (regs.dx, regs.r10),
+    let [_, second, third, fourth, ..] = regs.call_arguments();
+    let (flags, mode) = match regs.call_number() {
+        nr::OPEN => (second, third),
+        nr::CREAT => (O_CREAT | O_WRONLY | O_TRUNC, second),
+        _ => (third, fourth),
     };
     (u64::from(flags as u32) | O_LARGEFILE, mode & 0xffff)
 }
@@ -96,8 +88,9 @@ fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
 /// Returns the call's `struct open_how`: its own, or what `build_open_how` of `fs/open.c` makes of
 /// its arguments.
 fn open_how(regs: &PtRegs) -> [u64; 3] {
-    if regs.orig_ax == nr::OPENAT2 {
-        return copied(regs.dx, regs.r10);
+    if regs.call_number() == nr::OPENAT2 {
+        let [_, _, address, len, ..] = regs.call_arguments();
+        return copied(address, len);
     }
     let (flags, mode) = flags_and_mode(regs);
     let mut flags = flags & VALID_OPEN_FLAGS;

@@ -64,17 +64,17 @@ fn is_adopted(target: &Target) -> bool {
 /// Does Beeline's own part in a call, when its programs have run.
 #[inline(always)]
 pub(super) fn handle(call: &Call<'_>) {
-    match call.regs.orig_ax {
+    match call.regs.call_number() {
         nr::EXECVE | nr::EXECVEAT => exec(call),
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
         nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
         // The remembered name of the thread is out of date before its programs behind the call run.
-        nr::PRCTL if call.regs.di == PR_SET_NAME => {
+        nr::PRCTL if call.first_argument() == PR_SET_NAME => {
             call.control.names.fetch_add(1, Relaxed);
         }
-        nr::PRCTL if call.regs.di == PR_SET_SECCOMP => confine(call),
-        nr::SECCOMP if call.regs.di <= SECCOMP_SET_MODE_FILTER => confine(call),
+        nr::PRCTL if call.first_argument() == PR_SET_SECCOMP => confine(call),
+        nr::SECCOMP if call.first_argument() <= SECCOMP_SET_MODE_FILTER => confine(call),
         nr::SETUID
         | nr::SETGID
         | nr::SETREUID
@@ -92,7 +92,7 @@ pub(super) fn handle(call: &Call<'_>) {
 fn exec(call: &Call<'_>) {
     if call.edge == ENTER {
         upcall_about(call.target, UPCALL_EXEC, &program_of(call.regs));
-    } else if (call.regs.ax as i64) < 0 {
+    } else if (call.regs.result() as i64) < 0 {
         // Behind a call that has worked there is another program, and nobody waits for it any more.
         upcall(call.target, UPCALL_NO_EXEC);
     }
@@ -100,16 +100,17 @@ fn exec(call: &Call<'_>) {
 
 /// Returns the program that `execve` or `execveat` is to run.
 fn program_of(regs: &PtRegs) -> Subject {
-    match regs.orig_ax {
+    let [first, second, _, _, fifth, _] = regs.call_arguments();
+    match regs.call_number() {
         nr::EXECVE => Subject {
             directory: AT_FDCWD,
-            address: regs.di,
+            address: first,
             flags: 0,
         },
         _ => Subject {
-            directory: regs.di as i32,
-            address: regs.si,
-            flags: regs.r8 as u32,
+            directory: first as i32,
+            address: second,
+            flags: fifth as u32,
         },
     }
 }
@@ -134,9 +135,10 @@ fn confine(call: &Call<'_>) {
 #[inline(never)]
 fn code(call: &Call<'_>) {
     let regs = call.regs;
-    let is_file = regs.orig_ax != nr::MMAP || regs.r10 & MAP_ANONYMOUS == 0;
-    let has_worked = (regs.ax as i64) >= 0;
-    if regs.dx & PROT_EXEC == 0 || !has_worked {
+    let [_, _, protection, flags, ..] = regs.call_arguments();
+    let is_file = regs.call_number() != nr::MMAP || flags & MAP_ANONYMOUS == 0;
+    let has_worked = (regs.result() as i64) >= 0;
+    if protection & PROT_EXEC == 0 || !has_worked {
         return;
     }
     if is_file {
@@ -154,8 +156,8 @@ fn code(call: &Call<'_>) {
 #[inline(never)]
 fn become_another(call: &Call<'_>) {
     let regs = call.regs;
-    let is_unsure = match regs.orig_ax {
-        nr::UNSHARE => regs.di & CLONE_NEWUSER != 0,
+    let is_unsure = match regs.call_number() {
+        nr::UNSHARE => call.first_argument() & CLONE_NEWUSER != 0,
         number => number == nr::SETNS,
     };
     if call.edge == ENTER {
@@ -163,7 +165,7 @@ fn become_another(call: &Call<'_>) {
         return;
     }
     call.control.users.fetch_add(1, Relaxed);
-    if !is_unsure || (regs.ax as i64) < 0 {
+    if !is_unsure || (regs.result() as i64) < 0 {
         call.control.user_changes.fetch_sub(1, Relaxed);
     }
 }
@@ -174,20 +176,20 @@ fn become_another(call: &Call<'_>) {
 #[inline(never)]
 fn split(call: &Call<'_>) {
     let regs = call.regs;
-    let flags = match regs.orig_ax {
+    let flags = match regs.call_number() {
         nr::VFORK => CLONE_VM | CLONE_VFORK,
-        nr::CLONE => regs.di,
-        _ => word_at(call.control.own_pid, regs.di),
+        nr::CLONE => call.first_argument(),
+        _ => word_at(call.control.own_pid, call.first_argument()),
     };
     if flags & CLONE_VM == 0 || flags & CLONE_THREAD != 0 {
         return;
     }
-    let is_child_itself = regs.ax == 0;
+    let is_child_itself = regs.result() == 0;
     if call.edge == ENTER {
         call.control.children.fetch_add(1, Relaxed);
     } else if !is_child_itself {
         // A child that was not waited for runs beside its parent from now on.
-        if flags & CLONE_VFORK != 0 || (regs.ax as i64) < 0 {
+        if flags & CLONE_VFORK != 0 || (regs.result() as i64) < 0 {
             call.control.children.fetch_sub(1, Relaxed);
         }
         if flags & CLONE_VFORK != 0 {

@@ -162,8 +162,8 @@ impl Registers<'_> {
                     common: 0,
                     number: self.number(),
                     values: match self.edge {
-                        ENTER => [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9],
-                        _ => [regs.ax, 0, 0, 0, 0, 0],
+                        ENTER => regs.call_arguments(),
+                        _ => [regs.result(), 0, 0, 0, 0, 0],
                     },
                 };
                 // SAFETY: the room is the caller's, and large enough for any of a union's fields.
@@ -181,23 +181,20 @@ impl Registers<'_> {
 
     /// Makes the context of a probe's program.
     fn show_probe(&self, room: &mut MaybeUninit<PtRegs>) -> *const u8 {
-        let regs = PtRegs {
-            di: core::ptr::from_ref(self.regs) as u64,
-            ax: self.second(),
-            ..PtRegs::default()
-        };
+        let place = core::ptr::from_ref(self.regs) as u64;
+        let regs = PtRegs::of_function([place, 0, 0, 0, 0, 0], self.second());
         core::ptr::from_ref(room.write(regs)).cast()
     }
 
     fn number(&self) -> u64 {
-        i64::from(self.regs.orig_ax as i32) as u64
+        i64::from(self.regs.call_number() as i32) as u64
     }
 
     /// Returns the number before the call, the result behind it.
     fn second(&self) -> u64 {
         match self.edge {
             ENTER => self.number(),
-            _ => self.regs.ax,
+            _ => self.regs.result(),
         }
     }
 }

@@ -1,0 +1,18 @@
+//! x86-64, with the System V calling convention.
+
+mod guarded_reads;
+mod handler_code;
+pub mod loads;
+mod memory;
+mod registers;
+mod signal_frame;
+mod system_call;
+mod thread;
+
+pub use guarded_reads::{fault_fixup, guarded_copy, guarded_copy_string, guarded_load};
+pub use handler_code::HandlerCode;
+pub use memory::{USER_END, copy, shift, zero};
+pub use registers::PtRegs;
+pub use signal_frame::{BREAKPOINT_CODE, UserContext, is_breakpoint};
+pub use system_call::syscall6;
+pub use thread::{call_on_stack, cpu, node, stop, thread_pointer, thread_word};
