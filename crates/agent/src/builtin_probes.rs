@@ -7,7 +7,6 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_isa::abi::Run;
-use beeline_uapi::nr;
 use beeline_uapi::signal::{SA_RESTORER, SIGTRAP};
 
 use crate::abi::{
@@ -15,7 +14,7 @@ use crate::abi::{
     TRAPS_CAUGHT, Target, saved_at,
 };
 use crate::helpers::copy;
-use crate::signals::{SIGSET_BYTES, mirrored};
+use crate::signals::mirrored;
 use crate::sys;
 
 // The C library's `struct sigaction` (glibc and musl alike): between handler and flags stands a
@@ -93,33 +92,14 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
             restorer: signals.restorer,
             ..SignalAction::default()
         };
-        let mut called = SignalAction::default();
-        // SAFETY: the kernel writes one action.
-        unsafe {
-            sys::syscall(
-                nr::RT_SIGACTION,
-                [signal.into(), 0, (&raw mut called) as u64, SIGSET_BYTES],
-            )
-        };
+        let called = sys::signal_action(signal);
         // SAFETY: `stub_at` makes a checked read.
         let is_sessions = unsafe { stub_at(context, called.handler) }.is_some();
         let uppermost = if is_sessions { called } else { ours };
         let like = |one: &SignalAction| mirrored(&action, one.handler, one.restorer);
-        let replacing = like(&uppermost);
         // SAFETY: this installs the uppermost session's handler again, with the flags and the mask
         // that the target's handler asks for.
-        if unsafe {
-            sys::syscall(
-                nr::RT_SIGACTION,
-                [
-                    signal.into(),
-                    (&raw const replacing) as u64,
-                    0,
-                    SIGSET_BYTES,
-                ],
-            )
-        } != 0
-        {
+        if !unsafe { sys::set_signal_action(signal, &like(&uppermost)) } {
             return;
         }
         // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.

@@ -19,9 +19,6 @@ use crate::arch::{self, loads};
 use crate::enter::{beeline_enter, links_of, miss};
 use crate::sys;
 
-/// Bytes of the kernel's `sigset_t`.
-pub(crate) const SIGSET_BYTES: u64 = 8;
-
 /// The kernel's `siginfo_t`, as far as the agent looks.
 #[repr(C)]
 #[derive(Debug)]
@@ -101,7 +98,7 @@ pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
 /// Returns false if the previous handler must say where the thread goes on: the breakpoint is not
 /// this session's, or not this session's alone.
 fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool {
-    let address = registers.breakpoint();
+    let address = registers.breakpoint_address();
     // SAFETY: the thread has just run an instruction there.
     let is_there = || unsafe { arch::is_breakpoint(address) };
     let (site, trap) = if let Some(site) = find(target, level, address) {
@@ -260,20 +257,11 @@ unsafe fn hand_on(
         SIG_IGN if !raised_by_fault => {}
         // A fault cannot be ignored: the kernel takes the default action then.
         SIG_DFL | SIG_IGN => {
-            let default = SignalAction::default();
             // SAFETY: this sets the default action, and raises the signal once more for it to be
             // taken as soon as this handler returns. A fault would also repeat by itself; a trap
             // would not.
             unsafe {
-                sys::syscall(
-                    nr::RT_SIGACTION,
-                    [
-                        u64::from(signal),
-                        (&raw const default) as u64,
-                        0,
-                        SIGSET_BYTES,
-                    ],
-                );
+                sys::set_signal_action(signal, &SignalAction::default());
                 let (pid, tid) = (sys::pid().into(), sys::tid().into());
                 if !raised_by_fault || signal == SIGTRAP {
                     sys::syscall(

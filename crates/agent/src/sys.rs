@@ -1,4 +1,4 @@
-//! The kernel's answers: system calls, and the vDSO's clocks.
+//! System calls, and the vDSO's clocks.
 
 use core::sync::atomic::AtomicU32;
 
@@ -6,6 +6,7 @@ use beeline_uapi::linux::FUTEX_WAKE;
 use beeline_uapi::nr;
 use beeline_uapi::signal::SS_DISABLE;
 
+use crate::abi::SignalAction;
 pub use crate::arch::syscall6;
 
 /// Runs a system call; the result is negative for an error.
@@ -56,8 +57,8 @@ pub fn tid() -> u32 {
     unsafe { syscall(nr::GETTID, [0; 4]) as u32 }
 }
 
-/// Copies `len` bytes of this process's memory, `pid`, that may not be there. Returns the number of
-/// bytes that were, or a negative error number.
+/// Copies `len` bytes of a process's memory, nearly always this one's, that may not be there. Returns
+/// the number of bytes that were, or a negative error number.
 ///
 /// # Safety
 ///
@@ -73,6 +74,29 @@ pub unsafe fn read_memory(pid: u32, to: *mut u8, from: u64, len: u64) -> i64 {
 pub fn wake(word: &AtomicU32) {
     // SAFETY: the call only wakes the thread.
     unsafe { syscall(nr::FUTEX, [word.as_ptr() as u64, FUTEX_WAKE, 1, 0]) };
+}
+
+/// Bytes of the kernel's `sigset_t`.
+pub const SIGSET_BYTES: u64 = 8;
+
+/// Returns the process's action for a signal.
+pub fn signal_action(signal: u32) -> SignalAction {
+    let mut action = SignalAction::default();
+    let place = (&raw mut action) as u64;
+    // SAFETY: the kernel writes one action.
+    unsafe { syscall(nr::RT_SIGACTION, [signal.into(), 0, place, SIGSET_BYTES]) };
+    action
+}
+
+/// Sets the process's action for a signal, and returns whether that was possible.
+///
+/// # Safety
+///
+/// The handler, if there is one, must be one for this signal.
+pub unsafe fn set_signal_action(signal: u32, action: &SignalAction) -> bool {
+    let place = core::ptr::from_ref(action) as u64;
+    // SAFETY: the kernel reads one action, and the caller answers for its handler.
+    unsafe { syscall(nr::RT_SIGACTION, [signal.into(), place, 0, SIGSET_BYTES]) == 0 }
 }
 
 /// Gives the CPU to the next thread.

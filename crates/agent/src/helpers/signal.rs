@@ -11,8 +11,8 @@ use beeline_uapi::signal::{NSIG, SI_KERNEL, SI_MAX_SIZE, SIG_BLOCK, SIG_UNBLOCK,
 use beeline_uapi::{Errno, nr};
 
 use crate::abi::{Context, PendingSignals};
-use crate::signals::SIGSET_BYTES;
-use crate::{arch, sys};
+use crate::arch;
+use crate::sys::{self, SIGSET_BYTES};
 
 /// `bpf_send_signal(sig)`: to the process.
 pub fn send_signal(context: &mut Context, signal: u32) -> Result<(), Errno> {

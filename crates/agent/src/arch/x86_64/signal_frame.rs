@@ -60,7 +60,7 @@ impl UserContext {
 
     /// Returns the address of the breakpoint that the thread has run into.
     #[inline(always)]
-    pub(crate) fn breakpoint(&self) -> u64 {
+    pub(crate) fn breakpoint_address(&self) -> u64 {
         self.ip.wrapping_sub(1)
     }
 
