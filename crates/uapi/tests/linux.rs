@@ -15,8 +15,8 @@ fn arguments_are_those_of_other_bindings() {
     same! {
         linux, general:
         AT_FDCWD,
-        O_WRONLY, O_CREAT, O_TRUNC, O_CLOEXEC, O_PATH, __O_TMPFILE, O_LARGEFILE,
-        O_DIRECTORY, O_NOFOLLOW, SEEK_CUR, PROT_READ, PROT_WRITE, PROT_EXEC, MAP_SHARED,
+        O_WRONLY, O_CREAT, O_TRUNC, O_CLOEXEC, O_PATH, __O_TMPFILE, SEEK_CUR,
+        PROT_READ, PROT_WRITE, PROT_EXEC, MAP_SHARED,
         MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE, CLONE_VM, CLONE_VFORK,
         CLONE_THREAD, CLONE_NEWUSER, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE,
         CLOCK_BOOTTIME, CLOCK_TAI, FUTEX_WAIT, FUTEX_WAKE,
@@ -55,6 +55,7 @@ fn error_numbers_are_those_of_other_bindings() {
 fn the_flags_of_open_are_all_that_it_knows() {
     use linux_raw_sys::general::*;
 
+    same! { linux, general: O_LARGEFILE, O_DIRECTORY, O_NOFOLLOW, }
     let all = O_RDONLY
         | O_WRONLY
         | O_RDWR
