@@ -10,7 +10,7 @@
 //! | [`call`], [`depth`], [`exit`] | calls of the program's own functions, their stack, returns |
 //! | [`helper`], [`arguments`], [`maps`], [`callback`], [`kernel_call`] | calls of helpers and of the kernel's functions |
 //! | [`references`], [`locks`], [`dynptr`] | objects that must be given back, and objects that only helpers may access |
-//! | [`prune`], [`equal`], [`loops`] | the decision whether an earlier state covers this one |
+//! | [`explored`], [`prune`], [`equal`], [`loops`] | the earlier states, and the decision whether an earlier state covers this one |
 //! | [`precision`] | the numbers that mattered |
 //! | [`liveness`] | the stack slots that are read later |
 //! | [`print`] | the log |
@@ -26,6 +26,7 @@ mod depth;
 mod dynptr;
 mod equal;
 mod exit;
+mod explored;
 mod helper;
 mod kernel_call;
 mod liveness;
@@ -54,11 +55,13 @@ use beeline_isa::{Insn, Op};
 use crate::flow::{Flow, Function};
 use crate::program::{Map, Program};
 use crate::reject::EINVAL;
-use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, StateId, Step};
+use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, Step};
 use crate::types::FunctionArg;
 use crate::verdict::{Effort, LogLevel, MapUse, ProgramSummary, Refusal};
 
 pub(crate) use call::changes_packet;
+use depth::CallChains;
+use explored::ExploredStates;
 use liveness::StackLiveness;
 use loops::Loops;
 pub(crate) use oracle::Run;
@@ -90,17 +93,6 @@ pub(crate) enum Next {
     Insn(usize),
     /// This path is at its end.
     End,
-}
-
-/// A state that later ones are compared with.
-pub(crate) struct ExploredState {
-    pub state: State,
-    pub hits: u32,
-    pub misses: u32,
-    /// The bytes of the state when it was kept.
-    pub weight: usize,
-    /// True if it is not compared any more; it is dropped when no path needs it.
-    pub retired: bool,
 }
 
 /// The facts that were learnt about an instruction on any path.
@@ -151,10 +143,9 @@ pub(crate) struct Explorer<'a> {
     /// The history's entry of the current instruction.
     step: Option<usize>,
     pending: Vec<Pending>,
-    kept: Vec<Option<Box<ExploredState>>>,
-    free: Vec<StateId>,
-    /// The kept states by instruction, the oldest first.
-    explored: Vec<Vec<StateId>>,
+    /// The bytes of the states in `pending`.
+    pending_bytes: usize,
+    explored: ExploredStates,
     loops: Loops,
     alive: StackLiveness,
     seen: Vec<Seen>,
@@ -174,9 +165,6 @@ pub(crate) struct Explorer<'a> {
     /// `jumps` and the number of instructions when a state was last kept.
     jumps_kept: u32,
     insns_kept: u32,
-    live_states: u32,
-    /// The bytes of all states that are kept or put off.
-    states: usize,
     /// The bytes that the walk may use.
     granted: usize,
     effort: Effort,
@@ -206,9 +194,8 @@ impl<'a> Explorer<'a> {
             previous: None,
             step: None,
             pending: Vec::new(),
-            kept: Vec::new(),
-            free: Vec::new(),
-            explored: vec![Vec::new(); flow.len()],
+            pending_bytes: 0,
+            explored: ExploredStates::new(flow.len()),
             loops: Loops::default(),
             alive: StackLiveness::default(),
             seen: vec![Seen::default(); flow.len()],
@@ -221,8 +208,6 @@ impl<'a> Explorer<'a> {
             jumps: 0,
             jumps_kept: 0,
             insns_kept: 0,
-            live_states: 0,
-            states: 0,
             granted: 0,
             effort: Effort::default(),
             most_insns: MOST_INSNS,
@@ -251,7 +236,14 @@ impl<'a> Explorer<'a> {
             let name = self.function_name(next);
             self.log.global_is_safe(next, name);
         }
-        self.check_stack_depth()
+        let chains = CallChains {
+            program: self.program,
+            flow: self.flow,
+            stack_bytes: &self.stack_bytes,
+            async_callbacks: &self.async_callbacks,
+            exception_callback: self.exception_callback(),
+        };
+        chains.check()
     }
 
     /// Walks one function with everything that its context or its parameters may be
@@ -260,14 +252,11 @@ impl<'a> Explorer<'a> {
         let start = self.flow.functions()[number].start;
         let mut frame = Frame::new(None, number, 0);
         self.entry_registers(number, &mut frame)?;
-        self.kept.clear();
-        self.free.clear();
-        self.explored.iter_mut().for_each(Vec::clear);
+        self.explored.clear();
         self.loops.clear();
         self.alive.clear();
         self.pending.clear();
-        self.live_states = 0;
-        self.states = 0;
+        self.pending_bytes = 0;
         self.cur = State::new(frame);
         self.cur.in_sleepable = self.program.kind.is_sleepable();
         self.cur.insn = start;
@@ -358,20 +347,6 @@ impl<'a> Explorer<'a> {
             self.cur
                 .hold(HeldKind::Object, id, self.insn, LockPlace::None);
             self.owned_arguments.push((offset, id));
-        }
-    }
-
-    fn kept(&self, id: StateId) -> &State {
-        match &self.kept[id as usize] {
-            Some(kept) => &kept.state,
-            None => unreachable!("a state that paths come from is kept"),
-        }
-    }
-
-    fn kept_mut(&mut self, id: StateId) -> &mut State {
-        match &mut self.kept[id as usize] {
-            Some(kept) => &mut kept.state,
-            None => unreachable!("a state that paths come from is kept"),
         }
     }
 

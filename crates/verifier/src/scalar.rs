@@ -4,55 +4,43 @@
 
 mod arithmetic;
 mod bounds;
-mod branches;
+mod comparison;
 mod describe;
 mod range;
+mod shift;
 mod width;
+
+pub use comparison::Comparison;
+pub use range::{Narrow, Wide};
 
 pub use crate::tnum::{Signed, Tnum, Unsigned};
 
 /// A set of numbers that holds every value that a register may have (`var_off` and the bounds of
 /// `struct bpf_reg_state`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
 pub struct Scalar {
+    /// The known bits.
     pub bits: Tnum,
-    pub umin: u64,
-    pub umax: u64,
-    pub smin: i64,
-    pub smax: i64,
-    pub umin32: u32,
-    pub umax32: u32,
-    pub smin32: i32,
-    pub smax32: i32,
+    /// The bounds of all 64 bits.
+    pub wide: Wide,
+    /// The bounds of the low 32 bits.
+    pub narrow: Narrow,
 }
 
 impl Scalar {
     /// Any number (`__mark_reg_unbounded`).
     pub const UNKNOWN: Self = Self {
         bits: Tnum::UNKNOWN,
-        umin: 0,
-        umax: u64::MAX,
-        smin: i64::MIN,
-        smax: i64::MAX,
-        umin32: 0,
-        umax32: u32::MAX,
-        smin32: i32::MIN,
-        smax32: i32::MAX,
+        wide: Wide::UNKNOWN,
+        narrow: Narrow::UNKNOWN,
     };
 
     /// This number and no other (`___mark_reg_known`).
     pub const fn known(value: u64) -> Self {
         Self {
             bits: Tnum::known(value),
-            umin: value,
-            umax: value,
-            smin: value as i64,
-            smax: value as i64,
-            umin32: value as u32,
-            umax32: value as u32,
-            smin32: value as i32,
-            smax32: value as i32,
+            wide: Wide::known(value),
+            narrow: Narrow::known(value as u32),
         }
     }
 
@@ -69,8 +57,11 @@ impl Scalar {
     /// Creates the numbers in these unsigned bounds.
     pub fn between(min: u64, max: u64) -> Self {
         let mut scalar = Self {
-            umin: min,
-            umax: max,
+            wide: Wide {
+                umin: min,
+                umax: max,
+                ..Wide::UNKNOWN
+            },
             ..Self::UNKNOWN
         };
         scalar.sync();
@@ -95,8 +86,8 @@ impl Scalar {
     /// Returns whether every number of `other` is one of these, by bounds and bits (`range_within`
     /// and `tnum_in`).
     pub fn contains(&self, other: &Self) -> bool {
-        self.wide().contains(&other.wide())
-            && self.narrow().contains(&other.narrow())
+        self.wide.contains(&other.wide)
+            && self.narrow.contains(&other.narrow)
             && self.bits.contains(other.bits)
     }
 

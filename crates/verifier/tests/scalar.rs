@@ -2,7 +2,7 @@
 //! exact.
 
 use beeline_isa::{Alu, Cond, Size, Swap};
-use beeline_verifier::scalar::{Scalar, Tnum};
+use beeline_verifier::scalar::{Comparison, Scalar, Tnum};
 use proptest::prelude::*;
 
 const OPS: [Alu; 13] = [
@@ -139,21 +139,12 @@ fn intervals() -> Vec<Scalar> {
     let mut all = Vec::new();
     for min in EDGES {
         for max in EDGES {
-            let unsigned = Scalar {
-                umin: min,
-                umax: max,
-                ..Scalar::UNKNOWN
-            };
-            let signed = Scalar {
-                smin: min as i64,
-                smax: max as i64,
-                ..Scalar::UNKNOWN
-            };
-            let narrow = Scalar {
-                smin32: min as i32,
-                smax32: max as i32,
-                ..Scalar::UNKNOWN
-            };
+            let mut unsigned = Scalar::UNKNOWN;
+            (unsigned.wide.umin, unsigned.wide.umax) = (min, max);
+            let mut signed = Scalar::UNKNOWN;
+            (signed.wide.smin, signed.wide.smax) = (min as i64, max as i64);
+            let mut narrow = Scalar::UNKNOWN;
+            (narrow.narrow.smin, narrow.narrow.smax) = (min as i32, max as i32);
             all.extend([unsigned, signed, narrow]);
         }
     }
@@ -200,10 +191,11 @@ fn pairs<'a>(xs: &'a [u64], ys: &'a [u64]) -> impl Iterator<Item = (&'a u64, &'a
 }
 
 fn check_branch(cond: Cond, wide: bool, left: (&Scalar, &[u64]), right: (&Scalar, &[u64])) {
-    let decided = Scalar::decide(cond, wide, left.0, right.0);
+    let comparison = Comparison { cond, wide };
+    let decided = comparison.decide(left.0, right.0);
     let refined = [false, true].map(|holds| {
         let (mut x, mut y) = (*left.0, *right.0);
-        Scalar::refine(cond, wide, holds, &mut x, &mut y);
+        comparison.refine(holds, &mut x, &mut y);
         (x, y)
     });
     for (&x, &y) in pairs(left.1, right.1) {
@@ -242,22 +234,22 @@ fn scalar() -> impl Strategy<Value = (Scalar, u64)> {
             };
         }
         if which & 2 != 0 {
-            scalar.umin = one.min(other).min(member);
-            scalar.umax = one.max(other).max(member);
+            scalar.wide.umin = one.min(other).min(member);
+            scalar.wide.umax = one.max(other).max(member);
         }
         if which & 4 != 0 {
             let numbers = [one as i64, third as i64, member as i64];
-            scalar.smin = numbers.into_iter().min().unwrap_or(0);
-            scalar.smax = numbers.into_iter().max().unwrap_or(0);
+            scalar.wide.smin = numbers.into_iter().min().unwrap_or(0);
+            scalar.wide.smax = numbers.into_iter().max().unwrap_or(0);
         }
         if which & 8 != 0 {
             let numbers = [third as i32, other as i32, member as i32];
-            scalar.smin32 = numbers.into_iter().min().unwrap_or(0);
-            scalar.smax32 = numbers.into_iter().max().unwrap_or(0);
+            scalar.narrow.smin = numbers.into_iter().min().unwrap_or(0);
+            scalar.narrow.smax = numbers.into_iter().max().unwrap_or(0);
         }
         if which & 16 != 0 {
-            scalar.umin32 = (mask as u32).min(member as u32);
-            scalar.umax32 = (mask as u32).max(member as u32);
+            scalar.narrow.umin = (mask as u32).min(member as u32);
+            scalar.narrow.umax = (mask as u32).max(member as u32);
         }
         (scalar, member)
     })
@@ -350,7 +342,7 @@ proptest! {
         check_branch(cond, wide, (&left, &[x]), (&right, &[y]));
         let holds = compare(cond, wide, x, x);
         let mut same = left;
-        same.refine_same(cond, wide, holds);
+        Comparison { cond, wide }.refine_same(holds, &mut same);
         prop_assert!(same.has(x));
     }
 }
@@ -367,7 +359,8 @@ fn known_numbers_give_known_results() {
                 }
                 for cond in CONDS {
                     let holds = compare(cond, wide, x, y);
-                    assert_eq!(Scalar::decide(cond, wide, &left, &right), Some(holds));
+                    let decided = Comparison { cond, wide }.decide(&left, &right);
+                    assert_eq!(decided, Some(holds));
                 }
             }
         }
@@ -384,77 +377,52 @@ fn an_index_is_bounded_by_a_mask() {
         "scalar(smin=smin32=0,smax=umax=smax32=umax32=255,var_off=(0x0; 0xff)"
     );
     let bytes = masked.alu(Alu::Lsh, true, Scalar::known(3));
-    assert_eq!(bytes.umax, 0x7f8);
+    assert_eq!(bytes.wide.umax, 0x7f8);
     assert!(bytes.bits.is_aligned(8));
+}
+
+/// Learns that the comparison of a number with a constant holds.
+fn assume(number: &mut Scalar, cond: Cond, wide: bool, constant: u64) {
+    Comparison { cond, wide }.refine(true, number, &mut Scalar::known(constant));
 }
 
 #[test]
 fn a_signed_comparison_after_an_unsigned_one() {
     let mut index = Scalar::UNKNOWN;
-    Scalar::refine(
-        Cond::SignedLess,
-        true,
-        true,
-        &mut index,
-        &mut Scalar::known(16),
-    );
-    assert_eq!(index.umax, u64::MAX);
-    Scalar::refine(
-        Cond::SignedGreaterEqual,
-        true,
-        true,
-        &mut index,
-        &mut Scalar::known(0),
-    );
-    assert_eq!((index.umin, index.umax), (0, 15));
+    assume(&mut index, Cond::SignedLess, true, 16);
+    assert_eq!(index.wide.umax, u64::MAX);
+    assume(&mut index, Cond::SignedGreaterEqual, true, 0);
+    assert_eq!((index.wide.umin, index.wide.umax), (0, 15));
     assert_eq!(index.bits, Tnum { value: 0, mask: 15 });
 }
 
 #[test]
 fn a_low_half_extended_by_its_sign() {
     let mut length = Scalar::UNKNOWN;
-    Scalar::refine(
-        Cond::SignedLess,
-        false,
-        true,
-        &mut length,
-        &mut Scalar::known(64),
-    );
+    assume(&mut length, Cond::SignedLess, false, 64);
     let thirty_two = Scalar::known(32);
     let extended = length
         .alu(Alu::Lsh, true, thirty_two)
         .alu(Alu::Arsh, true, thirty_two);
-    assert_eq!((extended.smin, extended.smax), (i32::MIN.into(), 63));
+    assert_eq!(
+        (extended.wide.smin, extended.wide.smax),
+        (i32::MIN.into(), 63)
+    );
 }
 
 #[test]
 fn one_multiple_in_range_is_that_number() {
     let mut multiple = Scalar::UNKNOWN.alu(Alu::And, true, Scalar::known(!7));
-    Scalar::refine(
-        Cond::Greater,
-        true,
-        true,
-        &mut multiple,
-        &mut Scalar::known(8),
-    );
-    Scalar::refine(
-        Cond::Less,
-        true,
-        true,
-        &mut multiple,
-        &mut Scalar::known(20),
-    );
+    assume(&mut multiple, Cond::Greater, true, 8);
+    assume(&mut multiple, Cond::Less, true, 20);
     assert_eq!(multiple, Scalar::known(16));
 }
 
 #[test]
 fn the_words_of_the_kernels_log() {
-    let mut number = Scalar {
-        umin: 100,
-        umax: i64::MAX as u64,
-        umin32: 21,
-        ..Scalar::UNKNOWN
-    };
+    let mut number = Scalar::UNKNOWN;
+    (number.wide.umin, number.wide.umax) = (100, i64::MAX as u64);
+    number.narrow.umin = 21;
     number.sync();
     let words = |number: &Scalar| {
         let mut words = String::new();
@@ -478,7 +446,11 @@ fn the_words_of_the_kernels_log() {
 #[test]
 fn a_number_less_than_itself() {
     let mut number = Scalar::between(0, 1).alu(Alu::Sub, true, Scalar::known(281));
-    number.refine_same(Cond::SignedGreater, true, true);
+    let comparison = Comparison {
+        cond: Cond::SignedGreater,
+        wide: true,
+    };
+    comparison.refine_same(true, &mut number);
     let line = number.violation("true_reg1");
     assert_eq!(
         line.as_deref(),
@@ -493,16 +465,16 @@ fn a_number_less_than_itself() {
 #[test]
 fn contradictions_are_named() {
     let mut scalar = Scalar::known(7);
-    scalar.umax = 6;
+    scalar.wide.umax = 6;
     assert_eq!(scalar.contradiction(), Some("range bounds violation"));
-    scalar.umax = 8;
+    scalar.wide.umax = 8;
     assert_eq!(
         scalar.contradiction(),
         Some("const tnum out of sync with range bounds")
     );
     scalar.bits.mask = 1 << 40;
     assert_eq!(scalar.contradiction(), None);
-    scalar.umax32 = 9;
+    scalar.narrow.umax = 9;
     assert_eq!(
         scalar.contradiction(),
         Some("const subreg tnum out of sync with range bounds")
@@ -515,7 +487,7 @@ fn contradictions_are_named() {
             mask: 1 << 40
         }
     );
-    assert_eq!(scalar.umax32, u32::MAX);
+    assert_eq!(scalar.narrow.umax, u32::MAX);
 }
 
 fn compute(op: Alu, wide: bool, x: u64, y: u64) -> u64 {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use beeline_fuzz::{Random, asm, kernel};
 use beeline_isa::{Alu, Insn, Op, Operand, opcode::*};
 use beeline_uapi::ProgramType;
-use beeline_verifier::scalar::{Scalar, Signed};
+use beeline_verifier::scalar::{Comparison, Scalar, Signed};
 
 const SOURCES: [u8; 4] = [6, 7, 8, 9];
 const PRANDOM: i32 = 7;
@@ -366,22 +366,23 @@ fn both(branch: Op, numbers: &Numbers) -> (Option<Numbers>, Option<Numbers>) {
     else {
         panic!("{branch:?}");
     };
+    let comparison = Comparison { cond, wide };
     let right = value(numbers, src);
     let after = |holds| {
         let mut after = *numbers;
         if src == Operand::Reg(dst) {
-            after[at(dst)].refine_same(cond, wide, holds);
+            comparison.refine_same(holds, &mut after[at(dst)]);
             return Some(after);
         }
         let (mut left, mut right) = (numbers[at(dst)], right);
-        Scalar::refine(cond, wide, holds, &mut left, &mut right);
+        comparison.refine(holds, &mut left, &mut right);
         after[at(dst)] = left;
         if let Operand::Reg(register) = src {
             after[at(register)] = right;
         }
         Some(after)
     };
-    match Scalar::decide(cond, wide, &numbers[at(dst)], &right) {
+    match comparison.decide(&numbers[at(dst)], &right) {
         Some(true) => (Some(*numbers), None),
         Some(false) => (None, Some(*numbers)),
         None => (after(true), after(false)),

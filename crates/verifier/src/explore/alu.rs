@@ -78,7 +78,7 @@ impl Explorer<'_> {
             // Only the use of the copy counts.
             self.uses.uses_context = uses_context;
         }
-        let fits = self.cur.reg(src).var.umax <= u32::MAX.into();
+        let fits = self.cur.reg(src).var.wide.umax <= u32::MAX.into();
         if wide || fits {
             self.link(src);
         }
@@ -99,7 +99,7 @@ impl Explorer<'_> {
     fn copy_signed(&mut self, wide: bool, dst: u8, src: u8, from: Size) -> Check {
         self.read_reg(src)?;
         let positive = 1 << (u32::from(from.bytes()) * 8 - 1);
-        let keeps = self.cur.reg(src).var.umax < positive;
+        let keeps = self.cur.reg(src).var.wide.umax < positive;
         if keeps {
             self.link(src);
         }
@@ -219,9 +219,10 @@ impl Explorer<'_> {
     ) -> Check {
         let by = number.var;
         let known = by.constant();
-        let impossible = known.is_some() && (by.smin != by.smax || by.umin != by.umax)
-            || by.smin > by.smax
-            || by.umin > by.umax;
+        let impossible = known.is_some()
+            && (by.wide.smin != by.wide.smax || by.wide.umin != by.wide.umax)
+            || by.wide.smin > by.wide.smax
+            || by.wide.umin > by.wide.umax;
         if impossible {
             *self.cur.reg_mut(dst) = Reg::UNKNOWN;
             return Ok(());
@@ -340,7 +341,7 @@ impl Explorer<'_> {
         moved.var = pointer.var.moved(*by, true);
         if pointer.is_packet() {
             moved.id = self.fresh_id();
-            if by.smin < 0 {
+            if by.wide.smin < 0 {
                 moved.range = 0;
             }
         }
@@ -356,12 +357,12 @@ impl Explorer<'_> {
             _ if outside(reg.off.into()) => {
                 format!("{name} pointer offset {} is not allowed", reg.off)
             }
-            _ if reg.var.smin == i64::MIN => format!(
+            _ if reg.var.wide.smin == i64::MIN => format!(
                 "math between {name} pointer and register with unbounded min value is not allowed"
             ),
-            _ if outside(reg.var.smin) => format!(
+            _ if outside(reg.var.wide.smin) => format!(
                 "value {} makes {name} pointer be out of bounds",
-                reg.var.smin
+                reg.var.wide.smin
             ),
             _ => return Ok(()),
         };
@@ -412,7 +413,7 @@ fn linked_by(op: Alu, wide: bool, left: &Reg, right: &Reg) -> Option<i32> {
     } else {
         right.var.constant32()?.cast_signed()
     };
-    if !wide && left.var.umax > u32::MAX.into() {
+    if !wide && left.var.wide.umax > u32::MAX.into() {
         return None;
     }
     match op {

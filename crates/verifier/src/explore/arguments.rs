@@ -192,23 +192,23 @@ impl Explorer<'_> {
         meta: &mut Meta,
     ) -> Check {
         let var = self.cur.reg(number).var;
-        meta.most = var.umax;
-        if var.smin < 0 {
+        meta.most = var.wide.umax;
+        if var.wide.smin < 0 {
             return no(
                 EACCES,
                 format!("R{number} min value is negative, either use unsigned or 'var &= const'"),
             );
         }
-        if var.umin == 0 && !zero_allowed {
+        if var.wide.umin == 0 && !zero_allowed {
             return no(
                 EACCES,
                 format!(
                     "R{number} invalid zero-sized read: u64=[{},{}]",
-                    var.umin, var.umax
+                    var.wide.umin, var.wide.umax
                 ),
             );
         }
-        if var.umax >= MOST_OFFSET as u64 {
+        if var.wide.umax >= MOST_OFFSET as u64 {
             return no(
                 EACCES,
                 format!(
@@ -218,7 +218,7 @@ impl Explorer<'_> {
         }
         // Only a part may be written if the size is not known.
         let uninit = uninit && var.constant().is_some();
-        let bytes = var.umax as u32;
+        let bytes = var.wide.umax as u32;
         let memory = number - 1;
         if self.helper_memory(memory, bytes, write, zero_allowed, uninit)? {
             meta.raw = Some((memory, 0, bytes as i32));

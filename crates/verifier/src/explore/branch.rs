@@ -6,7 +6,7 @@ use beeline_uapi::MapType;
 use super::shape::target;
 use super::{Check, Explorer, Next};
 use crate::program::Map;
-use crate::scalar::Scalar;
+use crate::scalar::Comparison;
 use crate::state::{
     ADD_CONST, ADD_CONST_NARROW, AT_PKT_END, BEYOND_PKT_END, Flags, HeldKind, Linked, LinkedPlace,
     MapId, Reg, State, Type,
@@ -15,13 +15,22 @@ use crate::state::{
 /// `MAX_PACKET_OFF`.
 const MOST_PACKET: i64 = 0xffff;
 
-/// A comparison.
+/// A conditional jump.
 #[derive(Clone, Copy)]
 struct Test {
     cond: Cond,
     wide: bool,
     dst: u8,
     src: Operand,
+}
+
+impl Test {
+    fn of_numbers(self) -> Comparison {
+        Comparison {
+            cond: self.cond,
+            wide: self.wide,
+        }
+    }
 }
 
 impl Explorer<'_> {
@@ -247,9 +256,9 @@ impl Explorer<'_> {
         let kept = self
             .cur
             .parent
-            .map_or(0, |parent| self.kept(parent).dfs_depth);
+            .map_or(0, |parent| self.explored.state(parent).dfs_depth);
         let earlier = self.earlier_turn(self.insn, kept);
-        let earlier = earlier.map(|id| self.kept(id).clone());
+        let earlier = earlier.map(|id| self.explored.state(id).clone());
         let queued = self.put_off(next)?;
         queued.may_goto_depth += 1;
         if let Some(earlier) = earlier {
@@ -278,7 +287,7 @@ fn decide(test: Test, left: &Reg, right: &Reg) -> Option<bool> {
         return decide_packets(test.cond, left, right);
     }
     if !left.is_pointer() && !right.is_pointer() {
-        return Scalar::decide(test.cond, test.wide, &left.var, &right.var);
+        return test.of_numbers().decide(&left.var, &right.var);
     }
     let constant = |reg: &Reg| {
         if !reg.is_scalar() {
@@ -345,25 +354,21 @@ impl Rules {
     /// Learns from an outcome about numbers, and so about those that equal them (`reg_set_min_max`,
     /// `sync_linked_regs`).
     fn learn(&self, state: &mut State, left: &Reg, right: &Reg, holds: bool) {
-        let Test {
-            cond,
-            wide,
-            dst,
-            src,
-        } = self.test;
+        let Test { dst, src, .. } = self.test;
+        let comparison = self.test.of_numbers();
         if !left.is_scalar() || !right.is_scalar() {
             return;
         }
         if src == Operand::Reg(dst) {
             let reg = state.reg_mut(dst);
-            reg.var.refine_same(cond, wide, holds);
+            comparison.refine_same(holds, &mut reg.var);
             if reg.var.contradiction().is_some() {
                 reg.var.forget_bounds();
             }
             return;
         }
         let (mut left, mut right) = (*left, *right);
-        Scalar::refine(cond, wide, holds, &mut left.var, &mut right.var);
+        comparison.refine(holds, &mut left.var, &mut right.var);
         for var in [&mut left.var, &mut right.var] {
             if var.contradiction().is_some() {
                 var.forget_bounds();
@@ -491,7 +496,9 @@ fn extend(state: &mut State, at: &Reg, open: bool) {
     if at.off < 0 || (at.off == 0 && open) {
         return;
     }
-    if at.var.umax > MOST_PACKET as u64 || i64::from(at.off) + at.var.umax as i64 > MOST_PACKET {
+    if at.var.wide.umax > MOST_PACKET as u64
+        || i64::from(at.off) + at.var.wide.umax as i64 > MOST_PACKET
+    {
         return;
     }
     // If it is less than the end, the byte that it points to is there too.

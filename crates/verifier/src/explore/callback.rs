@@ -73,7 +73,7 @@ impl Explorer<'_> {
         match helper {
             HelperId::LOOP => {
                 self.mark_precise(1)?;
-                let done = u64::from(self.cur.frame().callback_depth) >= regs[1].var.umax;
+                let done = u64::from(self.cur.frame().callback_depth) >= regs[1].var.wide.umax;
                 if done {
                     self.cur.frame_mut().callback_depth = 0;
                     return Ok(());

@@ -96,8 +96,9 @@ impl Explorer<'_> {
     fn hook_result_read(&self) -> Reg {
         let mut reg = Reg::UNKNOWN;
         if let Some(range) = self.hook_returns() {
-            (reg.var.smin32, reg.var.smax32) = (*range.start(), *range.end());
-            (reg.var.smin, reg.var.smax) = ((*range.start()).into(), (*range.end()).into());
+            (reg.var.narrow.smin, reg.var.narrow.smax) = (*range.start(), *range.end());
+            (reg.var.wide.smin, reg.var.wide.smax) =
+                ((*range.start()).into(), (*range.end()).into());
             reg.var.sync();
         }
         reg
@@ -176,7 +177,7 @@ impl Explorer<'_> {
         if write {
             return self.refuse_write(base, reg);
         }
-        if reg.var.smin < 0 {
+        if reg.var.wide.smin < 0 {
             return no(
                 EACCES,
                 format!(

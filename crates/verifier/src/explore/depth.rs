@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use beeline_isa::Op;
 use beeline_uapi::{HelperId, ProgramType};
 
-use super::{Check, Explorer, no};
-use crate::flow::MAX_FRAMES;
+use super::{Check, no};
+use crate::flow::{Flow, MAX_FRAMES};
+use crate::program::Program;
 use crate::reject::{E2BIG, EACCES, EINVAL};
 
 /// `MAX_BPF_STACK`.
@@ -20,17 +21,29 @@ const TAIL_CALL: Op = Op::CallHelper {
     id: HelperId::TAIL_CALL,
 };
 
-impl Explorer<'_> {
+/// The chains of calls of a program that was walked, and the stack that each one takes.
+pub(super) struct CallChains<'a> {
+    pub program: &'a Program<'a>,
+    pub flow: &'a Flow,
+    /// The bytes of stack, by function.
+    pub stack_bytes: &'a [u32],
+    /// The functions that are callbacks of timers and the like.
+    pub async_callbacks: &'a [bool],
+    /// The function that runs when the program throws.
+    pub exception_callback: Option<usize>,
+}
+
+impl CallChains<'_> {
     /// Checks chain by chain, all of one length at once: for a function, only the largest stack
     /// above it matters.
-    pub(super) fn check_stack_depth(&self) -> Check {
+    pub(super) fn check(&self) -> Check {
         let functions = self.flow.functions().len();
         self.check_callbacks_do_not_throw()?;
         self.check_exceptions_are_not_called()?;
         let tail_calls: Vec<bool> = (0..functions).map(|it| self.has_tail_call(it)).collect();
         let private = !tail_calls.contains(&true) && has_private_stack(self.program.kind.prog_type);
         let callees: Vec<BTreeSet<usize>> = (0..functions).map(|it| self.callees(it)).collect();
-        let exception_callback = self.exception_callback();
+        let exception_callback = self.exception_callback;
         if exception_callback.is_some_and(|it| self.reaches_tail_call(it)) {
             return no(EINVAL, "cannot tail call within exception cb");
         }
@@ -76,7 +89,7 @@ impl Explorer<'_> {
             .flat_map(|function| self.flow.reachable_ops(self.flow.functions()[function]))
             .filter(|(_, op)| !matches!(op, Op::CallLocal { .. }))
             .filter_map(|(index, _)| self.flow.function_at(self.flow.callee(index)?))
-            .chain(self.exception_callback())
+            .chain(self.exception_callback)
             .collect();
         let mut seen = BTreeSet::new();
         while let Some(function) = open.pop() {

@@ -139,7 +139,7 @@ impl Explorer<'_> {
         }
         if let Some(earlier) = self.earlier_turn(callsite, self.cur.dfs_depth) {
             let mut cur = self.take_state();
-            super::equal::widen(self.kept(earlier), &mut cur);
+            super::equal::widen(self.explored.state(earlier), &mut cur);
             self.cur = cur;
         }
         Ok(callsite)
@@ -270,9 +270,9 @@ impl Explorer<'_> {
         low_half: bool,
     ) -> Check {
         let (smin, smax) = if low_half {
-            (result.var.smin32.into(), result.var.smax32.into())
+            (result.var.narrow.smin.into(), result.var.narrow.smax.into())
         } else {
-            (result.var.smin, result.var.smax)
+            (result.var.wide.smin, result.var.wide.smax)
         };
         if least <= smin && smax <= most {
             return Ok(());

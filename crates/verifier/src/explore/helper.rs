@@ -399,21 +399,21 @@ fn refine_result(result: &mut Reg, meta: &Meta) {
         | HelperId::PROBE_READ_STR
         | HelperId::PROBE_READ_KERNEL_STR
         | HelperId::PROBE_READ_USER_STR => {
-            var.smax = meta.most.cast_signed();
-            var.smax32 = meta.most as i32;
-            var.smin = -MOST_ERRNO;
-            var.smin32 = -MOST_ERRNO as i32;
+            var.wide.smax = meta.most.cast_signed();
+            var.narrow.smax = meta.most as i32;
+            var.wide.smin = -MOST_ERRNO;
+            var.narrow.smin = -MOST_ERRNO as i32;
         }
         HelperId::GET_SMP_PROCESSOR_ID => {
             let last = super::cpus() - 1;
-            var.umax = last.into();
-            var.umax32 = last;
-            var.smax = last.into();
-            var.smax32 = last.cast_signed();
-            var.umin = 0;
-            var.umin32 = 0;
-            var.smin = 0;
-            var.smin32 = 0;
+            var.wide.umax = last.into();
+            var.narrow.umax = last;
+            var.wide.smax = last.into();
+            var.narrow.smax = last.cast_signed();
+            var.wide.umin = 0;
+            var.narrow.umin = 0;
+            var.wide.smin = 0;
+            var.narrow.smin = 0;
         }
         _ => return,
     }

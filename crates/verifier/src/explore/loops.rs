@@ -82,7 +82,7 @@ impl Explorer<'_> {
 
     /// Records that a state was kept.
     pub(super) fn enter_loop(&mut self, id: StateId) {
-        if let Some(place) = self.loop_of(self.kept(id)) {
+        if let Some(place) = self.loop_of(self.explored.state(id)) {
             let name = self.log.level.all().then(|| place.to_string());
             let visit = self.loops.visits.entry(place).or_default();
             if visit.entry.is_none() {
@@ -95,7 +95,7 @@ impl Explorer<'_> {
 
     /// Records that all paths from a state are done.
     pub(super) fn leave_loop(&mut self, id: StateId) -> Check {
-        let Some(place) = self.loop_of(self.kept(id)) else {
+        let Some(place) = self.loop_of(self.explored.state(id)) else {
             return Ok(());
         };
         let Some(visit) = self.loops.visits.get_mut(&place) else {
@@ -131,7 +131,7 @@ impl Explorer<'_> {
         // These were given up long ago, and were kept only for the ways back.
         let retired: Vec<_> = ways_back.iter().filter_map(|way| way.equal).collect();
         for id in retired {
-            if self.kept[id as usize].is_some() {
+            if self.explored.has(id) {
                 self.drop_retired(id);
             }
         }
@@ -140,7 +140,7 @@ impl Explorer<'_> {
 
     /// Records that the current path has come round to a state.
     pub(super) fn add_way_back(&mut self, id: StateId) {
-        let Some(place) = self.loop_of(self.kept(id)) else {
+        let Some(place) = self.loop_of(self.explored.state(id)) else {
             return;
         };
         if self.log.level.all() {
@@ -163,7 +163,7 @@ impl Explorer<'_> {
         if self.loops.ways_back == 0 {
             return false;
         }
-        let place = self.loop_of(self.kept(id));
+        let place = self.loop_of(self.explored.state(id));
         place
             .and_then(|place| self.loops.visits.get(&place))
             .is_some_and(|visit| !visit.ways_back.is_empty())

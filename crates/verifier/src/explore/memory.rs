@@ -229,9 +229,9 @@ impl Explorer<'_> {
                 i64::from(field.offset),
                 i64::from(field.offset + field.size),
             );
-            let first = reg.var.smin.saturating_add(off.into());
+            let first = reg.var.wide.smin.saturating_add(off.into());
             let last =
-                (reg.var.umax.cast_signed()).saturating_add(i64::from(off) + i64::from(size));
+                (reg.var.wide.umax.cast_signed()).saturating_add(i64::from(off) + i64::from(size));
             if first >= end || start >= last {
                 continue;
             }
@@ -284,10 +284,10 @@ impl Explorer<'_> {
     ) -> Check {
         let var = self.cur.reg(number).var;
         let off = i64::from(off);
-        if var.smin < 0
-            && (var.smin == i64::MIN
-                || i32::try_from(off + var.smin).is_err()
-                || var.smin + off < 0)
+        if var.wide.smin < 0
+            && (var.wide.smin == i64::MIN
+                || i32::try_from(off + var.wide.smin).is_err()
+                || var.wide.smin + off < 0)
         {
             return no(
                 EACCES,
@@ -306,13 +306,13 @@ impl Explorer<'_> {
                 ))
             }
         };
-        if let Err(why) = inside(var.smin + off) {
+        if let Err(why) = inside(var.wide.smin + off) {
             return no(
                 EACCES,
                 format!("{why}\nR{number} min value is outside of the allowed memory range"),
             );
         }
-        if var.umax >= MOST_OFFSET as u64 {
+        if var.wide.umax >= MOST_OFFSET as u64 {
             return no(
                 EACCES,
                 format!(
@@ -320,7 +320,7 @@ impl Explorer<'_> {
                 ),
             );
         }
-        if let Err(why) = inside(var.umax as i64 + off) {
+        if let Err(why) = inside(var.wide.umax as i64 + off) {
             return no(
                 EACCES,
                 format!("{why}\nR{number} max value is outside of the allowed memory range"),
@@ -333,7 +333,7 @@ impl Explorer<'_> {
     pub(super) fn check_packet(&self, number: u8, off: i32, size: i32, zero: bool) -> Check {
         let reg = self.cur.reg(number);
         let off = off + reg.off;
-        if reg.var.smin < 0 {
+        if reg.var.wide.smin < 0 {
             return no(
                 EACCES,
                 format!(

@@ -11,7 +11,8 @@ const STEP: usize = 1 << 20;
 impl Explorer<'_> {
     /// Checks that the walk may use the memory it has.
     pub(super) fn check_weight(&mut self) -> Check {
-        let weight = self.states + self.alive.bytes() + self.log.bytes();
+        let states = self.explored.bytes() + self.pending_bytes;
+        let weight = states + self.alive.bytes() + self.log.bytes();
         if weight <= self.granted {
             return Ok(());
         }

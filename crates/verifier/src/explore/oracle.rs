@@ -304,6 +304,6 @@ fn holds(reg: &Reg, value: u64, innermost: usize, at: &Moment<'_>) -> bool {
         .wrapping_sub(i64::from(reg.off).cast_unsigned());
     let var = &reg.var;
     var.bits.has(moved)
-        && (var.umin..=var.umax).contains(&moved)
-        && (var.smin..=var.smax).contains(&moved.cast_signed())
+        && (var.wide.umin..=var.wide.umax).contains(&moved)
+        && (var.wide.smin..=var.wide.smax).contains(&moved.cast_signed())
 }

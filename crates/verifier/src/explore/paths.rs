@@ -79,7 +79,7 @@ impl Explorer<'_> {
         if !self.log.level.all() {
             self.log.back_to(pending.log);
         }
-        self.states -= pending.weight;
+        self.pending_bytes -= pending.weight;
         self.cur = pending.state;
         self.insn = pending.insn;
         self.previous = Some(pending.previous);
@@ -93,7 +93,7 @@ impl Explorer<'_> {
         let mut state = self.cur.clone();
         state.branches = 1;
         if let Some(parent) = state.parent {
-            self.kept_mut(parent).branches += 1;
+            self.explored.state_mut(parent).branches += 1;
         }
         self.push(insn, state, "The sequence of {} jumps is too complex.")
     }
@@ -111,7 +111,7 @@ impl Explorer<'_> {
 
     fn push(&mut self, insn: usize, state: State, too_many: &str) -> Check<&mut State> {
         let weight = state.weight();
-        self.states += weight;
+        self.pending_bytes += weight;
         self.pending.push(Pending {
             state,
             weight,

@@ -120,7 +120,7 @@ impl Explorer<'_> {
             frame: to.depth(),
             ..Wanted::default()
         };
-        for (number, frame) in self.kept(from).frames.iter().enumerate() {
+        for (number, frame) in self.explored.state(from).frames.iter().enumerate() {
             let mut found = (0_u16, 0_u64);
             for (register, reg) in frame.regs.iter().enumerate().take(10) {
                 if reg.is_scalar() && reg.precise {
@@ -204,16 +204,16 @@ impl Explorer<'_> {
             let Some(id) = parent else {
                 return self.at_function_entry(wanted, changed);
             };
-            changed |= mark(self.kept_mut(id), wanted);
+            changed |= mark(self.explored.state_mut(id), wanted);
             if self.log.level.all() {
-                let copy = State::clone(self.kept(id));
+                let copy = State::clone(self.explored.state(id));
                 self.print_marked(&copy, wanted.frame, &wanted.frames);
             }
             if wanted.is_empty() {
                 return Ok(changed);
             }
             after = Some(first);
-            let kept = self.kept(id);
+            let kept = self.explored.state(id);
             last = kept.last_insn;
             first = kept.first_insn;
             parent = kept.parent;
@@ -253,10 +253,10 @@ impl Explorer<'_> {
         let mut parent = state.parent;
         while let Some(id) = parent {
             if self.log.level.all() {
-                let copy = State::clone(self.kept(id));
+                let copy = State::clone(self.explored.state(id));
                 self.print_forced(&copy);
             }
-            let kept = self.kept_mut(id);
+            let kept = self.explored.state_mut(id);
             // Then so does everything before it: paths with many states need not be gone back over
             // each time.
             if std::mem::replace(&mut kept.all_precise, true) {

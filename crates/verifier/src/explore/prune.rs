@@ -3,7 +3,7 @@
 //! (`is_state_visited`).
 
 use super::equal::{Alike, states_equal};
-use super::{Check, ExploredState, Explorer, no};
+use super::{Check, Explorer, no};
 use crate::program::TEST_STATE_FREQ;
 use crate::reject::EINVAL;
 use crate::state::{Object, Reg, Slot, State, StateId};
@@ -21,10 +21,7 @@ impl Explorer<'_> {
         let jumps = self.jumps - self.jumps_kept;
         let insns = self.effort.insns_processed - self.insns_kept;
         let mut add = forced || jumps >= 2 && insns >= 8;
-        let mut candidates = std::mem::take(&mut self.explored[self.insn]);
-        let found = self.look_through(&mut candidates, forced, checkpoint, &mut add);
-        self.explored[self.insn] = candidates;
-        match found? {
+        match self.look_through(forced, checkpoint, &mut add)? {
             Some((id, in_loop)) => {
                 self.hit(id, in_loop)?;
                 Ok(true)
@@ -42,7 +39,6 @@ impl Explorer<'_> {
     /// that are not worth it are given up.
     fn look_through(
         &mut self,
-        candidates: &mut Vec<StateId>,
         forced: bool,
         checkpoint: bool,
         add: &mut bool,
@@ -51,8 +47,9 @@ impl Explorer<'_> {
         let mut states = 0;
         let mut given_up = false;
         let mut found = None;
-        for &id in candidates.iter().rev() {
-            if self.kept(id).frame().callsite != callsite {
+        for at in (0..self.explored.at(self.insn).len()).rev() {
+            let id = self.explored.at(self.insn)[at];
+            if self.explored.state(id).frame().callsite != callsite {
                 continue;
             }
             states += 1;
@@ -61,16 +58,14 @@ impl Explorer<'_> {
                 found = Some((id, in_loop));
                 break;
             }
-            given_up |= self.missed(id, *add, checkpoint);
+            if self.explored.missed(id, *add, checkpoint) {
+                given_up = true;
+                self.drop_retired(id);
+            }
         }
         self.effort.max_states_per_insn = self.effort.max_states_per_insn.max(states);
         if given_up {
-            let retired = |id: StateId| {
-                self.kept[id as usize]
-                    .as_ref()
-                    .is_none_or(|kept| kept.retired)
-            };
-            candidates.retain(|&id| !retired(id));
+            self.explored.forget_retired(self.insn);
         }
         Ok(found)
     }
@@ -78,7 +73,7 @@ impl Explorer<'_> {
     /// Returns whether a kept state covers the current one. `Some(true)`: the kept one is not yet
     /// known to be good, but the current one is a further turn of the same loop.
     fn compare(&mut self, id: StateId, forced: bool, add: &mut bool) -> Check<Option<bool>> {
-        let old = self.kept(id);
+        let old = self.explored.state(id);
         if old.branches == 0 {
             let in_loop = self.is_incomplete(id);
             // The kernel does not take calls of callbacks for loops here, and compares less
@@ -115,7 +110,7 @@ impl Explorer<'_> {
             {
                 return Ok(Some(true));
             }
-            let old = self.kept(id);
+            let old = self.explored.state(id);
             if may_loop(old, &self.cur)
                 && old.may_goto_depth == self.cur.may_goto_depth
                 && old.callback_unroll_depth == self.cur.callback_unroll_depth
@@ -138,7 +133,13 @@ impl Explorer<'_> {
 
     fn is_like(&self, id: StateId, alike: Alike) -> bool {
         let live = |insn| self.shape.at(insn).live;
-        states_equal(self.program, self.kept(id), &self.cur, live, alike)
+        states_equal(
+            self.program,
+            self.explored.state(id),
+            &self.cur,
+            live,
+            alike,
+        )
     }
 
     /// Returns whether the iterator that r1 points to has not come to its end.
@@ -160,9 +161,7 @@ impl Explorer<'_> {
     }
 
     fn hit(&mut self, id: StateId, in_loop: bool) -> Check {
-        if let Some(kept) = &mut self.kept[id as usize] {
-            kept.hits += 1;
-        }
+        self.explored.hit(id);
         if self.shape.at(self.insn).jump {
             self.remember(|_| ());
         }
@@ -176,72 +175,24 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Counts a miss. States that are often compared and never equal are given up: returns `true`
-    /// for such a one.
-    fn missed(&mut self, id: StateId, add: bool, checkpoint: bool) -> bool {
-        let Some(kept) = &mut self.kept[id as usize] else {
-            return false;
-        };
-        kept.misses += u32::from(add);
-        let patience = if checkpoint && kept.state.branches > 0 {
-            64
-        } else {
-            3
-        };
-        kept.retired = kept.misses > kept.hits * patience + patience;
-        let retired = kept.retired;
-        if retired {
-            self.drop_retired(id);
-        }
-        retired
-    }
-
     /// Drops a retired state when no path comes from it any more.
     pub(super) fn drop_retired(&mut self, id: StateId) {
-        let done = self.kept[id as usize]
-            .as_ref()
-            .is_some_and(|kept| kept.retired && kept.state.branches == 0);
-        if done && !self.is_incomplete(id) {
-            let gone = self.kept[id as usize].take();
-            self.states -= gone.map_or(0, |kept| kept.weight);
-            self.free.push(id);
-            self.live_states -= 1;
+        if self.explored.is_over(id) && !self.is_incomplete(id) {
+            self.explored.remove(id);
         }
     }
 
     fn keep(&mut self) {
-        self.effort.total_states += 1;
-        self.live_states += 1;
-        self.effort.peak_states = self.effort.peak_states.max(self.live_states);
         self.jumps_kept = self.jumps;
         self.insns_kept = self.effort.insns_processed;
         self.cur.for_each_reg(|reg| reg.precise = false);
-        let state = self.cur.clone();
-        let dfs_depth = state.dfs_depth;
-        let weight = state.weight();
-        self.states += weight;
-        let kept = Box::new(ExploredState {
-            state,
-            weight,
-            hits: 0,
-            misses: 0,
-            retired: false,
-        });
-        let id = match self.free.pop() {
-            Some(id) => {
-                self.kept[id as usize] = Some(kept);
-                id
-            }
-            None => {
-                self.kept.push(Some(kept));
-                self.kept.len() as StateId - 1
-            }
-        };
+        let id = self.explored.keep(self.insn, self.cur.clone());
+        self.effort.total_states += 1;
+        self.effort.peak_states = self.effort.peak_states.max(self.explored.count());
         self.enter_loop(id);
-        self.explored[self.insn].push(id);
         self.cur.parent = Some(id);
         self.cur.first_insn = self.insn;
-        self.cur.dfs_depth = dfs_depth + 1;
+        self.cur.dfs_depth += 1;
         self.cur.history = std::rc::Rc::default();
     }
 
@@ -250,7 +201,7 @@ impl Explorer<'_> {
     pub(super) fn path_ended(&mut self) -> Check {
         let mut next = self.cur.parent;
         while let Some(id) = next {
-            let state = self.kept_mut(id);
+            let state = self.explored.state_mut(id);
             state.branches -= 1;
             if state.branches > 0 {
                 break;
@@ -265,11 +216,11 @@ impl Explorer<'_> {
     /// Drops from a done state the parts that no path from it reads, so that it covers more states
     /// (`clean_live_states`).
     fn clean(&mut self, id: StateId) {
-        let state = self.kept(id);
+        let state = self.explored.state(id);
         if state.branches > 0 || state.cleaned || self.is_incomplete(id) {
             return;
         }
-        let state = self.kept(id);
+        let state = self.explored.state(id);
         let frames: Vec<_> = state
             .frames
             .iter()
@@ -284,7 +235,7 @@ impl Explorer<'_> {
         let alive: Vec<_> = (0..frames.len())
             .map(|frame| self.slots_alive(&chain, &insns, frame))
             .collect();
-        let state = self.kept_mut(id);
+        let state = self.explored.state_mut(id);
         state.cleaned = true;
         for ((frame, live), alive) in state.frames.iter_mut().zip(live).zip(alive) {
             for (number, reg) in frame.regs.iter_mut().enumerate().take(10) {
@@ -311,9 +262,9 @@ impl Explorer<'_> {
                 .collect::<Vec<_>>()
         };
         let own = callsites(&self.cur);
-        let candidates = self.explored.get(insn)?;
+        let candidates = self.explored.at(insn);
         candidates.iter().rev().copied().find(|&id| {
-            let state = self.kept(id);
+            let state = self.explored.state(id);
             state.branches > 0 && state.dfs_depth < depth && callsites(state) == own
         })
     }

@@ -48,13 +48,16 @@ impl Explorer<'_> {
                 let first = variable.cast_signed().wrapping_add(off);
                 (first, first.wrapping_add(size.into()))
             }
-            None if reg.var.smax >= MOST_OFFSET || reg.var.smin <= -MOST_OFFSET => {
+            None if reg.var.wide.smax >= MOST_OFFSET || reg.var.wide.smin <= -MOST_OFFSET => {
                 return no(
                     EACCES,
                     format!("invalid unbounded variable-offset{verb} stack R{number}"),
                 );
             }
-            None => (reg.var.smin + off, reg.var.smax + off + i64::from(size)),
+            None => (
+                reg.var.wide.smin + off,
+                reg.var.wide.smax + off + i64::from(size),
+            ),
         };
         let inside = (-MOST_STACK..0).contains(&first) && end <= 0 && size >= 0;
         if !inside {
@@ -93,8 +96,8 @@ impl Explorer<'_> {
                     write: false,
                     raw: false,
                 })?;
-                let first = i64::from(at) + reg.var.smin;
-                let end = i64::from(at) + reg.var.smax + i64::from(access.size);
+                let first = i64::from(at) + reg.var.wide.smin;
+                let end = i64::from(at) + reg.var.wide.smax + i64::from(access.size);
                 let loaded = self.loaded_bytes(frame, first as i32, end as i32);
                 *self.cur.reg_mut(number) = loaded;
                 Ok(())
@@ -289,8 +292,8 @@ impl Explorer<'_> {
             constant,
             ..
         } = access;
-        let first = (i64::from(at) + reg.var.smin) as i32;
-        let end = (i64::from(at) + reg.var.smax + i64::from(size)) as i32;
+        let first = (i64::from(at) + reg.var.wide.smin) as i32;
+        let end = (i64::from(at) + reg.var.wide.smax + i64::from(size)) as i32;
         let zero = match value {
             Some(number) => self.cur.reg(number).is_null(),
             None => constant == Some(0),
@@ -347,7 +350,10 @@ impl Explorer<'_> {
             None => {
                 raw = false;
                 let at = i64::from(off);
-                ((at + reg.var.smin) as i32, (at + reg.var.smax) as i32)
+                (
+                    (at + reg.var.wide.smin) as i32,
+                    (at + reg.var.wide.smax) as i32,
+                )
             }
         };
         let frame = Self::frame_of(&reg);
@@ -430,7 +436,7 @@ pub(super) fn scrub(content: &mut Slot) {
 
 /// Returns the number of bits that a number takes (`get_reg_width`).
 fn bits_of(reg: &Reg) -> u32 {
-    64 - reg.var.umax.leading_zeros()
+    64 - reg.var.wide.umax.leading_zeros()
 }
 
 /// Implements `is_spillable_regtype`.

@@ -4,6 +4,7 @@ use beeline_isa::{Alu, Size, Swap};
 
 use super::Scalar;
 use super::range::{Narrow, Wide};
+use super::shift::Shift;
 use crate::tnum::Tnum;
 
 impl Scalar {
@@ -19,12 +20,12 @@ impl Scalar {
             Alu::Sub => result = self.difference(other),
             Alu::Mul => {
                 result.bits = self.bits.mul(other.bits);
-                result.set_narrow(self.narrow().mul(other.narrow()));
-                result.set_wide(self.wide().mul(other.wide()));
+                result.narrow = self.narrow.mul(other.narrow);
+                result.wide = self.wide.mul(other.wide);
             }
             Alu::And | Alu::Or | Alu::Xor => result.bitwise(op, &other),
-            Alu::Lsh | Alu::Rsh | Alu::Arsh => match other.shift_count(wide) {
-                Some(count) => result.shift(op, wide, count),
+            Alu::Lsh | Alu::Rsh | Alu::Arsh => match Shift::by(op, wide, &other) {
+                Some(shift) => shift.apply(&mut result),
                 None => return Self::UNKNOWN,
             },
             Alu::Div | Alu::SignedDiv | Alu::Mod | Alu::SignedMod => return Self::UNKNOWN,
@@ -66,9 +67,9 @@ impl Scalar {
     /// The kernel follows both separately through an `&` or `|` with a constant: the second one
     /// first (`maybe_fork_scalars`).
     pub fn split(&self) -> Option<[Self; 2]> {
-        if (self.smin, self.smax) == (-1, 0) {
+        if (self.wide.smin, self.wide.smax) == (-1, 0) {
             Some([Self::known(0), Self::known(u64::MAX)])
-        } else if (self.smin32, self.smax32) == (-1, 0) {
+        } else if (self.narrow.smin, self.narrow.smax) == (-1, 0) {
             Some([self.with_low(0), self.with_low(u32::MAX)])
         } else {
             None
@@ -77,7 +78,7 @@ impl Scalar {
 
     fn with_low(mut self, value: u32) -> Self {
         self.bits = self.bits.with_low(Tnum::known(value.into()));
-        self.set_narrow(Narrow::known(value));
+        self.narrow = Narrow::known(value);
         self
     }
 
@@ -96,7 +97,7 @@ impl Scalar {
     /// half.
     #[must_use]
     pub fn moved(self, other: Self, back: bool) -> Self {
-        let (from, by) = (self.wide(), other.wide());
+        let (from, by) = (self.wide, other.wide);
         let (mut to, unsigned) = if back {
             let unsigned = from
                 .umin
@@ -112,7 +113,7 @@ impl Scalar {
         };
         (to.umin, to.umax) = unsigned.unwrap_or((0, u64::MAX));
         let mut moved = Self::UNKNOWN;
-        moved.set_wide(to);
+        moved.wide = to;
         moved.bits = if back {
             self.bits.sub(other.bits)
         } else {
@@ -123,15 +124,15 @@ impl Scalar {
     }
 
     fn sum(mut self, other: Self) -> Self {
-        self.set_narrow(self.narrow().add(other.narrow()));
-        self.set_wide(self.wide().add(other.wide()));
+        self.narrow = self.narrow.add(other.narrow);
+        self.wide = self.wide.add(other.wide);
         self.bits = self.bits.add(other.bits);
         self
     }
 
     fn difference(mut self, other: Self) -> Self {
-        self.set_narrow(self.narrow().sub(other.narrow()));
-        self.set_wide(self.wide().sub(other.wide()));
+        self.narrow = self.narrow.sub(other.narrow);
+        self.wide = self.wide.sub(other.wide);
         self.bits = self.bits.sub(other.bits);
         self
     }
@@ -148,8 +149,8 @@ impl Scalar {
             _ => {
                 let (min, max) = (low.value as u32, low.max() as u32);
                 match op {
-                    Alu::And => Narrow::of_unsigned(min, self.umax32.min(other.umax32)),
-                    Alu::Or => Narrow::of_unsigned(self.umin32.max(other.umin32), max),
+                    Alu::And => Narrow::of_unsigned(min, self.narrow.umax.min(other.narrow.umax)),
+                    Alu::Or => Narrow::of_unsigned(self.narrow.umin.max(other.narrow.umin), max),
                     _ => Narrow::of_unsigned(min, max),
                 }
             }
@@ -160,108 +161,13 @@ impl Scalar {
             return;
         }
         let wide = match op {
-            Alu::And => Wide::of_unsigned(bits.value, self.umax.min(other.umax)),
-            Alu::Or => Wide::of_unsigned(self.umin.max(other.umin), bits.max()),
+            Alu::And => Wide::of_unsigned(bits.value, self.wide.umax.min(other.wide.umax)),
+            Alu::Or => Wide::of_unsigned(self.wide.umin.max(other.wide.umin), bits.max()),
             _ => Wide::of_unsigned(bits.value, bits.max()),
         };
         self.bits = bits;
-        self.set_narrow(narrow);
-        self.set_wide(wide);
+        self.narrow = narrow;
+        self.wide = wide;
         self.learn_from_bits();
-    }
-
-    /// Returns the shift count, if there is only one and it is below the width.
-    fn shift_count(&self, wide: bool) -> Option<u32> {
-        let (is_known, width) = if wide {
-            let range = self.wide();
-            let value = self.constant()?;
-            (range == Wide::known(value), 64)
-        } else {
-            let range = self.narrow();
-            let value = self.constant32()?;
-            (range == Narrow::known(value), 32)
-        };
-        // The kernel looks at the whole register for 32-bit shifts too.
-        (is_known && self.umax < width).then_some(self.umax as u32)
-    }
-
-    fn shift(&mut self, op: Alu, wide: bool, count: u32) {
-        match (op, wide) {
-            (Alu::Lsh, true) => {
-                self.set_wide(self.shifted_left(count));
-                self.set_narrow(self.narrow_shifted_left(count));
-                self.bits = self.bits.lsh(count);
-            }
-            (Alu::Lsh, false) => {
-                self.set_narrow(self.narrow_shifted_left(count));
-                self.bits = self.bits.low().lsh(count).low();
-            }
-            (Alu::Rsh, true) => {
-                self.set_wide(Wide {
-                    umin: self.umin >> count,
-                    umax: self.umax >> count,
-                    ..Wide::UNKNOWN
-                });
-                self.bits = self.bits.rsh(count);
-            }
-            (Alu::Rsh, false) => {
-                self.set_narrow(Narrow {
-                    umin: self.umin32 >> count,
-                    umax: self.umax32 >> count,
-                    ..Narrow::UNKNOWN
-                });
-                self.bits = self.bits.low().rsh(count);
-            }
-            (_, true) => {
-                self.set_wide(Wide {
-                    smin: self.smin >> count,
-                    smax: self.smax >> count,
-                    ..Wide::UNKNOWN
-                });
-                self.bits = self.bits.arsh(count);
-            }
-            (_, false) => {
-                self.set_narrow(Narrow {
-                    smin: self.smin32 >> count,
-                    smax: self.smax32 >> count,
-                    ..Narrow::UNKNOWN
-                });
-                self.bits = self.bits.arsh32(count);
-            }
-        }
-        match (op, wide) {
-            (Alu::Lsh, true) => self.learn_from_bits(),
-            // The high half's bits move into the low one.
-            (_, true) => {
-                self.set_narrow(Narrow::UNKNOWN);
-                self.learn_from_bits();
-            }
-            // The bounds of the whole follow from those of the low half when that is extended.
-            (_, false) => {
-                self.set_wide(Wide::UNKNOWN);
-                self.learn_narrow_from_bits();
-            }
-        }
-    }
-
-    fn shifted_left(&self, count: u32) -> Wide {
-        let mut range = Wide::UNKNOWN;
-        // Compilers extend the sign of the low half by `<< 32` and `s>> 32`.
-        if count == 32 {
-            range.smin = i64::from(self.smin32) << 32;
-            range.smax = i64::from(self.smax32) << 32;
-        }
-        if self.umax <= 1 << (63 - count) {
-            (range.umin, range.umax) = (self.umin << count, self.umax << count);
-        }
-        range
-    }
-
-    fn narrow_shifted_left(&self, count: u32) -> Narrow {
-        let mut range = Narrow::UNKNOWN;
-        if count < 32 && self.umax32 <= 1 << (31 - count) {
-            (range.umin, range.umax) = (self.umin32 << count, self.umax32 << count);
-        }
-        range
     }
 }

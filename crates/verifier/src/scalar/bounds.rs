@@ -22,7 +22,7 @@ impl Scalar {
     /// Returns the bounds that contradict each other, as the kernel's log names them
     /// (`reg_bounds_sanity_check`).
     pub fn contradiction(&self) -> Option<&'static str> {
-        let (wide, narrow) = (self.wide(), self.narrow());
+        let (wide, narrow) = (self.wide, self.narrow);
         if wide.is_contradiction() || narrow.is_contradiction() {
             return Some("range bounds violation");
         }
@@ -50,40 +50,10 @@ impl Scalar {
         };
     }
 
-    pub(super) fn wide(&self) -> Wide {
-        Wide {
-            umin: self.umin,
-            umax: self.umax,
-            smin: self.smin,
-            smax: self.smax,
-        }
-    }
-
-    pub(super) fn set_wide(&mut self, range: Wide) {
-        (self.umin, self.umax) = (range.umin, range.umax);
-        (self.smin, self.smax) = (range.smin, range.smax);
-    }
-
-    pub(super) fn narrow(&self) -> Narrow {
-        Narrow {
-            umin: self.umin32,
-            umax: self.umax32,
-            smin: self.smin32,
-            smax: self.smax32,
-        }
-    }
-
-    pub(super) fn set_narrow(&mut self, range: Narrow) {
-        (self.umin32, self.umax32) = (range.umin, range.umax);
-        (self.smin32, self.smax32) = (range.smin, range.smax);
-    }
-
     /// Sets bounds of both widths from the bits (`__update_reg_bounds`).
     pub(super) fn learn_from_bits(&mut self) {
-        self.learn_narrow_from_bits();
-        let mut wide = self.wide();
-        wide.learn_bits(self.bits);
-        self.set_wide(wide);
+        self.narrow.learn_bits(self.bits);
+        self.wide.learn_bits(self.bits);
         if let Some(value) = self.only_value() {
             *self = Self::known(value);
         }
@@ -92,26 +62,19 @@ impl Scalar {
     /// Returns the number, if the unsigned bounds leave the bits only one. If they leave none, it
     /// may be any.
     fn only_value(&self) -> Option<u64> {
-        let next = self.bits.next(self.umin);
-        if self.bits.has(self.umin) {
-            (next > self.umax).then_some(self.umin)
+        let next = self.bits.next(self.wide.umin);
+        if self.bits.has(self.wide.umin) {
+            (next > self.wide.umax).then_some(self.wide.umin)
         } else {
-            let only =
-                next == self.bits.max() || next <= self.umax && self.bits.next(next) > self.umax;
+            let only = next == self.bits.max()
+                || next <= self.wide.umax && self.bits.next(next) > self.wide.umax;
             only.then_some(next)
         }
     }
 
-    /// Sets bounds of the low half from its bits (`__update_reg32_bounds`).
-    pub(super) fn learn_narrow_from_bits(&mut self) {
-        let mut narrow = self.narrow();
-        narrow.learn_bits(self.bits);
-        self.set_narrow(narrow);
-    }
-
     /// Implements `__reg32_deduce_bounds`.
     fn narrow_from_wide(&mut self) {
-        let (wide, mut narrow) = (self.wide(), self.narrow());
+        let (wide, narrow) = (self.wide, &mut self.narrow);
         let unsigned = Span::of(wide.umin, wide.umax);
         if unsigned.same_high {
             narrow.learn_unsigned(wide.umin as u32, wide.umax as u32);
@@ -127,13 +90,12 @@ impl Scalar {
             narrow.learn_signed(wide.smin as i32, wide.smax as i32);
         }
         narrow.learn_signs();
-        self.set_narrow(narrow);
     }
 
     /// Implements `__reg64_deduce_bounds` and `__reg_deduce_mixed_bounds`.
     fn wide_from_narrow(&mut self) {
         const HIGH: u64 = !(u32::MAX as u64);
-        let (mut wide, narrow) = (self.wide(), self.narrow());
+        let (wide, narrow) = (&mut self.wide, self.narrow);
         wide.learn_signs();
         let (low_min, low_max) = (u64::from(narrow.umin), u64::from(narrow.umax));
         wide.learn_unsigned(wide.umin & HIGH | low_min, wide.umax & HIGH | low_max);
@@ -144,7 +106,7 @@ impl Scalar {
         // After a load with sign extension: a low half that is not negative was not extended by
         // ones.
         if narrow.smin >= 0 && wide.smin >= i32::MIN.into() && wide.smax <= i32::MAX.into() {
-            wide = Wide {
+            *wide = Wide {
                 umin: narrow.smin as u64,
                 umax: narrow.smax as u64,
                 smin: narrow.smin.into(),
@@ -152,13 +114,14 @@ impl Scalar {
             };
             self.bits = self.bits.intersect(Tnum::range(wide.umin, wide.umax));
         }
-        self.set_wide(wide);
     }
 
     /// Sets the bits that the bounds determine (`__reg_bound_offset`).
     fn learn_bits(&mut self) {
-        let bits = self.bits.intersect(Tnum::range(self.umin, self.umax));
-        let low = Tnum::range(self.umin32.into(), self.umax32.into());
+        let bits = self
+            .bits
+            .intersect(Tnum::range(self.wide.umin, self.wide.umax));
+        let low = Tnum::range(self.narrow.umin.into(), self.narrow.umax.into());
         self.bits = bits.with_low(bits.low().intersect(low));
     }
 }

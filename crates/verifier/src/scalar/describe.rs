@@ -40,14 +40,14 @@ impl Scalar {
         Some(format!(
             "verifier bug: REG INVARIANTS VIOLATION ({place}): {what} u64=[{:#x}, {:#x}] s64=[{:#x}, {:#x}] \
              u32=[{:#x}, {:#x}] s32=[{:#x}, {:#x}] var_off=({:#x}, {:#x})",
-            self.umin,
-            self.umax,
-            self.smin,
-            self.smax,
-            self.umin32,
-            self.umax32,
-            self.smin32,
-            self.smax32,
+            self.wide.umin,
+            self.wide.umax,
+            self.wide.smin,
+            self.wide.smax,
+            self.narrow.umin,
+            self.narrow.umax,
+            self.narrow.smin,
+            self.narrow.smax,
             bits.value,
             bits.mask
         ))
@@ -63,14 +63,26 @@ impl Scalar {
         let signed = |name, value, tells| (name, Bound::Signed(value), tells);
         let unsigned = |name, value, tells| (name, Bound::Unsigned(value), tells);
         let mut rest = vec![
-            signed("smin", self.smin, self.smin != i64::MIN),
-            signed("smax", self.smax, self.smax != i64::MAX),
-            unsigned("umin", self.umin, self.umin != 0),
-            unsigned("umax", self.umax, self.umax != u64::MAX),
-            signed("smin32", narrow(self.smin32), self.smin32 != i32::MIN),
-            signed("smax32", narrow(self.smax32), self.smax32 != i32::MAX),
-            unsigned("umin32", self.umin32.into(), self.umin32 != 0),
-            unsigned("umax32", self.umax32.into(), self.umax32 != u32::MAX),
+            signed("smin", self.wide.smin, self.wide.smin != i64::MIN),
+            signed("smax", self.wide.smax, self.wide.smax != i64::MAX),
+            unsigned("umin", self.wide.umin, self.wide.umin != 0),
+            unsigned("umax", self.wide.umax, self.wide.umax != u64::MAX),
+            signed(
+                "smin32",
+                narrow(self.narrow.smin),
+                self.narrow.smin != i32::MIN,
+            ),
+            signed(
+                "smax32",
+                narrow(self.narrow.smax),
+                self.narrow.smax != i32::MAX,
+            ),
+            unsigned("umin32", self.narrow.umin.into(), self.narrow.umin != 0),
+            unsigned(
+                "umax32",
+                self.narrow.umax.into(),
+                self.narrow.umax != u32::MAX,
+            ),
         ];
         rest.retain(|&(_, _, tells)| tells);
         let mut bounds = Vec::new();

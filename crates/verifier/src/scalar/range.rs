@@ -3,24 +3,31 @@
 use crate::tnum::Tnum;
 
 macro_rules! range {
-    ($Range:ident, $U:ty, $S:ty) => {
+    ($(#[$doc:meta])* $Range:ident, $U:ty, $S:ty) => {
+        $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(super) struct $Range {
-            pub(super) umin: $U,
-            pub(super) umax: $U,
-            pub(super) smin: $S,
-            pub(super) smax: $S,
+        pub struct $Range {
+            /// The least number, unsigned.
+            pub umin: $U,
+            /// The greatest number, unsigned.
+            pub umax: $U,
+            /// The least number, signed.
+            pub smin: $S,
+            /// The greatest number, signed.
+            pub smax: $S,
         }
 
         impl $Range {
-            pub(super) const UNKNOWN: Self = Self {
+            /// The bounds that every number is in.
+            pub const UNKNOWN: Self = Self {
                 umin: 0,
                 umax: <$U>::MAX,
                 smin: <$S>::MIN,
                 smax: <$S>::MAX,
             };
 
-            pub(super) const fn known(value: $U) -> Self {
+            /// Returns the bounds of this number and no other.
+            pub const fn known(value: $U) -> Self {
                 Self {
                     umin: value,
                     umax: value,
@@ -196,5 +203,15 @@ macro_rules! range {
     };
 }
 
-range!(Wide, u64, i64);
-range!(Narrow, u32, i32);
+range!(
+    /// The bounds of all 64 bits.
+    Wide,
+    u64,
+    i64
+);
+range!(
+    /// The bounds of the low 32 bits.
+    Narrow,
+    u32,
+    i32
+);

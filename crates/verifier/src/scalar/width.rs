@@ -11,18 +11,18 @@ impl Scalar {
     #[must_use]
     pub fn zero_extended(mut self) -> Self {
         self.bits = self.bits.low();
-        let narrow = self.narrow();
+        let narrow = self.narrow;
         let (smin, smax) = if narrow.smin >= 0 && narrow.smax >= 0 {
             (narrow.smin.into(), narrow.smax.into())
         } else {
             (0, u32::MAX.into())
         };
-        self.set_wide(Wide {
+        self.wide = Wide {
             umin: narrow.umin.into(),
             umax: narrow.umax.into(),
             smin,
             smax,
-        });
+        };
         self.sync();
         self
     }
@@ -35,19 +35,19 @@ impl Scalar {
         }
         self.bits = self.bits.truncated(size);
         let kept = u64::MAX >> (64 - 8 * u32::from(size.bytes()));
-        let (umin, umax) = if self.umin & !kept == self.umax & !kept {
-            (self.umin & kept, self.umax & kept)
+        let (umin, umax) = if self.wide.umin & !kept == self.wide.umax & !kept {
+            (self.wide.umin & kept, self.wide.umax & kept)
         } else {
             (0, kept)
         };
-        self.set_wide(Wide {
+        self.wide = Wide {
             umin,
             umax,
             smin: umin as i64,
             smax: umax as i64,
-        });
+        };
         if size < Size::B4 {
-            self.set_narrow(Narrow::UNKNOWN);
+            self.narrow = Narrow::UNKNOWN;
         }
         self.sync();
         self
@@ -70,27 +70,37 @@ impl Scalar {
         if let Some(value) = self.constant() {
             return Self::known(sign_extend(value, from) as u64);
         }
-        if let Some((smin, smax)) = extended_bounds(self.smin, self.smax, from) {
+        if let Some((smin, smax)) = extended_bounds(self.wide.smin, self.wide.smax, from) {
             let (umin, umax) = (smin as u64, smax as u64);
             return Self {
                 bits: Tnum::range(umin, umax),
-                umin,
-                umax,
-                smin,
-                smax,
-                umin32: umin as u32,
-                umax32: umax as u32,
-                smin32: smin as i32,
-                smax32: smax as i32,
+                wide: Wide {
+                    umin,
+                    umax,
+                    smin,
+                    smax,
+                },
+                narrow: Narrow {
+                    umin: umin as u32,
+                    umax: umax as u32,
+                    smin: smin as i32,
+                    smax: smax as i32,
+                },
             };
         }
         let (smin, smax) = limits(from);
         Self {
-            smin,
-            smax,
-            smin32: smin as i32,
-            smax32: smax as i32,
-            ..Self::UNKNOWN
+            bits: Tnum::UNKNOWN,
+            wide: Wide {
+                smin,
+                smax,
+                ..Wide::UNKNOWN
+            },
+            narrow: Narrow {
+                smin: smin as i32,
+                smax: smax as i32,
+                ..Narrow::UNKNOWN
+            },
         }
     }
 
@@ -99,25 +109,25 @@ impl Scalar {
         if let Some(value) = self.constant() {
             let value = sign_extend(value, from) as u32;
             self.bits = Tnum::known(value.into());
-            self.set_narrow(Narrow::known(value));
+            self.narrow = Narrow::known(value);
         } else if let Some((smin, smax)) =
-            extended_bounds(self.smin32.into(), self.smax32.into(), from)
+            extended_bounds(self.narrow.smin.into(), self.narrow.smax.into(), from)
         {
             self.bits = Tnum::range(smin as u64, smax as u64).low();
-            self.set_narrow(Narrow {
+            self.narrow = Narrow {
                 umin: smin as u32,
                 umax: smax as u32,
                 smin: smin as i32,
                 smax: smax as i32,
-            });
+            };
         } else {
             let (smin, smax) = limits(from);
             self.bits = Tnum::UNKNOWN.low();
-            self.set_narrow(Narrow {
+            self.narrow = Narrow {
                 smin: smin as i32,
                 smax: smax as i32,
                 ..Narrow::UNKNOWN
-            });
+            };
         }
         self
     }

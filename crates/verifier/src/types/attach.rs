@@ -4,7 +4,7 @@
 use beeline_btf::{Type, kind};
 use beeline_uapi::{AttachType, ProgramType};
 
-use super::table::{is_number, is_struct, kind_name, text};
+use super::table::{TypeTable, is_number, is_struct, kind_name, text};
 use super::{KernelTypes, Refused, context, lsm};
 use crate::program::Kind;
 use crate::reject::{EINVAL, ENOTSUPP};
@@ -113,6 +113,12 @@ const MODIFIABLE: [&str; 5] = [
 /// The one of them where programs may sleep (`KF_SLEEPABLE`).
 const MODIFIABLE_ASLEEP: &str = "bpf_fentry_test1";
 
+/// The place in the kernel that a program names to attach to.
+struct Place<'a> {
+    types: &'a TypeTable,
+    kind: &'a Kind,
+}
+
 impl KernelTypes {
     /// Checks that a program of this kind may attach to its target (`check_attach_btf_id`).
     ///
@@ -131,16 +137,22 @@ impl KernelTypes {
                     .to_owned(),
             );
         }
+        let place = Place {
+            types: &self.types,
+            kind,
+        };
         match kind.prog_type {
-            ProgramType::STRUCT_OPS => self.check_operation(kind),
-            ProgramType::TRACING | ProgramType::LSM | ProgramType::EXT => self.check_target(kind),
+            ProgramType::STRUCT_OPS => place.check_operation(),
+            ProgramType::TRACING | ProgramType::LSM | ProgramType::EXT => place.check(),
             _ => Ok(()),
         }
     }
+}
 
+impl Place<'_> {
     /// Checks an operation of a structure that programs may implement.
-    fn check_operation(&self, kind: &Kind) -> Result<(), Refused> {
-        let (id, index) = (kind.attach_btf_id, kind.attach_type.0);
+    fn check_operation(&self) -> Result<(), Refused> {
+        let (id, index) = (self.kind.attach_btf_id, self.kind.attach_type.0);
         let it = self.types.at(id);
         let name = text(it.name);
         let value = format!("bpf_struct_ops_{name}");
@@ -173,7 +185,8 @@ impl KernelTypes {
             return Err((ENOTSUPP, line));
         }
         let may_sleep = SLEEPABLE_OPERATIONS.iter().find(|(of, _)| *of == name);
-        if kind.is_sleepable() && may_sleep.is_some_and(|(_, those)| !those.contains(&member)) {
+        if self.kind.is_sleepable() && may_sleep.is_some_and(|(_, those)| !those.contains(&member))
+        {
             return refuse(format!(
                 "attach to unsupported member {member} of struct {name}"
             ));
@@ -181,7 +194,9 @@ impl KernelTypes {
         Ok(())
     }
 
-    fn check_target(&self, kind: &Kind) -> Result<(), Refused> {
+    /// Checks a tracepoint, a function or a hook.
+    fn check(&self) -> Result<(), Refused> {
+        let kind = self.kind;
         let id = kind.attach_btf_id;
         if id == 0 {
             return refuse("Tracing programs must provide btf_id".to_owned());
@@ -208,7 +223,7 @@ impl KernelTypes {
             | AttachType::TRACE_FENTRY
             | AttachType::TRACE_FEXIT => {
                 self.check_function(id, it)?;
-                self.check_sleep(kind, name)?;
+                self.check_sleep(name)?;
                 if kind.prog_type == ProgramType::LSM {
                     self.check_hook(id, name)
                 } else {
@@ -299,6 +314,51 @@ impl KernelTypes {
         }
         Ok(())
     }
+
+    /// Checks that sleeping is allowed here if the program sleeps, else that it may change the
+    /// result if it does.
+    fn check_sleep(&self, name: &str) -> Result<(), Refused> {
+        let kind = self.kind;
+        if kind.is_sleepable() {
+            let good = match kind.prog_type {
+                ProgramType::TRACING => {
+                    let is_injectable = self.is_injectable(name);
+                    is_injectable && !INJECTABLE_ASLEEP.contains(&name) || name == MODIFIABLE_ASLEEP
+                }
+                _ => lsm::SLEEPABLE.contains(&name),
+            };
+            if !good {
+                return refuse(format!("{name} is not sleepable"));
+            }
+        } else if kind.attach_type == AttachType::MODIFY_RETURN
+            && !self.is_injectable(name)
+            && !MODIFIABLE.contains(&name)
+            && !name.starts_with("security_")
+        {
+            return refuse(format!("{name}() is not modifiable"));
+        }
+        Ok(())
+    }
+
+    /// Returns whether an error may replace its result (`within_error_injection_list`). The
+    /// kernel's list consists of addresses and is not in its BTF; nearly all of it is system calls.
+    fn is_injectable(&self, name: &str) -> bool {
+        let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
+        // On x86 a call without arguments is another name of the function behind it, and types only
+        // have that name.
+        let is_bare_call = || {
+            let prototype = self.types.prototype(self.kind.attach_btf_id);
+            name.starts_with("__do_sys_")
+                && prototype.is_some_and(|it| {
+                    let mut params = self.types.params(it);
+                    params.next().is_some_and(|it| it.name == b"__unused")
+                        && params.next().is_none()
+                })
+        };
+        is_call.iter().any(|prefix| name.starts_with(prefix))
+            || INJECTABLE.contains(&name)
+            || is_bare_call()
+    }
 }
 
 fn refuse(line: String) -> Result<(), Refused> {
@@ -335,52 +395,6 @@ fn can_sleep(kind: &Kind) -> bool {
         // A probe may turn out to be on user space only when it is attached.
         ProgramType::KPROBE | ProgramType::STRUCT_OPS => true,
         _ => false,
-    }
-}
-
-impl KernelTypes {
-    /// Checks the place: programs that sleep need one where sleeping is allowed; others that change
-    /// a result need one where that is allowed.
-    fn check_sleep(&self, kind: &Kind, name: &str) -> Result<(), Refused> {
-        if kind.is_sleepable() {
-            let good = match kind.prog_type {
-                ProgramType::TRACING => {
-                    let is_injectable = self.is_injectable(kind.attach_btf_id, name);
-                    is_injectable && !INJECTABLE_ASLEEP.contains(&name) || name == MODIFIABLE_ASLEEP
-                }
-                _ => lsm::SLEEPABLE.contains(&name),
-            };
-            if !good {
-                return refuse(format!("{name} is not sleepable"));
-            }
-        } else if kind.attach_type == AttachType::MODIFY_RETURN
-            && !self.is_injectable(kind.attach_btf_id, name)
-            && !MODIFIABLE.contains(&name)
-            && !name.starts_with("security_")
-        {
-            return refuse(format!("{name}() is not modifiable"));
-        }
-        Ok(())
-    }
-
-    /// Returns whether an error may replace its result (`within_error_injection_list`). The
-    /// kernel's list consists of addresses and is not in its BTF; nearly all of it is system calls.
-    fn is_injectable(&self, id: u32, name: &str) -> bool {
-        let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
-        // On x86 a call without arguments is another name of the function behind it, and types only
-        // have that name.
-        let is_bare_call = || {
-            let prototype = self.types.prototype(id);
-            name.starts_with("__do_sys_")
-                && prototype.is_some_and(|it| {
-                    let mut params = self.types.params(it);
-                    params.next().is_some_and(|it| it.name == b"__unused")
-                        && params.next().is_none()
-                })
-        };
-        is_call.iter().any(|prefix| name.starts_with(prefix))
-            || INJECTABLE.contains(&name)
-            || is_bare_call()
     }
 }
 

@@ -36,13 +36,13 @@ impl KernelTypes {
         if !aligned || off >= MOST_BYTES {
             return Err(String::new());
         }
-        let attached = self.attached(kind).ok_or_else(String::new)?;
+        let attached = Attached::find(self, kind).ok_or_else(String::new)?;
         attached.access(off.cast_unsigned(), size)
     }
 
     /// Returns the log's note on a load that [`KernelTypes::context`] found to be good, if any.
     pub fn context_note(&self, kind: &Kind, off: i32) -> Option<String> {
-        let attached = self.attached(kind)?;
+        let attached = Attached::find(self, kind)?;
         let off = u32::try_from(off).ok()?;
         attached.note(off, self.context(kind, off.cast_signed(), 8).ok()?)
     }
@@ -53,7 +53,7 @@ impl KernelTypes {
         if kind.prog_type != ProgramType::LSM || kind.attach_type != AttachType::LSM_MAC {
             return false;
         }
-        let Some(attached) = self.attached(kind) else {
+        let Some(attached) = Attached::find(self, kind) else {
             return false;
         };
         let count = self.types.params(attached.prototype).count();
@@ -70,7 +70,7 @@ impl KernelTypes {
         if kind.prog_type != ProgramType::STRUCT_OPS {
             return Vec::new();
         }
-        let attached = self.attached(kind);
+        let attached = Attached::find(self, kind);
         let Some((attached, named)) = attached.and_then(|it| it.named.map(|named| (it, named)))
         else {
             return Vec::new();
@@ -82,23 +82,16 @@ impl KernelTypes {
             if text(named.name).ends_with("__ref") {
                 owned.push(offset);
             }
-            offset = offset.saturating_add(self.passed_bytes(param.type_id));
+            offset = offset.saturating_add(attached.passed_bytes(param.type_id));
         }
         owned
     }
+}
 
-    /// Returns the bytes of a context that an argument of a type takes.
-    fn passed_bytes(&self, type_id: u32) -> u32 {
-        let (_, it) = self.types.skip_modifiers(type_id);
-        if it.kind == kind::PTR {
-            8
-        } else {
-            it.size().checked_next_multiple_of(8).unwrap_or(u32::MAX)
-        }
-    }
-
-    fn attached<'a>(&'a self, kind: &'a Kind) -> Option<Attached<'a>> {
-        let types = &self.types;
+impl<'a> Attached<'a> {
+    /// Finds the target of a program of this kind; `None` if the kernel's types have none.
+    fn find(kernel: &'a KernelTypes, kind: &'a Kind) -> Option<Self> {
+        let types = &kernel.types;
         let it = types.get(kind.attach_btf_id)?;
         let name = text(it.name);
         let (prototype, name, skipped, named) = match kind.prog_type {
@@ -123,8 +116,8 @@ impl KernelTypes {
                 (prototype, name, 0, Some(prototype))
             }
         };
-        (prototype.kind == kind::FUNC_PROTO).then_some(Attached {
-            kernel: self,
+        (prototype.kind == kind::FUNC_PROTO).then_some(Self {
+            kernel,
             kind,
             name,
             prototype,
@@ -132,9 +125,7 @@ impl KernelTypes {
             named,
         })
     }
-}
 
-impl<'a> Attached<'a> {
     fn access(&self, off: u32, size: u32) -> Result<Member, String> {
         let name = self.name;
         if !off.is_multiple_of(8) {
@@ -216,7 +207,7 @@ impl<'a> Attached<'a> {
     fn index(&self, params: &[u32], off: u32) -> usize {
         let mut end = 0u32;
         let mut is_before = |id: &u32| {
-            end = end.saturating_add(self.kernel.passed_bytes(*id));
+            end = end.saturating_add(self.passed_bytes(*id));
             off < end
         };
         if let Some(arg) = params.iter().position(&mut is_before) {
@@ -226,6 +217,16 @@ impl<'a> Attached<'a> {
             params.len()
         } else {
             params.len() + 1
+        }
+    }
+
+    /// Returns the bytes of a context that an argument of a type takes.
+    fn passed_bytes(&self, type_id: u32) -> u32 {
+        let (_, it) = self.kernel.types.skip_modifiers(type_id);
+        if it.kind == kind::PTR {
+            8
+        } else {
+            it.size().checked_next_multiple_of(8).unwrap_or(u32::MAX)
         }
     }
 

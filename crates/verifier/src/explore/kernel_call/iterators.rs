@@ -239,9 +239,9 @@ impl Explorer<'_> {
             let kept = self
                 .cur
                 .parent
-                .map_or(0, |parent| self.kept(parent).dfs_depth);
+                .map_or(0, |parent| self.explored.state(parent).dfs_depth);
             let earlier = self.earlier_turn(self.insn, kept);
-            let earlier = earlier.map(|id| self.kept(id).clone());
+            let earlier = earlier.map(|id| self.explored.state(id).clone());
             let mut element = *self.cur.reg(0);
             self.not_null(&mut element);
             let queued = self.put_off(self.insn + 1)?;

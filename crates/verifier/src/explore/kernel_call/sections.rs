@@ -202,8 +202,8 @@ impl Explorer<'_> {
         let state = self.put_off(next)?;
         state.frame_mut().regs[..=5].fill(Reg::UNINIT);
         let mut why = Reg::UNKNOWN;
-        (why.var.smin, why.var.smax) = (-MOST_ERRNO, -1);
-        (why.var.smin32, why.var.smax32) = (-MOST_ERRNO as i32, -1);
+        (why.var.wide.smin, why.var.wide.smax) = (-MOST_ERRNO, -1);
+        (why.var.narrow.smin, why.var.narrow.smax) = (-MOST_ERRNO as i32, -1);
         why.var.sync();
         *state.reg_mut(0) = why;
         Ok(())
