@@ -4,7 +4,7 @@
 //! several modules conflict. Here all of them follow each other in one BTF. [`Joined::number`]
 //! finds a module's type N in it, and [`Joined::place`] returns the module of a number.
 
-use crate::{Btf, MEMBER, TYPE, kind, kind_of, rest_len, sections, u32_at};
+use crate::{Btf, MEMBER, TYPE, kind, kind_of, rest_len, sections, to_bytes, u32_at};
 
 /// The types of a kernel and of some of its modules.
 #[derive(Debug, Clone)]
@@ -86,14 +86,7 @@ impl Joined {
 
     /// Returns all of it as BTF that stands by itself.
     pub fn into_bytes(self) -> Vec<u8> {
-        const HEADER: usize = 24;
-        let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
-        let header = [0x0001_eb9f, HEADER as u32, 0, types, types, strings];
-        let mut bytes = Vec::with_capacity(HEADER + self.types.len() + self.strings.len());
-        bytes.extend(header.into_iter().flat_map(u32::to_le_bytes));
-        bytes.extend(self.types);
-        bytes.extend(self.strings);
-        bytes
+        to_bytes(&self.types, &self.strings)
     }
 }
 
@@ -229,12 +222,8 @@ mod tests {
 
     /// Returns BTF of these words and strings.
     fn btf(types: &[u32], strings: &[u8]) -> Vec<u8> {
-        let bytes = 4 * types.len() as u32;
-        let header = [0x0001_eb9f, 24, 0, bytes, bytes, strings.len() as u32];
-        let words = header.iter().chain(types);
-        let mut data: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
-        data.extend(strings);
-        data
+        let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
+        to_bytes(&types, strings)
     }
 
     fn kernel() -> Vec<u8> {

@@ -48,7 +48,10 @@ pub mod linkage {
     pub const EXTERN: u32 = 2;
 }
 
+/// `BTF_MAGIC` and `BTF_VERSION`.
 const MAGIC_AND_VERSION: [u8; 3] = [0x9f, 0xeb, 1];
+/// The bytes of `struct btf_header`.
+const HEADER: usize = 24;
 /// The bytes of `struct btf_type`.
 const TYPE: usize = 12;
 /// The bytes of `struct btf_member`, and of `struct btf_var_secinfo`.
@@ -496,6 +499,20 @@ impl Type<'_> {
         (self.kind == kind::ARRAY).then_some(())?;
         Some((u32_at(self.rest, 0)?, u32_at(self.rest, 8)?))
     }
+}
+
+/// Returns BTF of these sections of types and strings, with a header (`struct btf_header`).
+pub fn to_bytes(types: &[u8], strings: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + types.len() + strings.len());
+    bytes.extend(MAGIC_AND_VERSION);
+    // No flags.
+    bytes.push(0);
+    let (type_len, string_len) = (types.len() as u32, strings.len() as u32);
+    let words = [HEADER as u32, 0, type_len, type_len, string_len];
+    bytes.extend(words.into_iter().flat_map(u32::to_le_bytes));
+    bytes.extend(types);
+    bytes.extend(strings);
+    bytes
 }
 
 fn string_at(strings: &[u8], offset: u32) -> Option<&[u8]> {

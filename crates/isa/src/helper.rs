@@ -36,7 +36,7 @@ mod tests {
         assert_eq!(arguments(HelperId::GET_CURRENT_PID_TGID), Some((0, 0)));
         assert_eq!(arguments(HelperId::PROBE_READ_KERNEL), Some((3, 3)));
         assert_eq!(arguments(HelperId::TRACE_PRINTK), Some((2, 5)));
-        assert_eq!(arguments(HelperId(0)), None);
+        assert_eq!(arguments(HelperId::UNSPEC), None);
         assert_eq!(arguments(HelperId(HelperId::COUNT)), None);
     }
 

@@ -4,23 +4,26 @@
 //! is attached and nothing pinned.
 
 mod attr;
+mod field;
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use beeline_isa::opcode::{
+    CALL, DW, IMM, JMP, LD, PSEUDO_KFUNC_CALL, PSEUDO_MAP_IDX, PSEUDO_MAP_IDX_VALUE,
+};
 use beeline_isa::{INSN_BYTES, Insn};
-use beeline_uapi::{AttachType, Command, MapType, ProgramType};
+use beeline_uapi::{AttachType, Command, MapType, ProgramType, log};
 
 use attr::Attr;
+use field::{btf_load, info, map_create, map_elem, object_id, prog_load, test_run};
 
 /// The bytes of log that one load may write.
 const LOG_BYTES: usize = 16 << 20;
 /// The bytes that suffice for nearly every log: clearing the pages of a long one takes longer than
 /// most loads.
 const SHORT_LOG_BYTES: usize = 64 << 10;
-/// `BPF_LOG_STATS`.
-const STATISTICS: u32 = 4;
 
 /// A map to be made: `BPF_MAP_CREATE`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -94,19 +97,19 @@ pub struct Refusal {
 /// Creates a map.
 pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
-    attr.put(0, spec.map_type.0);
-    attr.put(1, spec.key_size);
-    attr.put(2, spec.value_size);
-    attr.put(3, spec.max_entries);
-    attr.put(4, spec.flags);
-    attr.put_fd(5, spec.inner);
+    attr.put(map_create::MAP_TYPE, spec.map_type.0);
+    attr.put(map_create::KEY_SIZE, spec.key_size);
+    attr.put(map_create::VALUE_SIZE, spec.value_size);
+    attr.put(map_create::MAX_ENTRIES, spec.max_entries);
+    attr.put(map_create::MAP_FLAGS, spec.flags);
+    attr.put_fd(map_create::INNER_MAP_FD, spec.inner);
     if let Some((btf, key, value)) = spec.types {
-        attr.put_fd(12, Some(btf));
-        attr.put(13, key);
-        attr.put(14, value);
+        attr.put_fd(map_create::BTF_FD, Some(btf));
+        attr.put(map_create::BTF_KEY_TYPE_ID, key);
+        attr.put(map_create::BTF_VALUE_TYPE_ID, value);
     }
-    attr.put(16, spec.map_extra as u32);
-    attr.put(17, (spec.map_extra >> 32) as u32);
+    attr.put(map_create::MAP_EXTRA, spec.map_extra as u32);
+    attr.put(map_create::MAP_EXTRA + 1, (spec.map_extra >> 32) as u32);
     attr.make(Command::MAP_CREATE)
 }
 
@@ -121,23 +124,23 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut attr = Attr::default();
-    attr.put_fd(0, Some(map.as_fd()));
+    attr.put_fd(map_elem::MAP_FD, Some(map.as_fd()));
     // SAFETY: the check above has found both to have the sizes that the kernel reads.
     unsafe {
-        attr.point(2, key);
-        attr.point(4, value);
+        attr.point(map_elem::KEY, key);
+        attr.point(map_elem::VALUE, value);
     }
     attr.call(Command::MAP_UPDATE_ELEM).map(drop)
 }
 
 /// Returns the start of `struct bpf_map_info`: type, id, size of keys, size of values.
 fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
-    let mut info = [0; 16];
+    let mut start = [0; 16];
     let mut attr = Attr::default();
-    attr.put_fd(0, Some(map));
-    attr.lend_mut(2, 1, &mut info);
+    attr.put_fd(info::BPF_FD, Some(map));
+    attr.lend_mut(info::INFO, info::INFO_LEN, &mut start);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
-    let (words, _) = info.as_chunks::<4>();
+    let (words, _) = start.as_chunks::<4>();
     let mut result = [0; 4];
     for (word, bytes) in result.iter_mut().zip(words) {
         *word = u32::from_ne_bytes(*bytes);
@@ -148,20 +151,20 @@ fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
 /// Makes a map read-only for system calls.
 pub fn freeze(map: impl AsFd) -> io::Result<()> {
     let mut attr = Attr::default();
-    attr.put_fd(0, Some(map.as_fd()));
+    attr.put_fd(map_elem::MAP_FD, Some(map.as_fd()));
     attr.call(Command::MAP_FREEZE).map(drop)
 }
 
 /// Loads type information (`include/uapi/linux/btf.h`).
 pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
     let mut attr = Attr::default();
-    attr.lend(0, 4, btf);
+    attr.lend(btf_load::BTF, btf_load::BTF_SIZE, btf);
     if let Ok(fd) = attr.make(Command::BTF_LOAD) {
         return Ok(fd);
     }
     let mut log = vec![0; 1 << 16];
-    attr.lend_mut(2, 5, &mut log);
-    attr.put(6, 1);
+    attr.lend_mut(btf_load::BTF_LOG_BUF, btf_load::BTF_LOG_SIZE, &mut log);
+    attr.put(btf_load::BTF_LOG_LEVEL, log::LEVEL1);
     let made = attr.make(Command::BTF_LOAD);
     made.map_err(refusal(&log))
 }
@@ -185,43 +188,47 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     let insns: Vec<[u8; INSN_BYTES]> = spec.insns.iter().map(|insn| insn.encode()).collect();
     let license = CString::new(spec.license).unwrap_or_default();
     let mut attr = Attr::default();
-    attr.put(0, spec.prog_type.0);
-    attr.lend(2, 1, &insns);
+    attr.put(prog_load::PROG_TYPE, spec.prog_type.0);
+    attr.lend(prog_load::INSNS, prog_load::INSN_CNT, &insns);
     // SAFETY: the kernel reads up to the 0 at its end.
-    unsafe { attr.point(4, license.as_bytes_with_nul()) };
-    attr.put(10, spec.kernel_version);
-    attr.put(11, spec.flags);
-    attr.put(17, spec.expected_attach_type.0);
+    unsafe { attr.point(prog_load::LICENSE, license.as_bytes_with_nul()) };
+    attr.put(prog_load::KERN_VERSION, spec.kernel_version);
+    attr.put(prog_load::PROG_FLAGS, spec.flags);
+    attr.put(prog_load::EXPECTED_ATTACH_TYPE, spec.expected_attach_type.0);
     if let Some(types) = spec.types {
-        attr.put_fd(18, Some(types.btf));
-        attr.put(19, size_of::<[u32; 2]>() as u32);
-        attr.lend(20, 22, types.functions);
-        attr.put(23, size_of::<[u32; 4]>() as u32);
-        attr.lend(24, 26, types.lines);
+        attr.put_fd(prog_load::PROG_BTF_FD, Some(types.btf));
+        attr.put(prog_load::FUNC_INFO_REC_SIZE, size_of::<[u32; 2]>() as u32);
+        attr.lend(
+            prog_load::FUNC_INFO,
+            prog_load::FUNC_INFO_CNT,
+            types.functions,
+        );
+        attr.put(prog_load::LINE_INFO_REC_SIZE, size_of::<[u32; 4]>() as u32);
+        attr.lend(prog_load::LINE_INFO, prog_load::LINE_INFO_CNT, types.lines);
     }
-    attr.put(27, spec.attach_btf_id);
-    attr.put_fd(28, spec.attach_to);
+    attr.put(prog_load::ATTACH_BTF_ID, spec.attach_btf_id);
+    attr.put_fd(prog_load::ATTACH_FD, spec.attach_to);
     if !spec.fd_array.is_empty() {
         // SAFETY: the kernel reads the elements that instructions name, and `places_are_there` has
         // checked that `fd_array` has them.
-        unsafe { attr.point(30, as_bytes(spec.fd_array)) };
+        unsafe { attr.point(prog_load::FD_ARRAY, as_bytes(spec.fd_array)) };
     }
     let mut log = Vec::new();
     if spec.log_level != 0 {
         log = vec![0; log_bytes];
-        attr.put(6, spec.log_level);
-        attr.lend_mut(8, 7, &mut log);
+        attr.put(prog_load::LOG_LEVEL, spec.log_level);
+        attr.lend_mut(prog_load::LOG_BUF, prog_load::LOG_SIZE, &mut log);
     }
     let made = attr.make(Command::PROG_LOAD);
     match made.map_err(refusal(&log)) {
         Err(whole)
             if whole.errno == libc::ENOSPC
                 && log_bytes == LOG_BYTES
-                && spec.log_level & !STATISTICS != 0 =>
+                && spec.log_level & !log::STATS != 0 =>
         {
             // The log is longer than the room for it. That must not cost the verdict.
             let brief = ProgramSpec {
-                log_level: STATISTICS,
+                log_level: log::STATS,
                 ..*spec
             };
             load_with_log(&brief, LOG_BYTES).map_err(|brief| brief.after(&whole.log))
@@ -230,15 +237,17 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     }
 }
 
-/// Returns whether `fd_array` has every element that an instruction may name. Maps (by `src` 5 and
-/// 6) and functions of modules name some.
+/// Returns whether `fd_array` has every element that an instruction may name. Maps and
+/// functions of modules name some.
 fn places_are_there(spec: &ProgramSpec<'_>) -> bool {
+    const IMM64: u8 = LD | IMM | DW;
+    const CALLS: u8 = JMP | CALL;
     let has = |place: i64| (0..spec.fd_array.len() as i64).contains(&place);
     spec.fd_array.is_empty()
         || spec.insns.iter().all(|insn| match (insn.code, insn.src) {
-            (0x18, 5 | 6) => has(insn.imm.into()),
+            (IMM64, PSEUDO_MAP_IDX | PSEUDO_MAP_IDX_VALUE) => has(insn.imm.into()),
             // The kernel refuses negative places without reading.
-            (0x85, 2) => insn.off <= 0 || has(insn.off.into()),
+            (CALLS, PSEUDO_KFUNC_CALL) => insn.off <= 0 || has(insn.off.into()),
             _ => true,
         })
 }
@@ -256,12 +265,12 @@ pub fn module_types(name: &str) -> io::Result<OwnedFd> {
     let mut id = 0;
     loop {
         let mut attr = Attr::default();
-        attr.put(0, id);
+        attr.put(object_id::ID, id);
         // ENOENT after the last one.
         attr.call(Command::BTF_GET_NEXT_ID)?;
-        id = attr.get(1);
+        id = attr.get(object_id::NEXT_ID);
         let mut attr = Attr::default();
-        attr.put(0, id);
+        attr.put(object_id::ID, id);
         // Some are gone by now.
         if let Ok(btf) = attr.make(Command::BTF_GET_FD_BY_ID)
             && is_module(&btf, name)?
@@ -275,16 +284,16 @@ pub fn module_types(name: &str) -> io::Result<OwnedFd> {
 fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
     const INFO: usize = 32;
     let mut found = [0_u8; 64];
-    let mut info = [0_u8; INFO];
+    let mut about = [0_u8; INFO];
     // The kernel writes the name there, no more than the room it is told.
     let address = found.as_mut_ptr().expose_provenance() as u64;
-    info[16..24].copy_from_slice(&address.to_ne_bytes());
-    info[24..28].copy_from_slice(&(found.len() as u32).to_ne_bytes());
+    about[16..24].copy_from_slice(&address.to_ne_bytes());
+    about[24..28].copy_from_slice(&(found.len() as u32).to_ne_bytes());
     let mut attr = Attr::default();
-    attr.put_fd(0, Some(btf.as_fd()));
-    attr.lend_mut(2, 1, &mut info);
+    attr.put_fd(info::BPF_FD, Some(btf.as_fd()));
+    attr.lend_mut(info::INFO, info::INFO_LEN, &mut about);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
-    let of_kernel = u32::from_ne_bytes([info[28], info[29], info[30], info[31]]);
+    let of_kernel = u32::from_ne_bytes([about[28], about[29], about[30], about[31]]);
     Ok(of_kernel != 0 && text(&found) == name)
 }
 
@@ -312,16 +321,16 @@ pub struct Run<'a> {
 /// Runs a program; returns the result of the last run, and the mean time of a run in nanoseconds.
 pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
     let mut attr = Attr::default();
-    attr.put_fd(0, Some(program.as_fd()));
+    attr.put_fd(test_run::PROG_FD, Some(program.as_fd()));
     if !run.packet.is_empty() {
-        attr.lend(4, 2, run.packet);
+        attr.lend(test_run::DATA_IN, test_run::DATA_SIZE_IN, run.packet);
     }
-    attr.put(8, run.repeat);
+    attr.put(test_run::REPEAT, run.repeat);
     if !run.context.is_empty() {
-        attr.lend_mut(12, 10, run.context);
+        attr.lend_mut(test_run::CTX_IN, test_run::CTX_SIZE_IN, run.context);
     }
     attr.call(Command::PROG_TEST_RUN)?;
-    Ok((attr.get(1), attr.get(9)))
+    Ok((attr.get(test_run::RETVAL), attr.get(test_run::DURATION)))
 }
 
 /// Returns the text before the first 0.

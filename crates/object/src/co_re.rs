@@ -17,7 +17,10 @@ mod value;
 use std::collections::HashMap;
 
 use beeline_btf::{Btf, Type, kind};
-use beeline_isa::opcode::{CALL, JMP, POISON_CORE};
+use beeline_isa::opcode::{
+    ALU, ALU64, B, CALL, CLASS_MASK, DW, H, JMP, K, LD, LDX, POISON_CORE, SIZE_MASK, SOURCE_MASK,
+    ST, STX, W,
+};
 use beeline_isa::{INSN_BYTES, Insn};
 
 use crate::Error;
@@ -401,18 +404,6 @@ fn resolve(
     }
 }
 
-const CLASS: u8 = 7;
-const LD: u8 = 0;
-const LDX: u8 = 1;
-const ST: u8 = 2;
-const STX: u8 = 3;
-const ALU: u8 = 4;
-const ALU64: u8 = 7;
-/// `BPF_X`: the operand is a register.
-const REGISTER: u8 = 8;
-/// `BPF_SIZE`.
-const SIZE: u8 = 0x18;
-
 /// Puts a number into an instruction, if the instruction can take it and holds the number by the
 /// file's types.
 fn patch(insns: &mut [Insn], number: &Number) -> bool {
@@ -424,8 +415,8 @@ fn patch(insns: &mut [Insn], number: &Number) -> bool {
     };
     let holds = |held: u64| number.old.is_none_or(|old| held == old);
     let extended = |held: i64| held.cast_unsigned();
-    match insn.code & CLASS {
-        ALU | ALU64 if insn.code & REGISTER == 0 && holds(extended(insn.imm.into())) => {
+    match insn.code & CLASS_MASK {
+        ALU | ALU64 if insn.code & SOURCE_MASK == K && holds(extended(insn.imm.into())) => {
             insn.imm = new as i32; // numbers that need more are in wide instructions
             true
         }
@@ -438,10 +429,10 @@ fn patch(insns: &mut [Insn], number: &Number) -> bool {
                 let (Some(old), Some(new)) = (old, new) else {
                     return false;
                 };
-                if insn.code & SIZE != old {
+                if insn.code & SIZE_MASK != old {
                     return false;
                 }
-                insn.code = insn.code & !SIZE | new;
+                insn.code = insn.code & !SIZE_MASK | new;
             }
             insn.off = off;
             true
@@ -465,10 +456,10 @@ fn patch(insns: &mut [Insn], number: &Number) -> bool {
 /// Returns the bits of an instruction's code for a size in bytes.
 fn size_bits(bytes: u32) -> Option<u8> {
     match bytes {
-        8 => Some(0x18),
-        4 => Some(0),
-        2 => Some(0x08),
-        1 => Some(0x10),
+        8 => Some(DW),
+        4 => Some(W),
+        2 => Some(H),
+        1 => Some(B),
         _ => None,
     }
 }

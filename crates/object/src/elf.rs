@@ -1,8 +1,8 @@
 //! The file as sections, symbols and relocations. Every number is still untrusted.
 
 use object::elf::{
-    SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK, STT_FUNC, STT_SECTION,
-    STV_HIDDEN, STV_INTERNAL,
+    ELFCLASS64, ELFDATA2MSB, EM_BPF, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK,
+    STT_FUNC, STT_SECTION, STV_HIDDEN, STV_INTERNAL,
 };
 use object::read::elf::{ElfFile64, SectionHeader};
 use object::{
@@ -11,11 +11,6 @@ use object::{
 };
 
 use crate::Error;
-
-/// `ELFCLASS64`, `ELFDATA2MSB` and `EM_BPF` of a file's header.
-const BITS_64: u8 = 2;
-const BIG_ENDIAN: u8 = 2;
-const BPF: u16 = 247;
 
 /// An object file.
 #[derive(Debug)]
@@ -101,18 +96,26 @@ impl<'a> Elf<'a> {
     }
 }
 
+/// The places of fields in a file's header, `Elf64_Ehdr` of elf(5).
+const EI_CLASS: usize = 4;
+const EI_DATA: usize = 5;
+const E_MACHINE: usize = 18;
+const E_SHOFF: usize = 40;
+const E_SHENTSIZE: usize = 58;
+const E_SHNUM: usize = 60;
+
 /// Checks that the file is for eBPF, of this byte order, and complete. Its errors are clearer than
 /// those of a parser at the first wrong number.
 fn check_header(data: &[u8]) -> Result<(), Error> {
     let header = data.get(..64).ok_or(Error::CutShort(data.len()))?;
-    let (class, order) = (header.get(4).copied(), header.get(5).copied());
-    let machine = header.get(18..20).unwrap_or_default();
-    let is_big_endian = order == Some(BIG_ENDIAN);
+    let (class, order) = (header.get(EI_CLASS).copied(), header.get(EI_DATA).copied());
+    let machine = header.get(E_MACHINE..E_MACHINE + 2).unwrap_or_default();
+    let is_big_endian = order == Some(ELFDATA2MSB.0);
     let is_bpf = match is_big_endian {
-        true => machine == BPF.to_be_bytes(),
-        false => machine == BPF.to_le_bytes(),
+        true => machine == EM_BPF.0.to_be_bytes(),
+        false => machine == EM_BPF.0.to_le_bytes(),
     };
-    if class != Some(BITS_64) || !is_bpf {
+    if class != Some(ELFCLASS64.0) || !is_bpf {
         return Err(Error::NotBpf);
     }
     if is_big_endian {
@@ -124,7 +127,7 @@ fn check_header(data: &[u8]) -> Result<(), Error> {
         let bytes = bytes.iter().rev();
         bytes.fold(0u64, |number, byte| number << 8 | u64::from(*byte))
     };
-    let end = number(40, 8).checked_add(number(58, 2) * number(60, 2));
+    let end = number(E_SHOFF, 8).checked_add(number(E_SHENTSIZE, 2) * number(E_SHNUM, 2));
     match end {
         Some(end) if end <= data.len() as u64 => Ok(()),
         _ => Err(Error::CutShort(data.len())),

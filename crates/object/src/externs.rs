@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use beeline_btf::{Btf, Type, kind};
 use beeline_uapi::MapType;
+use beeline_uapi::flags::{MMAPABLE, RDONLY_PROG};
 
 use crate::co_re::{are_compatible, essential};
 use crate::elf::{Elf, Symbol};
 use crate::kernel::{Found, Kernel, KernelNames};
-use crate::maps::{Contents, MMAPABLE, MapDefinition, RDONLY_PROG, variables_of};
+use crate::maps::{Contents, MapDefinition, variables_of};
 
 /// The section of configuration options.
 const CONFIG: &str = ".kconfig";

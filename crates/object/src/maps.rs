@@ -3,15 +3,12 @@
 
 use beeline_btf::{Btf, Type, kind, linkage};
 use beeline_uapi::MapType;
+use beeline_uapi::flags::{MMAPABLE, RDONLY_PROG};
 
 use crate::Error;
 use crate::elf::{Elf, Section, Symbol};
 use crate::ext::word;
 
-/// `BPF_F_RDONLY_PROG`.
-pub(crate) const RDONLY_PROG: u32 = 1 << 7;
-/// `BPF_F_MMAPABLE`.
-pub(crate) const MMAPABLE: u32 = 1 << 10;
 /// `LIBBPF_PIN_BY_NAME`.
 const PIN_BY_NAME: u32 = 1;
 /// The most bytes of variables in one section.

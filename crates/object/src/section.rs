@@ -5,6 +5,7 @@
 //! Go's library still does, and their users have sections such as `tc/tail` and `xdp_drop`. So a
 //! name that is not in the table counts as the longest one that it begins with.
 
+use beeline_uapi::flags::{SLEEPABLE, XDP_HAS_FRAGS};
 use beeline_uapi::{AttachType, ProgramType};
 
 /// The kind of program in a section.
@@ -17,11 +18,6 @@ pub struct SectionKind {
     /// `BPF_F_SLEEPABLE` or `BPF_F_XDP_HAS_FRAGS` of `BPF_PROG_LOAD`.
     pub flags: u32,
 }
-
-/// `BPF_F_SLEEPABLE`.
-const SLEEPABLE: u32 = 1 << 4;
-/// `BPF_F_XDP_HAS_FRAGS`.
-const FRAGS: u32 = 1 << 5;
 
 const UNSPECIFIED: AttachType = AttachType::UNSPECIFIED;
 
@@ -137,17 +133,22 @@ const TABLE: &[(&str, ProgramType, AttachType, u32)] = &[
         "xdp.frags/devmap",
         ProgramType::XDP,
         AttachType::XDP_DEVMAP,
-        FRAGS,
+        XDP_HAS_FRAGS,
     ),
     ("xdp/devmap", ProgramType::XDP, AttachType::XDP_DEVMAP, 0),
     (
         "xdp.frags/cpumap",
         ProgramType::XDP,
         AttachType::XDP_CPUMAP,
-        FRAGS,
+        XDP_HAS_FRAGS,
     ),
     ("xdp/cpumap", ProgramType::XDP, AttachType::XDP_CPUMAP, 0),
-    ("xdp.frags", ProgramType::XDP, AttachType::XDP, FRAGS),
+    (
+        "xdp.frags",
+        ProgramType::XDP,
+        AttachType::XDP,
+        XDP_HAS_FRAGS,
+    ),
     ("xdp", ProgramType::XDP, AttachType::XDP, 0),
     ("perf_event", ProgramType::PERF_EVENT, UNSPECIFIED, 0),
     (
@@ -490,7 +491,7 @@ mod tests {
         assert_eq!(of("uprobe.s//bin/true:main"), (2, 0, SLEEPABLE));
         assert_eq!(of("uprobes/x"), (0, 0, 0));
         assert_eq!(of("xdp"), (6, 37, 0));
-        assert_eq!(of("xdp.frags/devmap"), (6, 33, FRAGS));
+        assert_eq!(of("xdp.frags/devmap"), (6, 33, XDP_HAS_FRAGS));
         assert_eq!(of("kprobe_foo"), (0, 0, 0));
         assert_eq!(of("tp/sched/sched_switch"), (5, 0, 0));
         assert_eq!(of("syscall"), (31, 0, SLEEPABLE));

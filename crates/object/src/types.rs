@@ -3,14 +3,13 @@
 
 use std::ops::RangeInclusive;
 
-use beeline_btf::{Btf, Type, kind, linkage};
+use beeline_btf::{Btf, Type, kind, linkage, to_bytes};
 
 use crate::elf::Elf;
 use crate::ext::word;
 use crate::maps::MapDefinition;
 
-/// The bytes of `struct btf_header`, `struct btf_type` and `struct btf_var_secinfo`.
-const HEADER: usize = 24;
+/// The bytes of `struct btf_type` and `struct btf_var_secinfo`.
 const TYPE: usize = 12;
 const VARIABLE: usize = 12;
 /// The variable that stands for each of the kernel's functions in `.ksyms`.
@@ -238,6 +237,7 @@ impl Types<'_> {
         if let Some(id) = self.numbers().find(is_int) {
             return id;
         }
+        /// `BTF_INT_SIGNED`, offset 0, 32 bits.
         const SIGNED_32_BITS: u32 = 1 << 24 | 32;
         let name = self.string(b"int\0");
         self.add(&[name, u32::from(kind::INT) << 24, INT_BYTES, SIGNED_32_BITS])
@@ -277,12 +277,7 @@ impl Types<'_> {
     }
 
     fn bytes(self) -> Vec<u8> {
-        let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
-        let header = [0x0001_eb9f, HEADER as u32, 0, types, types, strings];
-        let mut bytes: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
-        bytes.extend(self.types);
-        bytes.extend(self.strings);
-        bytes
+        to_bytes(&self.types, &self.strings)
     }
 }
 

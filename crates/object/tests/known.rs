@@ -5,12 +5,8 @@ use std::process::Command;
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, Program, RunningKernel, SectionKind};
+use beeline_uapi::flags::{MMAPABLE, NO_PREALLOC, SLEEPABLE};
 use beeline_uapi::{AttachType, MapType, ProgramType};
-
-/// `BPF_F_NO_PREALLOC`, `BPF_F_MMAPABLE`, `BPF_F_SLEEPABLE`.
-const NO_PREALLOC: u32 = 1;
-const MMAPABLE: u32 = 1 << 10;
-const SLEEPABLE: u32 = 1 << 4;
 
 /// A program's source in `programs/`, compiled and read.
 fn object(source: &str) -> Object {

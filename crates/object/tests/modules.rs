@@ -52,12 +52,8 @@ impl Kernel for Made {
 }
 
 fn btf(types: &[u32], strings: &[u8]) -> Vec<u8> {
-    let bytes = 4 * types.len() as u32;
-    let header = [0x0001_eb9f, 24, 0, bytes, bytes, strings.len() as u32];
-    let words = header.iter().chain(types);
-    let mut data: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
-    data.extend(strings);
-    data
+    let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
+    beeline_btf::to_bytes(&types, strings)
 }
 
 fn info(kind: u8, count: u32) -> u32 {

@@ -74,7 +74,7 @@ pub fn judge(
         Ok(facts) => facts,
         Err(refusal) => {
             return Err(LoadError {
-                errno: Errno(refusal.errno),
+                errno: refusal.errno,
                 reason: refusal.reason,
                 log,
             });
@@ -110,7 +110,12 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
             Op::CallHelper { id } if !is_served(id.0) => {
                 let name = id.name().unwrap_or("unknown");
                 let why = format!("program of this type cannot use helper bpf_{name}#{}", id.0);
-                return Err(refuse(Reject::insn(libc::EINVAL, index, insns[index], why)));
+                return Err(refuse(Reject::insn(
+                    Errno::EINVAL,
+                    index,
+                    insns[index],
+                    why,
+                )));
             }
             Op::CallHelper { id } => facts.helpers.push(id.0),
             Op::Imm64 {
@@ -261,7 +266,7 @@ fn check_place(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<(), Rejec
             } => format!("kernel variable #{low} cannot be reached from user space"),
             _ => continue,
         };
-        return Err(Reject::insn(libc::EINVAL, index, insns[index], why));
+        return Err(Reject::insn(Errno::EINVAL, index, insns[index], why));
     }
     Ok(())
 }
@@ -272,7 +277,7 @@ fn check_map_structure(insns: &[Insn], facts: &ProgramSummary) -> Result<(), Rej
     match facts.map_structure {
         None => Ok(()),
         Some(index) => Err(Reject::insn(
-            libc::EINVAL,
+            Errno::EINVAL,
             index,
             insns.get(index).copied().unwrap_or_default(),
             "the kernel's own structure of a map cannot be reached from user space",
@@ -288,7 +293,7 @@ fn refused(reject: Reject, level: u32, mut log: VerifierLog) -> LoadError {
     }
     let reason = reject.log.trim_end().lines().next_back();
     LoadError {
-        errno: Errno(reject.errno),
+        errno: reject.errno,
         reason: reason.unwrap_or_default().to_owned(),
         log,
     }

@@ -4,6 +4,12 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
+impl Errno {
+    /// The largest number that a result or a pointer can hold (`MAX_ERRNO` of
+    /// `include/linux/err.h`).
+    pub const MAX: i32 = 4095;
+}
+
 #[allow(missing_docs)] // The names are the kernel's.
 impl Errno {
     pub const EPERM: Self = Self(1);
@@ -26,6 +32,7 @@ impl Errno {
     pub const ERANGE: Self = Self(34);
     pub const ENOSYS: Self = Self(38);
     pub const ENODATA: Self = Self(61);
+    pub const EPROTO: Self = Self(71);
     pub const EOPNOTSUPP: Self = Self(95);
     /// The kernel's internal "not supported", which leaks out of bpf(2).
     pub const ENOTSUPP: Self = Self(524);

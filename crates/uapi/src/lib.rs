@@ -20,6 +20,7 @@
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
+//! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
@@ -33,6 +34,7 @@ mod errno;
 pub mod flags;
 pub mod helper;
 pub mod linux;
+pub mod log;
 pub mod nr;
 mod open_enum;
 pub mod perf;

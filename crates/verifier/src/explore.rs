@@ -51,10 +51,10 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use beeline_isa::{Insn, Op};
+use beeline_uapi::Errno;
 
-use crate::flow::{Flow, Function};
+use crate::flow::{Flow, Function, MAX_INSNS};
 use crate::program::{Map, Program};
-use crate::reject::EINVAL;
 use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, Step};
 use crate::types::FunctionArg;
 use crate::verdict::{Effort, LogLevel, MapUse, ProgramSummary, Refusal};
@@ -69,18 +69,19 @@ use paths::Pending;
 use print::Log;
 use shape::Shape;
 
-/// `BPF_COMPLEXITY_LIMIT_INSNS`.
-const MOST_INSNS: u32 = 1_000_000;
+/// `BPF_COMPLEXITY_LIMIT_INSNS`: as many as the longest program has.
+const MOST_INSNS: u32 = MAX_INSNS as u32;
+
 /// A rule was broken: the error number and the log's line.
 #[derive(Debug)]
 pub(crate) struct No {
-    errno: i32,
+    errno: Errno,
     why: String,
 }
 
 pub(crate) type Check<T = ()> = Result<T, No>;
 
-pub(crate) fn no<T>(errno: i32, why: impl Into<String>) -> Check<T> {
+pub(crate) fn no<T>(errno: Errno, why: impl Into<String>) -> Check<T> {
     Err(No {
         errno,
         why: why.into(),
@@ -291,7 +292,7 @@ impl<'a> Explorer<'a> {
         };
         if self.exception_callback() == Some(number) && args[..] != [FunctionArg::Scalar] {
             let why = "exception cb only supports single integer argument";
-            return no(EINVAL, why);
+            return no(Errno::EINVAL, why);
         }
         for (number, arg) in (1..).zip(args) {
             let id = self.fresh_id();

@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::{BadInsn, Imm64, Insn, Op, Operand};
+use beeline_uapi::Errno;
 
-use crate::reject::{E2BIG, EACCES, EINVAL, Reject};
+use crate::reject::Reject;
 
-/// The longest program, in slots; the kernel's limit for privileged users.
+/// The longest program, in slots; the kernel's limit for privileged users
+/// (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const MAX_INSNS: usize = 1_000_000;
 /// The deepest chain of calls, in functions, the program's entry included; as in the kernel.
 pub const MAX_FRAMES: usize = 8;
@@ -80,10 +82,15 @@ impl Flow {
         exception_callback: Option<usize>,
     ) -> Result<Self, Reject> {
         match insns.len() {
-            0 => return Err(Reject::program(E2BIG, "a program needs at least one insn")),
+            0 => {
+                return Err(Reject::program(
+                    Errno::E2BIG,
+                    "a program needs at least one insn",
+                ));
+            }
             length if length > MAX_INSNS => {
                 return Err(Reject::program(
-                    E2BIG,
+                    Errno::E2BIG,
                     format!("{length} insns are more than the {MAX_INSNS} allowed"),
                 ));
             }
@@ -217,7 +224,7 @@ impl Flow {
             }
         }
         Err(Reject::program(
-            E2BIG,
+            Errno::E2BIG,
             format!("the call stack of {} frames is too deep", MAX_FRAMES + 1),
         ))
     }
@@ -249,13 +256,13 @@ impl Flow {
                 .filter(|to| inside.contains(to))
             else {
                 return Err(Reject::program(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("jump out of range from insn {index} to {destination}"),
                 ));
             };
             if self.op(to).is_none() {
                 return Err(Reject::program(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("jump into the middle of ldimm64 insn {}", to - 1),
                 ));
             }
@@ -264,7 +271,10 @@ impl Flow {
         // nevertheless.
         match self.op(function.end - 1) {
             Some(Op::Exit | Op::Jump { .. }) => Ok(()),
-            _ => Err(Reject::program(EINVAL, "last insn is not an exit or jmp")),
+            _ => Err(Reject::program(
+                Errno::EINVAL,
+                "last insn is not an exit or jmp",
+            )),
         }
     }
 
@@ -345,7 +355,7 @@ fn decode(insns: &[Insn], tolerant: bool) -> Result<Decoded, Reject> {
                 )) if imm == 0 || takes_high_half(&op) => ops.push(None),
                 _ => {
                     return Err(Reject::insn(
-                        EINVAL,
+                        Errno::EINVAL,
                         index,
                         insn,
                         "invalid bpf_ld_imm64 insn",
@@ -441,20 +451,20 @@ fn takes_high_half(op: &Op) -> bool {
 pub(crate) fn undefined(index: usize, insn: Insn, bad: BadInsn) -> Reject {
     match bad {
         BadInsn::Opcode => Reject::insn(
-            EINVAL,
+            Errno::EINVAL,
             index,
             insn,
             format!("unknown opcode {:02x}", insn.code),
         ),
-        BadInsn::Reserved => Reject::insn(EINVAL, index, insn, reserved(insn)),
+        BadInsn::Reserved => Reject::insn(Errno::EINVAL, index, insn, reserved(insn)),
         BadInsn::MayGoto => Reject::insn(
-            EINVAL,
+            Errno::EINVAL,
             index,
             insn,
             format!("invalid may_goto imm {}", insn.imm),
         ),
-        BadInsn::FramePointer => Reject::insn(EACCES, index, insn, bad.to_string()),
-        _ => Reject::insn(EINVAL, index, insn, bad.to_string()),
+        BadInsn::FramePointer => Reject::insn(Errno::EACCES, index, insn, bad.to_string()),
+        _ => Reject::insn(Errno::EINVAL, index, insn, bad.to_string()),
     }
 }
 
@@ -496,7 +506,10 @@ fn functions(
     let mut starts = BTreeSet::from([0]);
     if let Some(start) = exception_callback {
         if !matches!(ops.get(start), Some(Some(_))) {
-            return Err(Reject::program(EINVAL, "call to invalid destination"));
+            return Err(Reject::program(
+                Errno::EINVAL,
+                "call to invalid destination",
+            ));
         }
         starts.insert(start);
     }
@@ -516,7 +529,7 @@ fn functions(
             _ => {
                 let insn = insns.get(index).copied().unwrap_or_default();
                 return Err(Reject::insn(
-                    EINVAL,
+                    Errno::EINVAL,
                     index,
                     insn,
                     "call to invalid destination",

@@ -18,7 +18,7 @@ mod replace;
 mod resolve;
 
 pub use flow::{Flow, Function, MAX_FRAMES, MAX_INSNS};
-pub use reject::{E2BIG, EACCES, EBADF, EINVAL, ENOENT, ENOMEM, ENOTSUPP, EPROTO, Reject};
+pub use reject::Reject;
 pub use resolve::{Unresolved, resolve};
 
 pub mod context;

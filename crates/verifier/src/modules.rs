@@ -8,9 +8,10 @@ use std::borrow::Cow;
 
 use beeline_isa::Insn;
 use beeline_isa::opcode::{CALL, JMP, PSEUDO_BTF_ID, PSEUDO_KFUNC_CALL};
+use beeline_uapi::Errno;
 
 use crate::program::Program;
-use crate::reject::{EBADF, EINVAL, ENOENT, EPROTO, Reject};
+use crate::reject::Reject;
 use crate::types::KernelTypes;
 
 /// Returns the program's instructions without descriptors of modules.
@@ -49,18 +50,21 @@ fn function(program: &Program<'_>, btf_id: i32, place: i16) -> Result<i32, Rejec
     };
     let Ok(place) = usize::try_from(place) else {
         let why = "negative offset disallowed for kernel module function call";
-        return refuse(EINVAL, why);
+        return refuse(Errno::EINVAL, why);
     };
     let Some(fd_array) = program.modules.fd_array else {
-        return refuse(EPROTO, "kfunc offset > 0 without fd_array is invalid");
+        return refuse(
+            Errno::EPROTO,
+            "kfunc offset > 0 without fd_array is invalid",
+        );
     };
     let fd = fd_array.get(place).copied().unwrap_or(-1);
     match module(program, fd) {
-        None => refuse(EBADF, "invalid module BTF fd specified"),
-        Some(None) => refuse(EINVAL, "BTF fd for kfunc is not a module BTF"),
+        None => refuse(Errno::EBADF, "invalid module BTF fd specified"),
+        Some(None) => refuse(Errno::EINVAL, "BTF fd for kfunc is not a module BTF"),
         Some(Some((kernel, module))) => number(kernel, module, btf_id).ok_or_else(|| {
             let why = format!("kernel btf_id {} is not a function", btf_id.cast_unsigned());
-            Reject::program(EINVAL, why)
+            Reject::program(Errno::EINVAL, why)
         }),
     }
 }
@@ -70,19 +74,19 @@ fn variable(program: &Program<'_>, btf_id: i32, fd: i32) -> Result<i32, Reject> 
     let found = match module(program, fd) {
         None => {
             let why = "invalid module BTF object FD specified.";
-            return Err(Reject::program(EINVAL, why));
+            return Err(Reject::program(Errno::EINVAL, why));
         }
         // The kernel looks for a symbol of its own with the name of the program's variable; here
         // there is none.
         Some(None) => {
             let why = format!("pseudo btf_id {btf_id} in ldimm64 isn't KIND_VAR or KIND_FUNC");
-            return Err(Reject::program(EINVAL, why));
+            return Err(Reject::program(Errno::EINVAL, why));
         }
         Some(Some((kernel, module))) => number(kernel, module, btf_id),
     };
     found.ok_or_else(|| {
         let why = format!("ldimm64 insn specifies invalid btf_id {btf_id}.");
-        Reject::program(ENOENT, why)
+        Reject::program(Errno::ENOENT, why)
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use beeline_isa::Insn;
-use beeline_uapi::{AttachType, MapType, ProgramType};
+use beeline_uapi::{AttachType, MapType, ProgramType, flags};
 
 use crate::types::{KernelTypes, ProgramTypes};
 
@@ -91,17 +91,6 @@ pub struct Kind {
     pub destructive: bool,
 }
 
-/// `BPF_F_STRICT_ALIGNMENT`.
-pub const STRICT_ALIGNMENT: u32 = 1 << 0;
-/// `BPF_F_ANY_ALIGNMENT`.
-pub const ANY_ALIGNMENT: u32 = 1 << 1;
-/// `BPF_F_TEST_STATE_FREQ`: a state is kept at every instruction where one can be.
-pub const TEST_STATE_FREQ: u32 = 1 << 3;
-/// `BPF_F_SLEEPABLE`.
-pub const SLEEPABLE: u32 = 1 << 4;
-/// `BPF_F_TEST_REG_INVARIANTS`.
-pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
-
 impl Kind {
     /// Returns the kind as which a program is judged that replaces a function of one of kind
     /// `target` (`resolve_prog_type`).
@@ -119,7 +108,7 @@ impl Kind {
 
     /// Returns whether it may sleep.
     pub fn is_sleepable(&self) -> bool {
-        self.flags & SLEEPABLE != 0
+        self.flags & flags::SLEEPABLE != 0
     }
 }
 

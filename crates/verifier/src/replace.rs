@@ -1,12 +1,12 @@
 //! Programs that replace a function of another program (`BPF_PROG_TYPE_EXT`;
 //! `bpf_check_attach_target`).
 
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use crate::explore::changes_packet;
 use crate::flow::Flow;
 use crate::program::Program;
-use crate::reject::{EINVAL, Reject};
+use crate::reject::Reject;
 use crate::types::FunctionArg;
 use crate::verify::shape;
 
@@ -17,7 +17,7 @@ pub(crate) fn check(
     flow: &Flow,
     target: &Program<'_>,
 ) -> Result<(), Reject> {
-    let refuse = |why: &str| Err(Reject::program(EINVAL, why));
+    let refuse = |why: &str| Err(Reject::program(Errno::EINVAL, why));
     let id = program.kind.attach_btf_id;
     if id == 0 {
         return refuse("Tracing programs must provide btf_id");

@@ -33,6 +33,8 @@ mod table;
 mod walk;
 mod writes;
 
+use beeline_uapi::Errno;
+
 pub use arguments::FunctionArg;
 pub use kernel::{KernelTypes, Member, Trust};
 pub use program::{FileTypes, FunctionType, ProgramTypes, Returns, SourceLine};
@@ -40,15 +42,4 @@ pub use prototype::{Annotation, KernelParam, ParamType, Prototype};
 
 /// An errno and a line of the log, without a newline; the line is empty if the kernel prints
 /// nothing.
-pub type Refused = (i32, String);
-
-/// "No such file or directory".
-const ENOENT: i32 = 2;
-/// "No such process": several types have the name.
-const ESRCH: i32 = 3;
-/// "Bad address".
-const EFAULT: i32 = 14;
-/// "File exists": two objects where only one may be, or one over another.
-const EEXIST: i32 = 17;
-/// "Operation not supported".
-const EOPNOTSUPP: i32 = 95;
+pub type Refused = (Errno, String);

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use beeline_uapi::{Errno, log};
+
 use crate::reject::Reject;
 
 /// The result of verifying a program.
@@ -45,21 +47,21 @@ impl Verdict {
 pub struct LogLevel(pub u32);
 
 impl LogLevel {
-    /// `BPF_LOG_LEVEL1`: the path that failed.
-    pub const PATH: u32 = 1;
-    /// `BPF_LOG_LEVEL2`: every path.
-    pub const ALL: u32 = 2;
-    /// `BPF_LOG_STATS`: the last lines only.
-    pub const STATS: u32 = 4;
-    /// `BPF_LOG_FIXED`: if there is no room, the end is left out, and not the beginning.
-    pub const FIXED: u32 = 8;
+    /// The path that failed.
+    pub const PATH: u32 = log::LEVEL1;
+    /// Every path.
+    pub const ALL: u32 = log::LEVEL2;
+    /// The last lines only.
+    pub const STATS: u32 = log::STATS;
+    /// If there is no room, the end is left out, and not the beginning.
+    pub const FIXED: u32 = log::FIXED;
 }
 
 /// The reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error number of `BPF_PROG_LOAD`, positive.
-    pub errno: i32,
+    /// The error number of `BPF_PROG_LOAD`.
+    pub errno: Errno,
     /// The kernel's line, without a newline: the last one of its log before the statistics.
     pub reason: String,
     /// The instruction that was looked at.

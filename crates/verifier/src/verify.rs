@@ -1,13 +1,13 @@
 //! Computes the verdict on a program.
 
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_uapi::{HelperId, MapType, ProgramType};
+use beeline_uapi::{Errno, HelperId, MapType, ProgramType};
 
 use crate::context::attach;
 use crate::explore::Explorer;
 use crate::flow::{Flow, Odd};
 use crate::program::Program;
-use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
+use crate::reject::Reject;
 use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::{modules, replace};
@@ -101,19 +101,19 @@ pub(crate) fn shape(program: &Program<'_>) -> Result<Flow, Reject> {
 fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     let kind = &program.kind;
     if !attach::is_loadable(kind) {
-        return Err(Reject::program(EINVAL, ""));
+        return Err(Reject::program(Errno::EINVAL, ""));
     }
     if let Some(kernel) = program.kernel
         && kind.prog_type == ProgramType::LIRC_MODE2
         && kernel.function("lirc_mode2_func_proto").is_none()
     {
         // Built without CONFIG_BPF_LIRC_MODE2.
-        return Err(Reject::program(EINVAL, ""));
+        return Err(Reject::program(Errno::EINVAL, ""));
     }
     if kind.is_sleepable()
         && let Err(why) = attach::check_sleepable(kind)
     {
-        return Err(Reject::program(EINVAL, why));
+        return Err(Reject::program(Errno::EINVAL, why));
     }
     let replaced = program
         .target
@@ -131,10 +131,13 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     let calls_kernel = |index: usize| matches!(flow.op(index), Some(Op::CallKernel { .. }));
     if !program.gpl && (0..flow.len()).any(calls_kernel) {
         let why = "cannot call kernel function from non-GPL compatible program";
-        return Err(Reject::program(EINVAL, why));
+        return Err(Reject::program(Errno::EINVAL, why));
     }
     if let Some(index) = flow.first_unreachable() {
-        return Err(Reject::program(EINVAL, format!("unreachable insn {index}")));
+        return Err(Reject::program(
+            Errno::EINVAL,
+            format!("unreachable insn {index}"),
+        ));
     }
     check_early_returns(program, &flow)?;
     check_owned_arguments(program, &flow)?;
@@ -152,7 +155,7 @@ fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Rejec
         return Ok(());
     }
     let why = "program with __ref argument cannot tail call";
-    Err(Reject::program(EINVAL, why))
+    Err(Reject::program(Errno::EINVAL, why))
 }
 
 const TAIL_CALL: Op = Op::CallHelper {
@@ -178,7 +181,7 @@ fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject>
             Some(_) => format!("{what} is only allowed in functions that return 'int'."),
             None => format!("{what} is not allowed in subprogs without BTF"),
         };
-        return Err(Reject::program(EINVAL, why));
+        return Err(Reject::program(Errno::EINVAL, why));
     }
     Ok(())
 }
@@ -199,7 +202,7 @@ fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
             Imm64::MapValue => true,
             Imm64::MapIndex | Imm64::MapIndexValue => {
                 let why = "fd_idx without fd_array is invalid";
-                return Err(Reject::insn(EPROTO, index, insn, why));
+                return Err(Reject::insn(Errno::EPROTO, index, insn, why));
             }
             Imm64::KernelVariable => {
                 let known = program
@@ -215,7 +218,7 @@ fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
         let known = program.maps.iter().find(|(known, _)| *known == fd);
         let Some((_, map)) = known else {
             let why = format!("fd {fd} is not pointing to valid bpf_map");
-            return Err(Reject::insn(EBADF, index, insn, why));
+            return Err(Reject::insn(Errno::EBADF, index, insn, why));
         };
         if by_value {
             let off = second.imm.cast_unsigned();
@@ -225,18 +228,20 @@ fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
                     map.value_size
                 )
             };
-            let (errno, why) = match map.map_type {
-                MapType::ARRAY if map.max_entries == 1 && off < map.value_size => {
-                    (0, String::new())
+            let refused = match map.map_type {
+                MapType::ARRAY if map.max_entries == 1 => {
+                    (off >= map.value_size).then(|| (Errno::EINVAL, outside()))
                 }
-                MapType::ARRAY if map.max_entries == 1 => (EINVAL, outside()),
-                MapType::ARENA if u64::from(off) <= u64::from(map.max_entries) * PAGE => {
-                    (0, String::new())
+                MapType::ARENA => {
+                    let is_outside = u64::from(off) > u64::from(map.max_entries) * PAGE;
+                    is_outside.then(|| (Errno::ERANGE, outside()))
                 }
-                MapType::ARENA => (ERANGE, outside()),
-                _ => (ENOTSUPP, "invalid access to map value pointer".to_owned()),
+                _ => Some((
+                    Errno::ENOTSUPP,
+                    "invalid access to map value pointer".to_owned(),
+                )),
             };
-            if errno != 0 {
+            if let Some((errno, why)) = refused {
                 return Err(Reject::insn(errno, index, insn, why));
             }
         }

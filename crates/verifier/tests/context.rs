@@ -6,7 +6,7 @@ mod oracle;
 use std::os::fd::AsRawFd;
 
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{AttachType, MapType, ProgramType};
+use beeline_uapi::{AttachType, HelperId, MapType, ProgramType};
 use beeline_verifier::context::{
     Field, SocketKind, access, flow_keys_access, is_plain_memory, socket_access,
 };
@@ -147,7 +147,7 @@ fn changed_pointers() {
         );
         let variable = by(&[
             insn(ALU64 | X | MOV, 6, 1, 0, 0),
-            call(PRANDOM_U32),
+            call(HelperId::GET_PRANDOM_U32),
             insn(ALU64 | K | AND, 0, 0, 0, 8),
             insn(ALU64 | X | MOV, 1, 6, 0, 0),
             insn(ALU64 | X | ADD, 1, 0, 0, 0),
@@ -198,7 +198,7 @@ fn contexts_as_memory() {
                 set(3, 0),
             ][..],
             &pointer(4),
-            &[call(DYNPTR_FROM_MEM)],
+            &[call(HelperId::DYNPTR_FROM_MEM)],
         ]
         .concat();
         for size in [1, 4, 8, 9, 12, 16, bytes, bytes + 1, 0xffff, 0x10000] {
@@ -245,7 +245,7 @@ fn sockets() {
     let tcp = [
         vec![insn(LDX | MEM | DW, 1, 1, 168, 0)],
         or_end(1),
-        vec![call(TCP_SOCK)],
+        vec![call(HelperId::TCP_SOCK)],
         or_end(0),
         vec![insn(ALU64 | X | MOV, 2, 0, 0, 0)],
     ]
@@ -267,7 +267,7 @@ fn sockets() {
                     insn(ALU64 | X | MOV, 2, 10, 0, 0),
                     insn(ALU64 | K | ADD, 2, 0, 0, -4),
                 ],
-                vec![low, high, call(MAP_LOOKUP_ELEM)],
+                vec![low, high, call(HelperId::MAP_LOOKUP_ELEM)],
                 or_end(0),
                 vec![insn(ALU64 | X | MOV, 2, 0, 0, 0)],
             ]

@@ -6,7 +6,7 @@ mod btf;
 use beeline_fuzz::asm::{EXIT, call, call_local, insn, mov, mov_reg};
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::LogLevel;
@@ -65,8 +65,11 @@ fn judged(case: &Case, kernel: &KernelTypes) -> Result<(), String> {
     let said = log.split("processed ").next().unwrap_or_default();
     let mut theirs = said.lines();
     let theirs = match errno {
-        0 => (0, String::new()),
-        _ => (errno, theirs.next_back().unwrap_or_default().to_owned()),
+        0 => (Errno(0), String::new()),
+        _ => (
+            Errno(errno),
+            theirs.next_back().unwrap_or_default().to_owned(),
+        ),
     };
 
     let starts = function_starts(&insns).map_err(|reject| reject.to_string())?;
@@ -91,7 +94,7 @@ fn judged(case: &Case, kernel: &KernelTypes) -> Result<(), String> {
         let verdict = verify(&program, LogLevel(LogLevel::PATH));
         verdict.result.map_err(|it| (it.errno, it.reason))
     });
-    let ours = ours.err().unwrap_or_default();
+    let ours = ours.err().unwrap_or((Errno(0), String::new()));
     if ours == theirs {
         return Ok(());
     }
@@ -130,7 +133,13 @@ fn exceptions_go_to_the_programs_own_callback() {
         params: params.to_vec(),
     };
     let direct: &[Insn] = &[mov(1, 1), call_local(1), EXIT];
-    let tail: &[Insn] = &[mov(2, 0), mov(3, 0), call(12), R0_IS_0, EXIT];
+    let tail: &[Insn] = &[
+        mov(2, 0),
+        mov(3, 0),
+        call(HelperId::TAIL_CALL.0 as i32),
+        R0_IS_0,
+        EXIT,
+    ];
     let cases = [
         case("handed on", tc, main, hand_on, number),
         case("never thrown", tc, &[R0_IS_0, EXIT], hand_on, number),

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::ProgramTypes;
 use beeline_verifier::verdict::{LogLevel, Verdict};
@@ -40,8 +40,8 @@ fn call_local(imm: i32) -> Insn {
     insn(JMP | CALL, 0, PSEUDO_CALL, 0, imm)
 }
 
-fn call(imm: i32) -> Insn {
-    insn(JMP | CALL, 0, HELPER_CALL, 0, imm)
+fn call(id: HelperId) -> Insn {
+    insn(JMP | CALL, 0, HELPER_CALL, 0, id.0 as i32)
 }
 
 #[test]
@@ -101,11 +101,14 @@ fn single_instructions() {
             insn(STX | ATOMIC | DW, 0, 10, -8, LOAD_ACQ),
         ),
         // Calls.
-        between(&[], call(5)),
-        between(&[], call(4)),
-        between(&[], call(5000)),
-        between(&[], call(-1)),
-        between(&[call(5)], insn(ALU64 | X | MOV, 0, 1, 0, 0)),
+        between(&[], call(HelperId::KTIME_GET_NS)),
+        between(&[], call(HelperId::PROBE_READ)),
+        between(&[], call(HelperId(5000))),
+        between(&[], call(HelperId(u32::MAX))),
+        between(
+            &[call(HelperId::KTIME_GET_NS)],
+            insn(ALU64 | X | MOV, 0, 1, 0, 0),
+        ),
         between(&[], insn(JMP32 | CALL, 0, 0, 0, 5)),
         between(&[], insn(JMP | CALL, 1, 0, 0, 5)),
         between(&[], insn(JMP | CALL, 0, 0, 3, 5)),
@@ -130,7 +133,7 @@ fn shapes() {
         vec![R0_IS_0],
         vec![R0_IS_0, insn(JMP | JEQ, 0, 0, -1, 0)],
         vec![R0_IS_0, END_PROGRAM, R0_IS_0, END_PROGRAM],
-        vec![R0_IS_0, END_PROGRAM, call(5000), END_PROGRAM],
+        vec![R0_IS_0, END_PROGRAM, call(HelperId(5000)), END_PROGRAM],
         vec![insn(JMP | JA, 0, 0, -1, 0)],
         vec![low, high, R0_IS_0, END_PROGRAM],
         vec![low, R0_IS_0, END_PROGRAM],
@@ -142,7 +145,7 @@ fn shapes() {
         vec![
             R0_IS_0,
             insn(JMP | JEQ, 0, 0, 1, 0),
-            call(POISON_CORE),
+            call(HelperId(POISON_CORE as u32)),
             END_PROGRAM,
         ],
     ]);
@@ -213,7 +216,14 @@ fn functions() {
 fn loop_with(distance: i32) -> Vec<Insn> {
     let [low, high] = imm64(2, PSEUDO_FUNC, (distance as u32 + 4).into());
     let set = |register, value| insn(ALU64 | K | MOV, register, 0, 0, value);
-    vec![set(1, 1), low, high, set(3, 0), set(4, 0), call(181)]
+    vec![
+        set(1, 1),
+        low,
+        high,
+        set(3, 0),
+        set(4, 0),
+        call(HelperId::LOOP),
+    ]
 }
 
 #[test]
@@ -266,7 +276,7 @@ fn tail_calls() {
     let maps = [(array.as_raw_fd(), &map)];
     let [low, high] = imm64(2, PSEUDO_MAP_FD, array.as_raw_fd() as u64);
     let index = insn(ALU64 | K | MOV, 3, 0, 0, 1);
-    let tail = [low, high, index, call(12)];
+    let tail = [low, high, index, call(HelperId::TAIL_CALL)];
     let end = [R0_IS_0, END_PROGRAM];
     for insns in [
         [&tail[..], &end].concat(),
@@ -303,7 +313,7 @@ fn addresses_that_are_not_served() {
 #[test]
 fn helpers_without_their_arguments() {
     if bpf::is_usable() {
-        compare(&between(&[], call(6)), &[], false);
+        compare(&between(&[], call(HelperId::TRACE_PRINTK)), &[], false);
     }
 }
 
@@ -366,7 +376,7 @@ fn compare(insns: &[Insn], maps: &[(i32, &Map)], same_words: bool) {
         (Ok(_), Ok(_)) => {}
         (Err(ours), Err(kernel)) => {
             assert_eq!(
-                ours.errno, kernel.errno,
+                ours.errno.0, kernel.errno,
                 "{}; kernel: {}; of\n{text}",
                 ours.reason, kernel.log
             );

@@ -8,8 +8,9 @@ use std::fmt::Write as _;
 use attached::*;
 use beeline_fuzz::kernel;
 use beeline_isa::opcode::*;
+use beeline_uapi::flags::SLEEPABLE;
 use beeline_uapi::{AttachType, ProgramType};
-use beeline_verifier::program::{Kind, SLEEPABLE};
+use beeline_verifier::program::Kind;
 use beeline_verifier::types::kernel_functions::{KernelFunction, flags};
 use beeline_verifier::types::{Annotation, KernelTypes, ParamType};
 

@@ -8,10 +8,11 @@ use std::os::fd::AsRawFd;
 
 use beeline_btf::kind::{FUNC, TYPEDEF};
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{AttachType, MapType, ProgramType};
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_uapi::{AttachType, HelperId, MapType, ProgramType};
 use beeline_verifier::context::returns::{Returns, not_a_number, out_of_range, returns};
 use beeline_verifier::context::{Field, access, attach, packet};
-use beeline_verifier::program::{Kind, SLEEPABLE};
+use beeline_verifier::program::Kind;
 use oracle::*;
 
 #[test]
@@ -45,11 +46,11 @@ fn packets() {
             map.as_ref().map_or(0, |map| map.as_raw_fd() as u64),
         );
         let store = vec![insn(ST | MEM | B, 2, 0, 0, 0)];
-        let pass = vec![low, high, call(MAP_LOOKUP_ELEM)];
+        let pass = vec![low, high, call(HelperId::MAP_LOOKUP_ELEM)];
         let print = vec![
             insn(ALU64 | X | MOV, 1, 2, 0, 0),
             insn(ALU64 | K | MOV, 2, 0, 0, 8),
-            call(TRACE_PRINTK),
+            call(HelperId::TRACE_PRINTK),
         ];
         const NOT_ALLOWED: &str = "helper access to the packet is not allowed";
         for (what, may, words) in [
@@ -103,14 +104,20 @@ fn compare_returns(kind: &Kind) {
     };
     let set = |value| insn(ALU64 | K | MOV, 0, 0, 0, value);
     let mut programs = vec![
-        (vec![call(PRANDOM_U32)], i64::MIN, i64::MAX),
+        (vec![call(HelperId::GET_PRANDOM_U32)], i64::MIN, i64::MAX),
         (
-            vec![call(PRANDOM_U32), insn(ALU64 | K | AND, 0, 0, 0, 255)],
+            vec![
+                call(HelperId::GET_PRANDOM_U32),
+                insn(ALU64 | K | AND, 0, 0, 0, 255),
+            ],
             0,
             255,
         ),
         (
-            vec![call(PRANDOM_U32), insn(ALU64 | K | AND, 0, 0, 0, 1)],
+            vec![
+                call(HelperId::GET_PRANDOM_U32),
+                insn(ALU64 | K | AND, 0, 0, 0, 1),
+            ],
             0,
             1,
         ),

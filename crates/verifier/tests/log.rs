@@ -4,11 +4,11 @@
 mod oracle;
 
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, HelperId, ProgramType};
 use beeline_verifier::program::Program;
 use beeline_verifier::verdict::LogLevel;
 use beeline_verifier::verify;
-use oracle::{END_PROGRAM, PRANDOM_U32, kind};
+use oracle::{END_PROGRAM, kind};
 
 const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     Insn {
@@ -36,7 +36,7 @@ const fn load(dst: u8, off: i16) -> Insn {
     insn(LDX | MEM | DW, dst, 10, off, 0)
 }
 
-const RANDOM: Insn = insn(JMP | CALL, 0, 0, 0, PRANDOM_U32);
+const RANDOM: Insn = oracle::call(HelperId::GET_PRANDOM_U32);
 
 fn call(distance: i32) -> Insn {
     insn(JMP | CALL, 0, PSEUDO_CALL, 0, distance)

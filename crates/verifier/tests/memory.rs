@@ -6,10 +6,10 @@ mod oracle;
 use std::cell::Cell;
 
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 use beeline_verifier::program::Program;
 use beeline_verifier::verdict::{LogLevel, Verdict};
-use beeline_verifier::{ENOMEM, verify};
+use beeline_verifier::verify;
 use oracle::{END_PROGRAM, R0_IS_1, kind};
 
 const LENGTH: usize = 10_000;
@@ -68,7 +68,7 @@ fn a_walk_stays_within_the_memory_it_asks_for() {
     let half = asked.get() / 2;
     let refused = verdict(&insns, Some(&|bytes| bytes <= half)).result;
     let refusal = refused.expect_err("it needs more");
-    assert_eq!(refusal.errno, ENOMEM);
+    assert_eq!(refusal.errno, Errno::ENOMEM);
     assert!(refusal.reason.contains("memory"), "{}", refusal.reason);
 }
 

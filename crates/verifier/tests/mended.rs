@@ -7,8 +7,9 @@ use beeline_fuzz::asm::{
 };
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
+use beeline_uapi::flags::SLEEPABLE;
 use beeline_uapi::{MapType, ProgramType};
-use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program, SLEEPABLE};
+use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{LogLevel, ProgramSummary};
 use beeline_verifier::verify;

@@ -245,7 +245,7 @@ fn wrong_descriptors_are_refused_as_by_the_kernel() {
         let refusal = ours.result.as_ref().expect_err(what);
         let last = log.lines().rfind(|line| !line.starts_with("processed "));
         assert_eq!(
-            (refusal.errno, Some(reason(&ours))),
+            (refusal.errno.0, Some(reason(&ours))),
             (errno, last),
             "{what}:\n{log}"
         );

@@ -6,7 +6,7 @@ mod btf;
 
 use beeline_fuzz::asm::{EXIT, call, insn, mov, mov_reg};
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, HelperId, ProgramType};
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::LogLevel;
@@ -14,7 +14,7 @@ use beeline_verifier::verify;
 use btf::{Builder, FUNC, FUNC_PROTO, PTR};
 
 const R0_IS_0: Insn = mov(0, 0);
-const TAIL_CALL: Insn = call(12);
+const TAIL_CALL: Insn = call(HelperId::TAIL_CALL.0 as i32);
 
 const fn load(size: u8, dst: u8, src: u8, off: i16) -> Insn {
     insn(LDX | MEM | size, dst, src, off, 0)

@@ -4,7 +4,7 @@ mod btf;
 
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::ProgramType;
+use beeline_uapi::{Errno, ProgramType, flags};
 use beeline_verifier::program::Kind;
 use beeline_verifier::types::{FunctionArg, KernelTypes, ProgramTypes, Refused, Returns};
 use btf::*;
@@ -62,7 +62,11 @@ impl Described {
         let btf = kernel::load_btf(&self.btf).expect("BTF that the kernel takes");
         let trial = Trial {
             prog_type: self.prog_type,
-            flags: if self.prog_type == SYSCALL { 1 << 4 } else { 0 },
+            flags: if self.prog_type == SYSCALL {
+                flags::SLEEPABLE
+            } else {
+                0
+            },
             insns: &self.insns,
             btf: Some(&btf),
             func_info: &self.func_info,
@@ -295,8 +299,8 @@ fn arguments() {
                 );
                 // If the caller detects it, it says so in its own words.
                 assert!(
-                    errno == ours || errno == 22,
-                    "{what}: {errno}, here {ours}\n{log}"
+                    Errno(errno) == ours || errno == libc::EINVAL,
+                    "{what}: {errno}, here {ours:?}\n{log}"
                 );
             }
         }
@@ -396,7 +400,11 @@ fn records() {
             match &ours {
                 Ok(_) => assert_eq!(errno, 0, "{func_info:?} {line_info:?}: {log}"),
                 Err((ours, line)) => {
-                    assert_eq!(errno, *ours, "{func_info:?} {line_info:?}: {line}\n{log}");
+                    assert_eq!(
+                        Errno(errno),
+                        *ours,
+                        "{func_info:?} {line_info:?}: {line}\n{log}"
+                    );
                     // Some of the kernel's lines end in no newline.
                     assert!(log.contains(line.as_str()), "{line}\n{log}");
                 }
@@ -458,8 +466,8 @@ fn exception_callbacks() {
             continue;
         }
         let (errno, log) = described.theirs();
-        let (refused, line) = ours.err().unwrap_or_default();
-        assert_eq!(errno, refused, "{line}\n{log}");
+        let (refused, line) = ours.err().unwrap_or((Errno(0), String::new()));
+        assert_eq!(Errno(errno), refused, "{line}\n{log}");
         assert!(log.contains(&line), "{line}\n{log}");
     }
     let none = describe(1, &[], true);

@@ -9,7 +9,7 @@ use std::fs::File;
 use beeline_fuzz::asm::{EXIT, call, call_local, insn, mov, mov_reg};
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::ProgramType;
+use beeline_uapi::{Errno, HelperId, ProgramType};
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::LogLevel;
@@ -19,10 +19,10 @@ use btf::{Builder, PTR};
 const R0_IS_0: Insn = mov(0, 0);
 const GLOBAL: u32 = 1;
 const STATIC: u32 = 0;
-const SKB_PULL_DATA: i32 = 39;
-const GET_PRANDOM: i32 = 7;
+const SKB_PULL_DATA: i32 = HelperId::SKB_PULL_DATA.0 as i32;
+const GET_PRANDOM: i32 = HelperId::GET_PRANDOM_U32.0 as i32;
 /// The answers of kernels that are built or locked down against such programs.
-const EPERM: i32 = 1;
+const EPERM: i32 = Errno::EPERM.0;
 
 const fn load(size: u8, dst: u8, src: u8, off: i16) -> Insn {
     insn(LDX | MEM | size, dst, src, off, 0)

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use beeline_fuzz::{Random, asm, kernel};
 use beeline_isa::{Alu, Insn, Op, Operand, opcode::*};
-use beeline_uapi::ProgramType;
+use beeline_uapi::{HelperId, ProgramType};
 use beeline_verifier::scalar::{Comparison, Scalar, Signed};
 
 const SOURCES: [u8; 4] = [6, 7, 8, 9];
-const PRANDOM: i32 = 7;
+const PRANDOM: i32 = HelperId::GET_PRANDOM_U32.0 as i32;
 
 #[test]
 fn the_kernel_knows_the_same() {

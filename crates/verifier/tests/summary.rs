@@ -1,7 +1,7 @@
 //! The summary of an accepted program, and that nothing makes the verifier panic.
 
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
 use beeline_verifier::{Flow, Unresolved, resolve, verify};
@@ -33,8 +33,8 @@ fn mov_reg(dst: u8, src: u8) -> Insn {
     insn(ALU64 | X | MOV, dst, src, 0, 0)
 }
 
-fn call(id: i32) -> Insn {
-    insn(JMP | CALL, 0, HELPER_CALL, 0, id)
+fn call(id: HelperId) -> Insn {
+    insn(JMP | CALL, 0, HELPER_CALL, 0, id.0 as i32)
 }
 
 fn call_local(off: i32) -> Insn {
@@ -94,7 +94,18 @@ fn helpers_are_sorted_and_maps_in_the_order_of_use() {
     let [a, b] = imm64(1, PSEUDO_MAP_FD, 9);
     let [c, d] = imm64(2, PSEUDO_MAP_VALUE, 8 << 32 | 4);
     let [e, f] = imm64(3, PSEUDO_MAP_VALUE, 9);
-    let insns = [a, b, c, d, e, f, call(14), call(5), call(14), END];
+    let insns = [
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        call(HelperId::GET_CURRENT_PID_TGID),
+        call(HelperId::KTIME_GET_NS),
+        call(HelperId::GET_CURRENT_PID_TGID),
+        END,
+    ];
     let facts = facts(&insns);
     assert_eq!(facts.helpers, [5, 14]);
     let maps = [
@@ -139,16 +150,24 @@ fn a_second_slot_is_never_taken_for_a_map() {
 fn the_context_is_read_where_r1_or_a_copy_is_used() {
     let reads = |insns: &[Insn]| facts(insns).reads_context;
     assert!(reads(&[load(0, 1, 8), END]));
-    assert!(reads(&[mov_reg(6, 1), call(14), load(0, 6, 8), END]));
+    assert!(reads(&[
+        mov_reg(6, 1),
+        call(HelperId::GET_CURRENT_PID_TGID),
+        load(0, 6, 8),
+        END
+    ]));
     assert!(
-        reads(&[call(174), END]),
+        reads(&[call(HelperId::GET_ATTACH_COOKIE), END]),
         "r1 goes to a helper that takes it"
     );
     assert!(
         reads(&[call_local(1), END, load(0, 1, 8), END]),
         "r1 goes to a function"
     );
-    assert!(!reads(&[call(14), END]), "the helper takes no argument");
+    assert!(
+        !reads(&[call(HelperId::GET_CURRENT_PID_TGID), END]),
+        "the helper takes no argument"
+    );
     assert!(
         !reads(&[mov_reg(6, 1), mov(0, 0), END]),
         "copied and forgotten"
@@ -158,7 +177,7 @@ fn the_context_is_read_where_r1_or_a_copy_is_used() {
         mov(1, 0),
         store(10, -8, 1),
         load(1, 10, -8),
-        call(5),
+        call(HelperId::KTIME_GET_NS),
         END
     ]));
 }
@@ -209,11 +228,11 @@ fn unreachable_code_is_dead_and_may_be_invalid() {
     let poison = [
         mov(0, 0),
         insn(JMP | K | JEQ, 0, 0, 1, 0),
-        call(POISON_CORE),
+        call(HelperId(POISON_CORE as u32)),
         END,
     ];
     assert_eq!(facts(&poison).dead, [2]);
-    let reached = [mov(0, 0), call(POISON_CORE), END];
+    let reached = [mov(0, 0), call(HelperId(POISON_CORE as u32)), END];
     let refusal = verdict(&reached, 0).result.expect_err("poison");
     assert_eq!(
         refusal.reason,
@@ -223,7 +242,12 @@ fn unreachable_code_is_dead_and_may_be_invalid() {
 
 #[test]
 fn a_log_is_as_long_as_it_once_was() {
-    let two_ways = [call(5), insn(JMP | K | JEQ, 0, 0, 0, 7), mov(0, 0), END];
+    let two_ways = [
+        call(HelperId::KTIME_GET_NS),
+        insn(JMP | K | JEQ, 0, 0, 0, 7),
+        mov(0, 0),
+        END,
+    ];
     let verdict = verdict(&two_ways, LogLevel::PATH);
     assert!(verdict.log.starts_with("processed "), "{}", verdict.log);
     assert!(verdict.longest_log > verdict.log.len());

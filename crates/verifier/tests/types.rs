@@ -8,8 +8,9 @@ use std::time::Instant;
 use attached::*;
 use beeline_fuzz::kernel;
 use beeline_isa::opcode::*;
-use beeline_uapi::{AttachType, ProgramType};
-use beeline_verifier::program::{Kind, SLEEPABLE};
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_uapi::{AttachType, Errno, ProgramType};
+use beeline_verifier::program::Kind;
 use beeline_verifier::types::{KernelTypes, Member, Refused, Trust};
 
 /// Formats it as the kernel would print it, up to the parenthesis.
@@ -66,7 +67,7 @@ impl Differences {
                     })
             }
             Err((ours, line)) => {
-                errno == ours && (line.is_empty() || log.lines().any(|it| it == line))
+                *errno == ours.0 && (line.is_empty() || log.lines().any(|it| it == line))
             }
         };
         if agree {
@@ -224,7 +225,7 @@ fn contexts() {
     for kind in kinds {
         let theirs = kernel::verdict(&trial(kind, &[R0_IS_0, END_PROGRAM]), 2);
         let ours = types.check_attach(&kind);
-        let refused = ours.as_ref().err().map_or(0, |(errno, _)| *errno);
+        let refused = ours.as_ref().err().map_or(0, |(errno, _)| errno.0);
         // A function without a result has to be left without one.
         let expected = if theirs.1.contains("R0") { 0 } else { theirs.0 };
         let name = types.name(kind.attach_btf_id);
@@ -261,7 +262,9 @@ fn contexts() {
 fn compare_context(types: &KernelTypes, kind: Kind, off: i32, size: u32, to: &mut Differences) {
     let insns = [load(2, 1, off, size), R0_IS_0, END_PROGRAM];
     let theirs = kernel::verdict(&trial(kind, &insns), 2);
-    let ours = types.context(&kind, off, size).map_err(|line| (13, line));
+    let ours = types
+        .context(&kind, off, size)
+        .map_err(|line| (Errno::EACCES, line));
     let name = types.name(kind.attach_btf_id);
     let what = format!("{size} bytes at {off} of {name}'s context");
     to.compare(types, &what, &theirs, 0, ours);
@@ -379,7 +382,7 @@ fn writes() {
                 let line = ours.as_ref().err().map_or("", |(_, line)| line.as_str());
                 let agree = match ours {
                     Ok(()) => errno == 0,
-                    Err((ours, _)) => errno == ours && log.contains(line),
+                    Err((ours, _)) => errno == ours.0 && log.contains(line),
                 };
                 assert!(
                     agree,

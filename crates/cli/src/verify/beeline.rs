@@ -63,9 +63,9 @@ impl<'a> Verifier<'a> {
         target: Option<&Replaced<'_, '_>>,
         log_level: u32,
     ) -> Judgement {
-        let refused = |(errno, reason)| Judgement {
+        let refused = |(errno, reason): Refused| Judgement {
             verdict: Verdict::Reject,
-            errno,
+            errno: errno.0,
             reason,
             ..Judgement::default()
         };
@@ -149,9 +149,9 @@ impl<'a> Verifier<'a> {
             },
             Err(refusal) => Judgement {
                 verdict: Verdict::Reject,
-                errno: refusal.errno,
+                errno: refusal.errno.0,
                 reason: match refusal.reason {
-                    silence if silence.is_empty() => in_words(refusal.errno),
+                    silence if silence.is_empty() => in_words(refusal.errno.0),
                     reason => reason,
                 },
                 insn: refusal.insn,

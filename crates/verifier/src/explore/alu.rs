@@ -2,10 +2,10 @@
 //! `adjust_ptr_min_max_vals`).
 
 use beeline_isa::{Alu, Op, Operand, Size};
+use beeline_uapi::Errno;
 
 use super::print::{alu_name, type_name};
 use super::{Check, Explorer, no};
-use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{ADD_CONST, ADD_CONST_NARROW, ADD_CONST_WIDE, Flags, Reg, Type};
 
@@ -55,7 +55,7 @@ impl Explorer<'_> {
                 src,
                 from,
             } => self.copy_signed(wide, dst, src, from),
-            _ => no(EINVAL, "no arithmetic"),
+            _ => no(Errno::EINVAL, "no arithmetic"),
         }
     }
 
@@ -164,7 +164,7 @@ impl Explorer<'_> {
                     return Ok(());
                 }
                 no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("R{dst} pointer {} pointer prohibited", alu_name(op)),
                 )
             }
@@ -233,14 +233,14 @@ impl Explorer<'_> {
                 return Ok(());
             }
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{dst} 32-bit pointer arithmetic prohibited"),
             );
         }
         let name = type_name(&pointer);
         if pointer.may_be_null() {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{dst} pointer arithmetic on {name} prohibited, null-check it first"),
             );
         }
@@ -270,7 +270,7 @@ impl Explorer<'_> {
         };
         if !may_move {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{dst} pointer arithmetic on {name} prohibited"),
             );
         }
@@ -285,13 +285,13 @@ impl Explorer<'_> {
             Alu::Sub => {
                 if reversed {
                     return no(
-                        EACCES,
+                        Errno::EACCES,
                         format!("R{dst} tried to subtract pointer from scalar"),
                     );
                 }
                 if matches!(pointer.kind, Type::Stack(_)) {
                     return no(
-                        EACCES,
+                        Errno::EACCES,
                         format!("R{dst} subtraction from stack pointer prohibited"),
                     );
                 }
@@ -299,7 +299,7 @@ impl Explorer<'_> {
             }
             Alu::And | Alu::Or | Alu::Xor => {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!(
                         "R{dst} bitwise operator {} on pointer prohibited",
                         alu_name(op)
@@ -308,7 +308,7 @@ impl Explorer<'_> {
             }
             _ => {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!(
                         "R{dst} pointer arithmetic with {} operator prohibited",
                         alu_name(op)
@@ -366,7 +366,7 @@ impl Explorer<'_> {
             ),
             _ => return Ok(()),
         };
-        no(EINVAL, why)
+        no(Errno::EINVAL, why)
     }
 }
 
@@ -427,10 +427,10 @@ fn check_constant(op: Alu, wide: bool, imm: i32) -> Check {
     let width = if wide { 64 } else { 32 };
     match op {
         Alu::Div | Alu::Mod | Alu::SignedDiv | Alu::SignedMod if imm == 0 => {
-            no(EINVAL, "div by zero")
+            no(Errno::EINVAL, "div by zero")
         }
         Alu::Lsh | Alu::Rsh | Alu::Arsh if !(0..width).contains(&imm) => {
-            no(EINVAL, format!("invalid shift {imm}"))
+            no(Errno::EINVAL, format!("invalid shift {imm}"))
         }
         _ => Ok(()),
     }

@@ -2,7 +2,7 @@
 
 mod types;
 
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::{Errno, HelperId, MapType};
 
 use super::alu::MOST_OFFSET;
 use super::helper::Meta;
@@ -12,7 +12,6 @@ use super::stack::Range;
 use super::{Check, Explorer, no};
 use crate::helpers::{Arg, Helper};
 use crate::program::Map;
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Flags, Reg, Type, place};
 use types::{accepts_null, expected, is_release, suits};
 
@@ -32,7 +31,7 @@ impl Explorer<'_> {
         if reg.is_packet()
             && !crate::context::packet::may_pass(&self.program.kind, meta.packet_access)
         {
-            return no(EACCES, "helper access to the packet is not allowed");
+            return no(Errno::EACCES, "helper access to the packet is not allowed");
         }
         let arg = self.resolved(arg, meta);
         let null = reg.is_null() && accepts_null(arg);
@@ -44,7 +43,7 @@ impl Explorer<'_> {
         if reg.ref_id != 0 && arg != Arg::KptrXchgDest {
             if meta.ref_id != 0 {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!(
                         "more than one arg with ref_obj_id R{number} {} {}",
                         reg.ref_id, meta.ref_id
@@ -130,7 +129,7 @@ impl Explorer<'_> {
             }
             Arg::AllocSizeOrZero => {
                 let Some(bytes) = reg.constant() else {
-                    return no(EACCES, format!("R{number} is not a known constant'"));
+                    return no(Errno::EACCES, format!("R{number} is not a known constant'"));
                 };
                 meta.bytes = bytes as u32;
                 self.mark_precise(number)?;
@@ -159,7 +158,7 @@ impl Explorer<'_> {
     fn known_map(&self, meta: &Meta) -> Check<&Map> {
         match meta.map {
             Some(map) => Ok(self.map(map)),
-            None => no(EACCES, "invalid map_ptr to access map->key"),
+            None => no(Errno::EACCES, "invalid map_ptr to access map->key"),
         }
     }
 
@@ -171,7 +170,7 @@ impl Explorer<'_> {
             && timer != map
         {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "timer pointer in R1 map_uid={} doesn't match map pointer in R2 map_uid={}",
                     timer.unique, map.unique
@@ -195,13 +194,13 @@ impl Explorer<'_> {
         meta.most = var.wide.umax;
         if var.wide.smin < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{number} min value is negative, either use unsigned or 'var &= const'"),
             );
         }
         if var.wide.umin == 0 && !zero_allowed {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{number} invalid zero-sized read: u64=[{},{}]",
                     var.wide.umin, var.wide.umax
@@ -210,7 +209,7 @@ impl Explorer<'_> {
         }
         if var.wide.umax >= MOST_OFFSET as u64 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{number} unbounded memory access, use 'var &= const' or 'if (var < const)'"
                 ),
@@ -287,7 +286,7 @@ impl Explorer<'_> {
             _ if zero_allowed && bytes == 0 && reg.is_null() => {}
             _ => {
                 let name = type_name(&reg);
-                return no(EACCES, format!("R{number} type={name} expected=fp"));
+                return no(Errno::EACCES, format!("R{number} type={name} expected=fp"));
             }
         }
         Ok(false)
@@ -298,7 +297,10 @@ impl Explorer<'_> {
         if !suits(reg, arg, number, meta.id) {
             let have = type_name(reg);
             let wanted = expected(arg);
-            return no(EACCES, format!("R{number} type={have} expected={wanted}"));
+            return no(
+                Errno::EACCES,
+                format!("R{number} type={have} expected={wanted}"),
+            );
         }
         let Type::Btf(_) = reg.kind else {
             return Ok(());
@@ -308,7 +310,7 @@ impl Explorer<'_> {
                 self.check_not_null(number, reg, or_null)?;
                 let kernel = self.program.kernel;
                 let Some(wanted) = kernel.and_then(|kernel| kernel.structure(name)) else {
-                    return no(EACCES, format!("in-kernel BTF has no struct {name}"));
+                    return no(Errno::EACCES, format!("in-kernel BTF has no struct {name}"));
                 };
                 self.check_structure(number, reg, wanted, false)
             }
@@ -316,7 +318,7 @@ impl Explorer<'_> {
                 self.check_not_null(number, reg, or_null)?;
                 let kernel = self.program.kernel;
                 let Some(wanted) = kernel.and_then(|kernel| kernel.structure("sock_common")) else {
-                    return no(EACCES, "in-kernel BTF has no struct sock_common");
+                    return no(Errno::EACCES, "in-kernel BTF has no struct sock_common");
                 };
                 self.check_structure(number, reg, wanted, false)
             }
@@ -328,7 +330,7 @@ impl Explorer<'_> {
     fn check_not_null(&self, number: u8, reg: &Reg, or_null: bool) -> Check {
         if reg.may_be_null() && !or_null {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("Possibly NULL pointer passed to helper arg{number}"),
             );
         }
@@ -350,7 +352,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "R{number} is of type {} but {} is expected",
                 kernel.name(have),
@@ -368,7 +370,7 @@ impl Explorer<'_> {
             }
             if reg.off != 0 {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "R{number} must have zero offset when passed to release func or trusted arg to kfunc"
                     ),
@@ -396,7 +398,7 @@ impl Explorer<'_> {
         let name = type_name(reg);
         if reg.off < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "negative offset {name} ptr R{number} off={} disallowed",
                     reg.off
@@ -405,7 +407,7 @@ impl Explorer<'_> {
         }
         if !fixed_allowed && reg.off != 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "dereference of modified {name} ptr R{number} off={} disallowed",
                     reg.off
@@ -414,7 +416,7 @@ impl Explorer<'_> {
         }
         if reg.var.constant() != Some(0) {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("variable {name} access var_off={} disallowed", reg.var.bits),
             );
         }
@@ -427,18 +429,21 @@ impl Explorer<'_> {
         }
         if let Arg::Dynptr(_) = arg {
             if !matches!(reg.kind, Type::Stack(_)) {
-                return no(EINVAL, "cannot release unowned const bpf_dynptr");
+                return no(Errno::EINVAL, "cannot release unowned const bpf_dynptr");
             }
             let acquired = self
                 .dynptr_slot(reg)
                 .and_then(|(frame, slot)| self.cur.frames[frame].stack.get(slot))
                 .is_some_and(|slot| slot.reg.ref_id != 0);
             if !acquired {
-                return no(EINVAL, format!("arg {number} is an unacquired reference"));
+                return no(
+                    Errno::EINVAL,
+                    format!("arg {number} is an unacquired reference"),
+                );
             }
         } else if reg.ref_id == 0 && !reg.is_null() {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("R{number} must be referenced when passed to release function"),
             );
         }
@@ -488,7 +493,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "misaligned access off {}+{}+0 size {bytes} (R{number})",
                 reg.var.bits, reg.off

@@ -1,11 +1,11 @@
 //! Calls of the program's own functions (`check_func_call`).
 
 use beeline_isa::Op;
+use beeline_uapi::Errno;
 
 use super::{Check, Explorer, Next, kernel_call, no};
 use crate::flow::{Flow, MAX_FRAMES};
 use crate::program::Program;
-use crate::reject::{E2BIG, EINVAL};
 use crate::state::{Flags, Frame, Reg, State, Type};
 use crate::types::FunctionArg;
 
@@ -13,7 +13,7 @@ impl Explorer<'_> {
     pub(super) fn call_local(&mut self) -> Check<Next> {
         let callee = self.flow.callee(self.insn);
         let Some(function) = callee.and_then(|start| self.flow.function_at(start)) else {
-            return no(EINVAL, format!("invalid insn idx {}", self.insn));
+            return no(Errno::EINVAL, format!("invalid insn idx {}", self.insn));
         };
         if self.is_global(function) {
             return self.call_global(function);
@@ -36,7 +36,7 @@ impl Explorer<'_> {
         let name = self.function_name(function);
         if self.cur.locks > 0 {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "global function calls are not allowed while holding a lock,\nuse static function instead",
             );
         }
@@ -46,7 +46,7 @@ impl Explorer<'_> {
                 "{}\nCaller passes invalid args into func#{function} ('{name}')",
                 why.why
             );
-            return no(EINVAL, why);
+            return no(Errno::EINVAL, why);
         }
         let changes_packet = self.changes_packet(function);
         self.called[function] = true;
@@ -81,10 +81,13 @@ impl Explorer<'_> {
         let reg = *self.cur.reg(number);
         match arg {
             FunctionArg::Scalar if reg.is_scalar() => Ok(()),
-            FunctionArg::Scalar => no(EINVAL, format!("R{number} is not a scalar")),
+            FunctionArg::Scalar => no(Errno::EINVAL, format!("R{number} is not a scalar")),
             FunctionArg::Context => {
                 if reg.kind != Type::Context {
-                    return no(EINVAL, format!("arg#{} expects pointer to ctx", number - 1));
+                    return no(
+                        Errno::EINVAL,
+                        format!("arg#{} expects pointer to ctx", number - 1),
+                    );
                 }
                 self.check_no_offset(&reg, number, false)
             }
@@ -94,7 +97,7 @@ impl Explorer<'_> {
                 }
                 if !or_null && reg.may_be_null() {
                     return no(
-                        EINVAL,
+                        Errno::EINVAL,
                         format!("arg#{} is expected to be non-NULL", number - 1),
                     );
                 }
@@ -104,7 +107,7 @@ impl Explorer<'_> {
             FunctionArg::Dynptr => self.check_dynptr_argument(number),
             FunctionArg::Arena if matches!(reg.kind, Type::Arena | Type::Scalar) => Ok(()),
             FunctionArg::Arena => no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("R{number} is not a pointer to arena or scalar."),
             ),
             FunctionArg::Btf {
@@ -119,7 +122,10 @@ impl Explorer<'_> {
                     && (or_null || !reg.may_be_null())
                     && (!trusted || reg.is_trusted() || reg.flags.has(Flags::RCU));
                 if !good {
-                    return no(EINVAL, format!("R{number} is not a pointer to BTF ID"));
+                    return no(
+                        Errno::EINVAL,
+                        format!("R{number} is not a pointer to BTF ID"),
+                    );
                 }
                 self.check_structure(number, &reg, btf_id, false)
             }
@@ -163,7 +169,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EINVAL,
+            Errno::EINVAL,
             "global functions that may sleep are not allowed in non-sleepable context,\n\
              i.e., in a RCU/IRQ/preempt-disabled section, or in\n\
              a non-sleepable BPF program context",
@@ -224,7 +230,7 @@ pub(super) fn enter(state: &mut State, function: usize, callsite: usize) -> Chec
     let depth = state.frames.len();
     if depth >= MAX_FRAMES {
         return no(
-            E2BIG,
+            Errno::E2BIG,
             format!("the call stack of {} frames is too deep", depth + 1),
         );
     }

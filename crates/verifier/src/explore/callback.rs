@@ -5,11 +5,10 @@
 //! path that comes back to the call, until its states are alike (`push_callback_call`).
 
 use beeline_isa::Op;
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::{Errno, HelperId, MapType};
 
 use super::{Check, Explorer, no};
 use crate::program::Program;
-use crate::reject::{EINVAL, ENOTSUPP};
 use crate::state::{DynptrKind, Flags, Frame, MapId, Reg, Type};
 
 /// Returns whether this calls functions of the program during its own run.
@@ -83,7 +82,7 @@ impl Explorer<'_> {
             HelperId::FOR_EACH_MAP_ELEM => {
                 // The only type here without `map_set_for_each_callback_args`.
                 if self.map(map).map_type == MapType::LPM_TRIE {
-                    return no(ENOTSUPP, "callback function not allowed for map");
+                    return no(Errno::ENOTSUPP, "callback function not allowed for map");
                 }
                 let args = [
                     Reg::pointer(Type::Map(map)),
@@ -115,7 +114,7 @@ impl Explorer<'_> {
                 ];
                 self.put_off_asynchronous(function, Callback::of(&args, (0, 0)))
             }
-            _ => no(EINVAL, "kernel subsystem misconfigured verifier"),
+            _ => no(Errno::EINVAL, "kernel subsystem misconfigured verifier"),
         }
     }
 

@@ -1,12 +1,11 @@
 //! Accesses to contexts, and to the memory that they lead to: sockets, flow keys, structures of the
 //! kernel (`check_ctx_access`, `check_sock_access`, `check_ptr_to_btf_access`).
 
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{Errno, MapType, ProgramType};
 
 use super::memory::Access;
 use super::{Check, Explorer, no};
 use crate::context::{self, Field, SocketKind, flow_keys_access, socket_access};
-use crate::reject::EACCES;
 use crate::state::{Flags, Reg, Type};
 use crate::types::{Member, Trust};
 
@@ -18,7 +17,7 @@ impl Explorer<'_> {
         self.check_no_offset(reg, base, false)?;
         let bad = || {
             no(
-                EACCES,
+                Errno::EACCES,
                 format!("invalid bpf_context access off={at} size={size}"),
             )
         };
@@ -50,7 +49,7 @@ impl Explorer<'_> {
         let bad = |why: String| {
             let line = format!("invalid bpf_context access off={at} size={size}");
             no(
-                EACCES,
+                Errno::EACCES,
                 if why.is_empty() {
                     line
                 } else {
@@ -81,7 +80,7 @@ impl Explorer<'_> {
         };
         if !self.cur.held.iter().any(|held| held.id == *id) {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("invalid bpf_context access off={at}. Reference may already be released"),
             );
         }
@@ -179,7 +178,7 @@ impl Explorer<'_> {
         }
         if reg.var.wide.smin < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{base} min value is negative, either use unsigned index or do a if (index >=0) check."
                 ),
@@ -191,7 +190,7 @@ impl Explorer<'_> {
             None => {
                 let name = super::print::type_name(reg);
                 no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("R{base} invalid {name} access off={at} size={size}"),
                 )
             }
@@ -203,7 +202,7 @@ impl Explorer<'_> {
             return Ok(Reg::UNKNOWN);
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!("invalid access to flow keys off={at} size={}", access.size),
         )
     }
@@ -220,13 +219,13 @@ impl Explorer<'_> {
         let name = self.structure_name(reg, btf_id).to_owned();
         if at < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{base} is ptr_{name} invalid negative access: off={at}"),
             );
         }
         if reg.var.constant() != Some(0) {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{base} is ptr_{name} invalid variable offset: off={at}, var_off={}",
                     reg.var.bits
@@ -236,7 +235,7 @@ impl Explorer<'_> {
         for (flag, what) in [(Flags::USER, "user"), (Flags::PERCPU, "percpu")] {
             if reg.flags.has(flag) && !reg.flags.has(Flags::ALLOC) {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("R{base} is ptr_{name} access {what} memory: off={at}"),
                 );
             }
@@ -245,7 +244,7 @@ impl Explorer<'_> {
             return self.access_object(reg, btf_id, access, at);
         }
         let Some(kernel) = self.program.kernel else {
-            return no(EACCES, "no kernel BTF");
+            return no(Errno::EACCES, "no kernel BTF");
         };
         if write {
             let kind = &self.program.kind;
@@ -264,10 +263,10 @@ impl Explorer<'_> {
     /// Accesses an object that the program has allocated.
     fn access_object(&mut self, reg: &Reg, btf_id: u32, access: Access, at: i32) -> Check<Reg> {
         let Some(types) = self.program.types else {
-            return no(EACCES, "no BTF");
+            return no(Errno::EACCES, "no BTF");
         };
         if access.write && reg.flags.has(Flags::UNTRUSTED) {
-            return no(EACCES, "only read is supported");
+            return no(Errno::EACCES, "only read is supported");
         }
         match types.member(
             btf_id,
@@ -319,18 +318,18 @@ impl Explorer<'_> {
         let name = map_structure(map_type);
         if at < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{base} is {name} invalid negative access: off={at}"),
             );
         }
         if write {
-            return no(EACCES, format!("only read from {name} is supported"));
+            return no(Errno::EACCES, format!("only read from {name} is supported"));
         }
         let kernel = self.program.kernel;
         let structure = kernel.and_then(|kernel| kernel.structure(name));
         let (Some(kernel), Some(structure)) = (kernel, structure) else {
             return no(
-                crate::reject::ENOTSUPP,
+                Errno::ENOTSUPP,
                 format!("map_ptr access not supported for map type {}", map_type.0),
             );
         };

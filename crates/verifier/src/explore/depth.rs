@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use beeline_isa::Op;
-use beeline_uapi::{HelperId, ProgramType};
+use beeline_isa::{Op, STACK_BYTES};
+use beeline_uapi::{Errno, HelperId, ProgramType};
 
 use super::{Check, no};
 use crate::flow::{Flow, MAX_FRAMES};
 use crate::program::Program;
-use crate::reject::{E2BIG, EACCES, EINVAL};
 
 /// `MAX_BPF_STACK`.
-const MOST: u32 = 512;
+const MOST: u32 = STACK_BYTES.unsigned_abs();
 /// `BPF_PRIV_STACK_MIN_SIZE`: a function with as much gets a stack of its own if the machine has
 /// such.
 const WORTH_OWN_STACK: u32 = 64;
@@ -45,7 +44,7 @@ impl CallChains<'_> {
         let callees: Vec<BTreeSet<usize>> = (0..functions).map(|it| self.callees(it)).collect();
         let exception_callback = self.exception_callback;
         if exception_callback.is_some_and(|it| self.reaches_tail_call(it)) {
-            return no(EINVAL, "cannot tail call within exception cb");
+            return no(Errno::EINVAL, "cannot tail call within exception cb");
         }
         let starts = (0..functions)
             .filter(|&it| it == 0 || self.async_callbacks[it] || exception_callback == Some(it));
@@ -55,7 +54,7 @@ impl CallChains<'_> {
             for (&function, &above) in &chains {
                 if function != 0 && tail_calls[function] && above >= MOST_ABOVE_TAIL_CALL {
                     return no(
-                        EACCES,
+                        Errno::EACCES,
                         format!(
                             "tail_calls are not allowed when call stack of previous frames is {above} bytes. Too large"
                         ),
@@ -72,7 +71,7 @@ impl CallChains<'_> {
             }
             if frames >= MAX_FRAMES {
                 return no(
-                    E2BIG,
+                    Errno::E2BIG,
                     format!("the call stack of {} frames is too deep !", frames),
                 );
             }
@@ -100,7 +99,7 @@ impl CallChains<'_> {
             let throw = ops.find(|(_, op)| super::kernel_call::throws(self.program, op));
             if let Some((insn, _)) = throw {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "bpf_throw kfunc (insn {insn}) cannot be called from callback subprog {function}"
                     ),
@@ -124,7 +123,7 @@ impl CallChains<'_> {
         };
         match ops.find(|&(insn, _)| is_call(insn)) {
             Some((insn, _)) => no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("insn {insn} cannot call exception cb directly"),
             ),
             None => Ok(()),
@@ -152,7 +151,7 @@ impl CallChains<'_> {
                 return Ok(above);
             }
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("stack size of subprog {function} is {own}. Too large"),
             );
         }
@@ -161,7 +160,7 @@ impl CallChains<'_> {
             return Ok(depth);
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!("combined stack size of {frames} calls is {depth}. Too large"),
         )
     }

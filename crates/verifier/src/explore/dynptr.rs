@@ -1,13 +1,12 @@
 //! Dynptrs: two slots of stack that only helpers may access (`process_dynptr_func`,
 //! `mark_stack_slots_dynptr`).
 
-use beeline_uapi::HelperId;
+use beeline_uapi::{Errno, HelperId};
 
 use super::helper::Meta;
 use super::kernel_call::Initialised;
 use super::{Check, Explorer, no};
 use crate::helpers::Dynptr;
-use crate::reject::EINVAL;
 use crate::state::{Byte, DynptrKind, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type, place};
 
 /// The number of slots.
@@ -53,7 +52,7 @@ impl Explorer<'_> {
         }
         if let Type::Dynptr(kind) = reg.kind {
             if wanted == Dynptr::ReleaseRingbuf {
-                return no(EINVAL, "cannot release unowned const bpf_dynptr");
+                return no(Errno::EINVAL, "cannot release unowned const bpf_dynptr");
             }
             self.check_no_offset(reg, number, false)?;
             meta.dynptr = Some(kind);
@@ -63,7 +62,7 @@ impl Explorer<'_> {
         let Initialised { kind, id, ref_id } = self.initialised_dynptr(number, reg)?;
         if wanted == Dynptr::ReleaseRingbuf && kind != DynptrKind::Ringbuf {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("Expected a dynptr of type ringbuf as arg #{}", number - 1),
             );
         }
@@ -89,7 +88,7 @@ impl Explorer<'_> {
         let found = self.dynptr_at(reg).map(|slot| (slot.object, slot.reg));
         let Some((Object::Dynptr { kind, .. }, known)) = found else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("Expected an initialized dynptr as arg #{}", number - 1),
             );
         };
@@ -110,7 +109,7 @@ impl Explorer<'_> {
         let mut meta = Meta::default();
         if !matches!(reg.kind, Type::Stack(_) | Type::Dynptr(_)) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "arg#{} expected pointer to stack or const struct bpf_dynptr",
                     number - 1
@@ -123,13 +122,16 @@ impl Explorer<'_> {
     fn check_dynptr_offset(&self, number: u8, reg: &Reg) -> Check {
         let Some(variable) = reg.var.constant() else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("R{number} has to be at the constant offset"),
             );
         };
         let at = reg.off.wrapping_add(variable as i32);
         if at >= 0 || at % 8 != 0 || self.dynptr_slot(reg).is_none() {
-            return no(EINVAL, format!("cannot pass in dynptr at an offset={at}"));
+            return no(
+                Errno::EINVAL,
+                format!("cannot pass in dynptr at an offset={at}"),
+            );
         }
         Ok(())
     }
@@ -144,14 +146,14 @@ impl Explorer<'_> {
     ) -> Check {
         if !matches!(reg.kind, Type::Stack(_)) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{} expected pointer to stack", number - 1),
             );
         }
         self.check_dynptr_offset(number, reg)?;
         self.check_stack_bounds(number, reg.off, (SIZE * 8) as i32, " write to")?;
         let Some((frame, high)) = self.dynptr_slot(reg) else {
-            return no(EINVAL, "Dynptr has to be an uninitialized dynptr");
+            return no(Errno::EINVAL, "Dynptr has to be an uninitialized dynptr");
         };
         for slot in [high, high + 1] {
             self.destroy_dynptr(frame, slot)?;
@@ -180,7 +182,7 @@ impl Explorer<'_> {
     /// Releases the record behind a dynptr, and with it every dynptr and slice of it.
     pub(super) fn release_dynptr(&mut self, reg: &Reg) -> Check {
         let Some(found) = self.dynptr_at(reg) else {
-            return no(EINVAL, "arg 1 is an unacquired reference");
+            return no(Errno::EINVAL, "arg 1 is an unacquired reference");
         };
         let ref_id = found.reg.ref_id;
         let mut ids = vec![found.reg.id];
@@ -217,7 +219,7 @@ impl Explorer<'_> {
             return Ok(());
         };
         if content.reg.ref_id != 0 && !self.another_holds(frame, slot, content.reg.ref_id, first) {
-            return no(EINVAL, "cannot overwrite referenced dynptr");
+            return no(Errno::EINVAL, "cannot overwrite referenced dynptr");
         }
         let high = if first { slot - 1 } else { slot };
         self.clear_slot(frame, high);

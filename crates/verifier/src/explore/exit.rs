@@ -1,12 +1,11 @@
 //! The end of a function, a callback or the program (`prepare_func_exit`, `check_return_code`,
 //! `check_resource_leak`).
 
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::print::type_name;
 use super::{Check, Explorer, Next, no};
 use crate::context::returns::{Returns, not_a_number, out_of_range, returns};
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, Reg, Type};
 use crate::types::{self, ParamType};
 
@@ -47,7 +46,7 @@ impl Explorer<'_> {
         let state = &self.cur;
         if locks_too && state.locks > 0 {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("{what} cannot be used inside bpf_spin_lock-ed region"),
             );
         }
@@ -64,26 +63,26 @@ impl Explorer<'_> {
             .collect();
         if objects_too && !lines.is_empty() {
             lines.push(format!("{what} would lead to reference leak"));
-            return no(EINVAL, lines.join("\n"));
+            return no(Errno::EINVAL, lines.join("\n"));
         }
         if !locks_too {
             return Ok(());
         }
         if state.irq_id != 0 {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("{what} cannot be used inside bpf_local_irq_save-ed region"),
             );
         }
         if state.rcu > 0 {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("{what} cannot be used inside bpf_rcu_read_lock-ed region"),
             );
         }
         if state.preempt > 0 {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("{what} cannot be used inside bpf_preempt_disable-ed region"),
             );
         }
@@ -108,12 +107,12 @@ impl Explorer<'_> {
     fn back_to_caller(&mut self) -> Check<usize> {
         let result = *self.cur.reg(0);
         if matches!(result.kind, Type::Stack(_)) {
-            return no(EINVAL, "cannot return stack pointer to the caller");
+            return no(Errno::EINVAL, "cannot return stack pointer to the caller");
         }
         let is_callback = self.cur.frame().in_callback;
         if is_callback {
             if !result.is_scalar() {
-                return no(EACCES, "R0 not a scalar value");
+                return no(Errno::EACCES, "R0 not a scalar value");
             }
             self.mark_precise(0)?;
             let (least, most) = self.cur.frame().callback_returns;
@@ -126,7 +125,7 @@ impl Explorer<'_> {
             String::new()
         };
         let Some(callee) = self.cur.frames.pop() else {
-            return no(EINVAL, "no frame");
+            return no(Errno::EINVAL, "no frame");
         };
         let callsite = callee.callsite.unwrap_or(0);
         if !is_callback {
@@ -163,7 +162,7 @@ impl Explorer<'_> {
             if !result.is_scalar() {
                 let name = type_name(&result);
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "In async callback the register R{register} is not a known value ({name})"
                     ),
@@ -182,7 +181,7 @@ impl Explorer<'_> {
             }
             let name = type_name(&result);
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "At subprogram exit the register R{register} is not a scalar value ({name})"
                 ),
@@ -195,13 +194,16 @@ impl Explorer<'_> {
                 None => return Ok(()),
             },
             Returns::NotSupported => {
-                return no(crate::reject::ENOTSUPP, "");
+                return no(Errno::ENOTSUPP, "");
             }
             Returns::Within(range) => range,
         };
         if !result.is_scalar() {
             let name = type_name(&result);
-            return no(EINVAL, not_a_number("At program exit", register, &name));
+            return no(
+                Errno::EINVAL,
+                not_a_number("At program exit", register, &name),
+            );
         }
         self.mark_precise(register)?;
         let range = (i64::from(*range.start()), i64::from(*range.end()));
@@ -241,7 +243,6 @@ impl Explorer<'_> {
     /// Returns the range for programs that hook functions of the kernel; `None` for anything
     /// (`bpf_lsm_get_retval_range`).
     pub(super) fn hook_returns(&self) -> Option<std::ops::RangeInclusive<i32>> {
-        const MOST_ERRNO: i32 = 4095;
         const BOOLEAN: [&str; 2] = ["bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"];
         let kind = &self.program.kind;
         let result = self.hook_result()?;
@@ -252,7 +253,7 @@ impl Explorer<'_> {
             (ProgramType::LSM, _) => {
                 let name = self.target_name().unwrap_or_default();
                 let boolean = BOOLEAN.contains(&name);
-                Some(if boolean { 0..=1 } else { -MOST_ERRNO..=0 })
+                Some(if boolean { 0..=1 } else { -Errno::MAX..=0 })
             }
             // A pointer is null, unless it is an object that is handed back.
             _ if is_void || matches!(result, ParamType::Number { .. } | ParamType::Other) => None,
@@ -278,6 +279,9 @@ impl Explorer<'_> {
             return Ok(());
         }
         let range = least as i32..=most as i32;
-        no(EINVAL, out_of_range(where_, register, smin, smax, &range))
+        no(
+            Errno::EINVAL,
+            out_of_range(where_, register, smin, smax, &range),
+        )
     }
 }

@@ -1,12 +1,11 @@
 //! Calls of helpers (`check_helper_call`).
 
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::flags::RDONLY_PROG;
+use beeline_uapi::{Errno, HelperId, MapType};
 
-use super::memory::RDONLY_PROG;
 use super::{Check, Explorer, Next, no};
 use crate::context::SocketKind;
 use crate::helpers::{Helper, Missing, Ret, helper};
-use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
 
@@ -87,7 +86,7 @@ impl Explorer<'_> {
             HelperId::MAP_POP_ELEM,
         ];
         if changes.contains(&number) && self.map(map).flags & RDONLY_PROG != 0 {
-            return no(EACCES, "write into map forbidden");
+            return no(Errno::EACCES, "write into map forbidden");
         }
         Ok(())
     }
@@ -111,23 +110,23 @@ impl Explorer<'_> {
             Ok(found) if served => found,
             Err(Missing::Unknown) => {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("invalid func unknown#{}", number.cast_signed()),
                 );
             }
             Err(Missing::NotAtThisTarget) => {
-                return no(EINVAL, "helper call is not allowed in probe");
+                return no(Errno::EINVAL, "helper call is not allowed in probe");
             }
             Ok(_) | Err(Missing::NotForThisType) => {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("program of this type cannot use helper bpf_{name}#{number}"),
                 );
             }
         };
         if found.gpl_only && !self.program.gpl {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "cannot call GPL-restricted function from non-GPL compatible program",
             );
         }
@@ -144,7 +143,7 @@ impl Explorer<'_> {
             } else {
                 return self.allowed_under_lock(found);
             };
-            return no(EINVAL, why);
+            return no(Errno::EINVAL, why);
         }
         self.allowed_under_lock(found)
     }
@@ -182,7 +181,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EINVAL,
+            Errno::EINVAL,
             format!(
                 "func {}#{} reference has not been acquired before",
                 helper.id, helper.id.0
@@ -197,7 +196,10 @@ impl Explorer<'_> {
             HelperId::TAIL_CALL => self.check_nothing_is_held(true, "tail_call")?,
             HelperId::GET_FUNC_IP => self.check_func_ip()?,
             HelperId::GET_LOCAL_STORAGE if !self.cur.reg(2).is_null() => {
-                return no(EINVAL, "get_local_storage() doesn't support non-zero flags");
+                return no(
+                    Errno::EINVAL,
+                    "get_local_storage() doesn't support non-zero flags",
+                );
             }
             HelperId::FOR_EACH_MAP_ELEM
             | HelperId::FIND_VMA
@@ -213,7 +215,7 @@ impl Explorer<'_> {
                 if !matches!(reg.kind, Type::MapValue(_)) {
                     let name = super::print::type_name(&reg);
                     return no(
-                        EACCES,
+                        Errno::EACCES,
                         format!("Unsupported reg type {name} for bpf_dynptr_from_mem data"),
                     );
                 }
@@ -243,7 +245,7 @@ impl Explorer<'_> {
             },
             other => format!("func bpf_get_func_ip#173 not supported for program type {other}"),
         };
-        no(crate::reject::ENOTSUPP, why)
+        no(Errno::ENOTSUPP, why)
     }
 
     fn set_result(&mut self, helper: &Helper, meta: &Meta) -> Check {
@@ -270,7 +272,7 @@ impl Explorer<'_> {
             } => {
                 let kernel = self.program.kernel;
                 let Some(btf_id) = kernel.and_then(|kernel| kernel.structure(name)) else {
-                    return no(EINVAL, format!("in-kernel BTF has no struct {name}"));
+                    return no(Errno::EINVAL, format!("in-kernel BTF has no struct {name}"));
                 };
                 let reg = flagged(Type::Btf(btf_id), or_null);
                 if trusted {
@@ -335,13 +337,13 @@ impl Explorer<'_> {
             return Ok(Reg::pointer(Type::Btf(meta.btf_id)).flagged(own));
         }
         let Some(kernel) = self.program.kernel else {
-            return no(EINVAL, "Helper has invalid btf_id in R1");
+            return no(Errno::EINVAL, "Helper has invalid btf_id in R1");
         };
         let is_structure = kernel.structure(kernel.name(meta.btf_id)) == Some(meta.btf_id);
         Ok(match kernel.size(meta.btf_id) {
             _ if is_structure => Reg::pointer(Type::Btf(meta.btf_id)).flagged(flags),
             Some(bytes) => Reg::pointer(Type::Mem(bytes)).flagged(flags.with(Flags::RDONLY)),
-            None => return no(EINVAL, "unable to resolve the size of type"),
+            None => return no(Errno::EINVAL, "unable to resolve the size of type"),
         })
     }
 
@@ -391,7 +393,6 @@ fn is_cast(helper: HelperId) -> bool {
 
 /// Sets bounds of results that follow from the arguments (`do_refine_retval_range`).
 fn refine_result(result: &mut Reg, meta: &Meta) {
-    const MOST_ERRNO: i64 = 4095;
     let var: &mut Scalar = &mut result.var;
     match meta.id {
         HelperId::GET_STACK
@@ -401,8 +402,8 @@ fn refine_result(result: &mut Reg, meta: &Meta) {
         | HelperId::PROBE_READ_USER_STR => {
             var.wide.smax = meta.most.cast_signed();
             var.narrow.smax = meta.most as i32;
-            var.wide.smin = -MOST_ERRNO;
-            var.narrow.smin = -MOST_ERRNO as i32;
+            var.wide.smin = -i64::from(Errno::MAX);
+            var.narrow.smin = -Errno::MAX;
         }
         HelperId::GET_SMP_PROCESSOR_ID => {
             let last = super::cpus() - 1;

@@ -17,11 +17,10 @@ mod sections;
 mod work;
 
 use beeline_isa::Op;
-use beeline_uapi::HelperId;
+use beeline_uapi::{Errno, HelperId};
 
 use super::{Check, Explorer, Next, no};
 use crate::program::{MapField, Program};
-use crate::reject::{EACCES, EFAULT, EINVAL};
 use crate::state::{DynptrKind, MapId};
 use crate::types::kernel_functions::{KernelFunction, flags};
 use crate::types::{KernelParam, KernelTypes, ParamType};
@@ -151,7 +150,7 @@ impl<'a> Explorer<'a> {
         }
         if call.has(flags::SLEEPABLE) && !self.cur.in_sleepable {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "program must be sleepable to call sleepable kfunc {}",
                     call.function.name
@@ -184,7 +183,12 @@ impl<'a> Explorer<'a> {
     /// Implements `fetch_kfunc_meta`, and the checks of calls that come before their arguments.
     fn find_kernel_function(&self, btf_id: i32) -> Check<Call<'a>> {
         let id = btf_id.cast_unsigned();
-        let unknown = || no(EINVAL, format!("kernel btf_id {id} is not a function"));
+        let unknown = || {
+            no(
+                Errno::EINVAL,
+                format!("kernel btf_id {id} is not a function"),
+            )
+        };
         let Some(kernel) = self.program.kernel else {
             return unknown();
         };
@@ -195,22 +199,25 @@ impl<'a> Explorer<'a> {
             .filter(|function| function.may_be_called_by(&self.program.kind));
         let Some(function) = allowed else {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("calling kernel function {name} is not allowed"),
             );
         };
         if function.needs_device() {
-            return no(EINVAL, "metadata kfuncs require device-bound program");
+            return no(
+                Errno::EINVAL,
+                "metadata kfuncs require device-bound program",
+            );
         }
         if self.cur.locks > 0 && !is_allowed_under_lock(function) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "function calls are not allowed while holding a lock",
             );
         }
         if function.name == "__bpf_trap" {
             return no(
-                EFAULT,
+                Errno::EFAULT,
                 "unexpected __bpf_trap() due to uninitialized variable?",
             );
         }
@@ -248,7 +255,7 @@ impl<'a> Explorer<'a> {
             return Ok(());
         }
         no(
-            EINVAL,
+            Errno::EINVAL,
             format!(
                 "kfunc {}#{} reference has not been acquired before",
                 call.function.name,

@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use beeline_isa::{Imm64, Op};
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::{Errno, HelperId, MapType};
 
 use super::helper::Meta;
 use super::{Check, Explorer, no};
 use crate::program::{FieldKind, Map};
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, LockPlace, Reg, Type};
 
 /// Returns whether there is a lock in the map's values.
@@ -24,7 +23,7 @@ pub(super) fn has_lock(map: &Map) -> bool {
 impl Explorer<'_> {
     pub(super) fn spin_lock(&mut self, number: u8, helper: HelperId) -> Check {
         if self.in_tree_callback() {
-            return no(EACCES, "can't spin_{lock,unlock} in rbtree cb");
+            return no(Errno::EACCES, "can't spin_{lock,unlock} in rbtree cb");
         }
         let reg = *self.cur.reg(number);
         let place = self.lock_place(number, &reg, FieldKind::SpinLock)?;
@@ -39,7 +38,7 @@ impl Explorer<'_> {
         let name = kind.name();
         let Some(variable) = reg.var.constant() else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "R{number} doesn't have constant offset. {name} has to be at the constant offset"
                 ),
@@ -63,15 +62,15 @@ impl Explorer<'_> {
                 LockPlace::Object(btf_id),
                 "local kptr".to_owned(),
             ),
-            _ => return no(EINVAL, format!("R{number} doesn't point to a lock")),
+            _ => return no(Errno::EINVAL, format!("R{number} doesn't point to a lock")),
         };
         let lock = fields.iter().find(|field| field.kind == kind);
         let Some(lock) = lock else {
-            return no(EINVAL, format!("{what} has no valid {name}"));
+            return no(Errno::EINVAL, format!("{what} has no valid {name}"));
         };
         if i64::from(lock.offset) != place {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "off {place} doesn't point to 'struct {name}' that is at {}",
                     lock.offset
@@ -83,7 +82,7 @@ impl Explorer<'_> {
 
     fn take_lock(&mut self, reg: &Reg, place: LockPlace) -> Check {
         if self.cur.locks > 0 {
-            return no(EINVAL, "Locking two bpf_spin_locks are not allowed");
+            return no(Errno::EINVAL, "Locking two bpf_spin_locks are not allowed");
         }
         self.cur.locks += 1;
         self.cur.hold(HeldKind::Lock, reg.id, self.insn, place);
@@ -92,18 +91,18 @@ impl Explorer<'_> {
 
     fn give_lock_back(&mut self, reg: &Reg, place: LockPlace) -> Check {
         if self.cur.locks == 0 {
-            return no(EINVAL, "bpf_spin_unlock without taking a lock");
+            return no(Errno::EINVAL, "bpf_spin_unlock without taking a lock");
         }
         let held =
             self.cur.held.iter().any(|held| {
                 held.kind == HeldKind::Lock && held.id == reg.id && held.place == place
             });
         if !held {
-            return no(EINVAL, "bpf_spin_unlock of different lock");
+            return no(Errno::EINVAL, "bpf_spin_unlock of different lock");
         }
         let last = self.cur.held.iter().rev().find(|held| held.kind.is_lock());
         if last.is_none_or(|last| last.id != reg.id || last.place != place) {
-            return no(EINVAL, "bpf_spin_unlock cannot be out of order");
+            return no(Errno::EINVAL, "bpf_spin_unlock cannot be out of order");
         }
         self.cur.drop_held(HeldKind::Lock, reg.id);
         self.cur.locks -= 1;
@@ -114,14 +113,17 @@ impl Explorer<'_> {
     pub(super) fn check_timer(&mut self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let Some(variable) = reg.var.constant() else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "R{number} doesn't have constant offset. bpf_timer has to be at the constant offset"
                 ),
             );
         };
         let Type::MapValue(id) = reg.kind else {
-            return no(EINVAL, format!("R{number} doesn't point to a map's value"));
+            return no(
+                Errno::EINVAL,
+                format!("R{number} doesn't point to a map's value"),
+            );
         };
         let map = self.map(id);
         let timer = map
@@ -129,12 +131,15 @@ impl Explorer<'_> {
             .iter()
             .find(|field| field.kind == FieldKind::Timer);
         let Some(timer) = timer else {
-            return no(EINVAL, format!("map '{}' has no valid bpf_timer", map.name));
+            return no(
+                Errno::EINVAL,
+                format!("map '{}' has no valid bpf_timer", map.name),
+            );
         };
         let place = variable.cast_signed() + i64::from(reg.off);
         if i64::from(timer.offset) != place {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "off {place} doesn't point to 'struct bpf_timer' that is at {}",
                     timer.offset
@@ -185,7 +190,7 @@ impl Explorer<'_> {
             } else {
                 continue;
             };
-            return no(EINVAL, why);
+            return no(Errno::EINVAL, why);
         }
         Ok(())
     }

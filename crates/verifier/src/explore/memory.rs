@@ -1,10 +1,12 @@
 //! Loads and stores (`check_mem_access`).
 
+use beeline_uapi::Errno;
+use beeline_uapi::flags::{ANY_ALIGNMENT, RDONLY_PROG, STRICT_ALIGNMENT, WRONLY_PROG};
+
 use super::alu::MOST_OFFSET;
 use super::print::type_name;
 use super::{Check, Explorer, no};
-use crate::program::{ANY_ALIGNMENT, FieldKind, STRICT_ALIGNMENT};
-use crate::reject::EACCES;
+use crate::program::FieldKind;
 use crate::scalar::{Scalar, Tnum};
 use crate::state::{Flags, Reg, Type};
 
@@ -32,10 +34,6 @@ pub(super) enum By {
     Program,
     Helper,
 }
-
-/// `BPF_F_RDONLY_PROG`, `BPF_F_WRONLY_PROG`.
-pub(super) const RDONLY_PROG: u32 = 1 << 7;
-const WRONLY_PROG: u32 = 1 << 8;
 
 impl Explorer<'_> {
     pub(super) fn access(&mut self, access: Access) -> Check {
@@ -73,7 +71,10 @@ impl Explorer<'_> {
         match reg.kind {
             Type::MapKey(id) => {
                 if write {
-                    return no(EACCES, format!("write to change key R{base} not allowed"));
+                    return no(
+                        Errno::EACCES,
+                        format!("write to change key R{base} not allowed"),
+                    );
                 }
                 let bytes = self.map(id).key_size;
                 self.check_region(base, at, size, bytes, false, "map key, key_size")?;
@@ -102,7 +103,7 @@ impl Explorer<'_> {
             }
             Type::Packet | Type::PacketMeta => {
                 if write && !crate::context::packet::may_store(&self.program.kind) {
-                    return no(EACCES, "cannot write into packet");
+                    return no(Errno::EACCES, "cannot write into packet");
                 }
                 self.check_packet(base, access.off, size, false)?;
                 unknown
@@ -136,12 +137,15 @@ impl Explorer<'_> {
 
     pub(super) fn refuse_access<T>(&self, number: u8, reg: &Reg) -> Check<T> {
         let name = type_name(reg);
-        no(EACCES, format!("R{number} invalid mem access '{name}'"))
+        no(
+            Errno::EACCES,
+            format!("R{number} invalid mem access '{name}'"),
+        )
     }
 
     pub(super) fn refuse_write<T>(&self, number: u8, reg: &Reg) -> Check<T> {
         let name = type_name(reg);
-        no(EACCES, format!("R{number} cannot write into {name}"))
+        no(Errno::EACCES, format!("R{number} cannot write into {name}"))
     }
 
     fn access_value(&mut self, reg: &Reg, access: Access, at: i32) -> Check<Reg> {
@@ -200,7 +204,7 @@ impl Explorer<'_> {
             _ => return Ok(()),
         };
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "{what} map forbidden, value_size={} off={off} size={size}",
                 map.value_size
@@ -245,28 +249,31 @@ impl Explorer<'_> {
             );
             if !is_pointer {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("{name} cannot be accessed directly by load/store"),
                 );
             }
             if by == By::Helper {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("{name} cannot be accessed indirectly by helper"),
                 );
             }
             let Some(variable) = reg.var.constant() else {
-                return no(EACCES, format!("{name} access cannot have variable offset"));
+                return no(
+                    Errno::EACCES,
+                    format!("{name} access cannot have variable offset"),
+                );
             };
             let place = i64::from(off) + variable.cast_signed();
             if place != start {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("{name} access misaligned expected={start} off={place}"),
                 );
             }
             if size != 8 {
-                return no(EACCES, format!("{name} access size must be BPF_DW"));
+                return no(Errno::EACCES, format!("{name} access size must be BPF_DW"));
             }
         }
         Ok(())
@@ -290,7 +297,7 @@ impl Explorer<'_> {
                 || var.wide.smin + off < 0)
         {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{number} min value is negative, either use unsigned index or do a if (index >=0) check."
                 ),
@@ -308,13 +315,13 @@ impl Explorer<'_> {
         };
         if let Err(why) = inside(var.wide.smin + off) {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("{why}\nR{number} min value is outside of the allowed memory range"),
             );
         }
         if var.wide.umax >= MOST_OFFSET as u64 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{number} unbounded memory access, make sure to bounds check any such access"
                 ),
@@ -322,7 +329,7 @@ impl Explorer<'_> {
         }
         if let Err(why) = inside(var.wide.umax as i64 + off) {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("{why}\nR{number} max value is outside of the allowed memory range"),
             );
         }
@@ -335,7 +342,7 @@ impl Explorer<'_> {
         let off = off + reg.off;
         if reg.var.wide.smin < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{number} min value is negative, either use unsigned index or do a if (index >=0) check."
                 ),
@@ -344,7 +351,7 @@ impl Explorer<'_> {
         let size_is_good = size > 0 || (size == 0 && zero);
         if reg.range < 0 {
             return no(
-                crate::reject::EINVAL,
+                Errno::EINVAL,
                 format!("R{number} offset is outside of the packet"),
             );
         }
@@ -352,7 +359,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "invalid access to packet, off={off} size={size}, R{number}(id={},off={off},r={})\nR{number} offset is outside of the packet",
                 reg.id, reg.range
@@ -372,14 +379,14 @@ impl Explorer<'_> {
     ) -> Check {
         if off < 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{number} invalid {what} buffer access: off={off}, size={size}"),
             );
         }
         match reg.var.constant() {
             Some(0) => Ok(()),
             _ => no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "R{number} invalid variable buffer offset: off={off}, var_off={}",
                     reg.var.bits
@@ -413,7 +420,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "misaligned {what}access off {}+{}+{} size {}",
                 reg.var.bits, reg.off, access.off, access.size
@@ -436,7 +443,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "misaligned packet access off {IP_ALIGN}+{}+{}+{} size {}",
                 reg.var.bits, reg.off, access.off, access.size

@@ -1,8 +1,9 @@
 //! Limits the approximate memory of a walk: a small program may have many paths, and many of their
 //! states are kept.
 
+use beeline_uapi::Errno;
+
 use super::{Check, Explorer, no};
-use crate::reject::ENOMEM;
 use crate::state::{Frame, Held, Slot, State, Step};
 
 /// The step in which more memory is requested.
@@ -18,7 +19,10 @@ impl Explorer<'_> {
         }
         let wanted = weight + STEP;
         if self.program.memory.is_some_and(|memory| !memory(wanted)) {
-            return no(ENOMEM, "no memory is left for more states of the program");
+            return no(
+                Errno::ENOMEM,
+                "no memory is left for more states of the program",
+            );
         }
         self.granted = wanted;
         Ok(())

@@ -3,10 +3,10 @@
 //! reads are not considered either.
 
 use beeline_isa::{FRAME_POINTER, Op};
+use beeline_uapi::Errno;
 
 use super::{Check, Explorer, Next, Pending, callback, no};
 use crate::oracle::Moment;
-use crate::reject::E2BIG;
 use crate::state::{Byte, Frame, Reg, State, Type};
 
 /// The bytes from a function's frame pointer to its caller's.
@@ -172,7 +172,7 @@ impl Explorer<'_> {
         let next = match (self.flow.odd(here), self.flow.op(here)) {
             (Some(odd), _) => self.odd_instruction(odd)?,
             (None, Some(op)) => self.instruction(op)?,
-            (None, None) => return no(crate::reject::EFAULT, format!("invalid insn idx {here}")),
+            (None, None) => return no(Errno::EFAULT, format!("invalid insn idx {here}")),
         };
         self.previous = Some(here);
         Ok(next)
@@ -242,7 +242,7 @@ impl Explorer<'_> {
                 done[function] = true;
                 self.pending.clear();
                 if let Err(why) = self.begin(function) {
-                    return no(crate::reject::EINVAL, why);
+                    return no(Errno::EINVAL, why);
                 }
                 while self.every_step(most)? {}
                 number = (1..done.len()).find(|&at| self.called[at] && !done[at]);
@@ -250,7 +250,7 @@ impl Explorer<'_> {
             Ok(())
         });
         match outcome {
-            Err(no) if no.errno == E2BIG => None,
+            Err(no) if no.errno == Errno::E2BIG => None,
             Err(no) => {
                 let (insn, state) = (self.insn, self.state_text());
                 Some(Err(format!("insn {insn}: {}\n{}", no.why, state.trim())))
@@ -262,7 +262,7 @@ impl Explorer<'_> {
     /// Takes a step; returns `false` if there is no further path.
     fn every_step(&mut self, most: u32) -> Check<bool> {
         if self.effort.insns_processed > most {
-            return no(E2BIG, "");
+            return no(Errno::E2BIG, "");
         }
         if let Next::Insn(next) = self.alone()? {
             self.insn = next;

@@ -1,7 +1,8 @@
 //! Paths: the walk follows one, and puts the others off (`do_check`, `push_stack`).
 
+use beeline_uapi::Errno;
+
 use super::{Check, Explorer, Next, no};
-use crate::reject::{E2BIG, EFAULT};
 use crate::state::{Frame, State};
 
 /// `BPF_COMPLEXITY_LIMIT_JMP_SEQ`.
@@ -27,7 +28,7 @@ impl Explorer<'_> {
             if self.effort.insns_processed > self.most_insns {
                 let processed = self.effort.insns_processed;
                 return no(
-                    E2BIG,
+                    Errno::E2BIG,
                     format!("BPF program is too large. Processed {processed} insn"),
                 );
             }
@@ -45,7 +46,7 @@ impl Explorer<'_> {
                 self.remember(|_| ());
             }
             let Some(op) = self.flow.op(self.insn) else {
-                return no(EFAULT, format!("invalid insn idx {}", self.insn));
+                return no(Errno::EFAULT, format!("invalid insn idx {}", self.insn));
             };
             self.print_before();
             self.seen[self.insn].reached = true;
@@ -121,11 +122,11 @@ impl Explorer<'_> {
         });
         if self.pending.len() > MOST_PENDING {
             let pending = self.pending.len().to_string();
-            return no(E2BIG, too_many.replace("{}", &pending));
+            return no(Errno::E2BIG, too_many.replace("{}", &pending));
         }
         match self.pending.last_mut() {
             Some(pending) => Ok(&mut pending.state),
-            None => no(EFAULT, "no path was put off"),
+            None => no(Errno::EFAULT, "no path was put off"),
         }
     }
 }

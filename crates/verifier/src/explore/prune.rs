@@ -2,10 +2,11 @@
 //! that arrives there in a state which one of them covers need not be followed any further
 //! (`is_state_visited`).
 
+use beeline_uapi::Errno;
+use beeline_uapi::flags::TEST_STATE_FREQ;
+
 use super::equal::{Alike, states_equal};
 use super::{Check, Explorer, no};
-use crate::program::TEST_STATE_FREQ;
-use crate::reject::EINVAL;
 use crate::state::{Object, Reg, Slot, State, StateId};
 
 /// The longest history that is followed back.
@@ -118,7 +119,7 @@ impl Explorer<'_> {
                 && self.is_like(id, Alike::Exactly)
             {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("infinite loop detected at insn {}", self.insn),
                 );
             }

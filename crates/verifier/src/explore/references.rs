@@ -1,18 +1,15 @@
 //! References: objects that a program has taken and must give back (`acquire_reference`,
 //! `release_reference`), packet pointers that are void, constant texts, and owned pointers in maps.
 
-use beeline_uapi::HelperId;
+use beeline_uapi::flags::RDONLY_PROG;
 use beeline_uapi::helper::maps::suits;
+use beeline_uapi::{Errno, HelperId};
 
 use super::helper::Meta;
 use super::{Check, Explorer, no};
 use crate::helpers::helper;
 use crate::program::{FieldKind, MapField};
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Flags, HeldKind, Reg, Slot, Type};
-
-/// `BPF_F_RDONLY_PROG`.
-const RDONLY_PROG: u32 = 1 << 7;
 
 impl Explorer<'_> {
     /// Gives a reference back: every copy of the pointer is a number from now on. Returns `false`
@@ -75,7 +72,7 @@ impl Explorer<'_> {
     ) -> Check<&'static crate::helpers::Helper> {
         if self.cur.locks > 0 && found.id != HelperId::SPIN_UNLOCK {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "function calls are not allowed while holding a lock",
             );
         }
@@ -90,7 +87,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EINVAL,
+            Errno::EINVAL,
             format!(
                 "cannot pass map_type {} into func {helper}#{}",
                 map_type.0, helper.0
@@ -101,21 +98,27 @@ impl Explorer<'_> {
     /// Returns a text in a read-only map that was frozen (`check_reg_const_str`).
     pub(super) fn constant_text(&mut self, number: u8, reg: &Reg) -> Check<Vec<u8>> {
         let Type::MapValue(id) = reg.kind else {
-            return no(EINVAL, format!("R{number} does not point to a map value"));
+            return no(
+                Errno::EINVAL,
+                format!("R{number} does not point to a map value"),
+            );
         };
         let map = self.map(id);
         if map.flags & RDONLY_PROG == 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{number} does not point to a readonly map'"),
             );
         }
         let Some(at) = reg.var.constant() else {
-            return no(EACCES, format!("R{number} is not a constant address'"));
+            return no(
+                Errno::EACCES,
+                format!("R{number} is not a constant address'"),
+            );
         };
         let Some(bytes) = &map.constant else {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("R{number} does not point to a readonly map'"),
             );
         };
@@ -130,7 +133,7 @@ impl Explorer<'_> {
         });
         match text {
             Some(text) => Ok(text.to_vec()),
-            None => no(EINVAL, "string is not zero-terminated"),
+            None => no(Errno::EINVAL, "string is not zero-terminated"),
         }
     }
 
@@ -143,7 +146,7 @@ impl Explorer<'_> {
             return Ok(());
         };
         if bytes % 8 != 0 || !format_is_good(&text, bytes / 8) {
-            return no(EINVAL, "Invalid format string");
+            return no(Errno::EINVAL, "Invalid format string");
         }
         Ok(())
     }
@@ -171,14 +174,14 @@ impl Explorer<'_> {
             let stored = access.value.map(|number| *self.cur.reg(number));
             let null = stored.is_some_and(|reg| reg.is_null()) || access.constant == Some(0);
             if owned {
-                return no(EACCES, "store to referenced kptr disallowed");
+                return no(Errno::EACCES, "store to referenced kptr disallowed");
             }
             let matches = stored.is_some_and(|reg| self.is_pointer_for(&reg, field.kind));
             if null || matches {
                 return Ok(Reg::UNKNOWN);
             }
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "invalid kptr access, R{} type={}",
                     access.value.unwrap_or(0),
@@ -260,7 +263,7 @@ impl Explorer<'_> {
     pub(super) fn exchanged_field(&mut self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let Some(variable) = reg.var.constant() else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "R{number} doesn't have constant offset. kptr has to be at the constant offset"
                 ),
@@ -280,16 +283,19 @@ impl Explorer<'_> {
         let Some(field) = field else {
             let fields = self.fields_behind(reg);
             if !fields.iter().any(|field| is_pointer(field.kind)) {
-                return no(EINVAL, format!("R{number} has no valid kptr"));
+                return no(Errno::EINVAL, format!("R{number} has no valid kptr"));
             }
-            return no(EACCES, format!("off={place} doesn't point to kptr"));
+            return no(Errno::EACCES, format!("off={place} doesn't point to kptr"));
         };
         match field.kind {
             FieldKind::OwnedPointer { .. } | FieldKind::PerCpuPointer(_) => {
                 meta.field = Some(field.kind);
                 Ok(())
             }
-            _ => no(EACCES, format!("off={place} kptr isn't referenced kptr")),
+            _ => no(
+                Errno::EACCES,
+                format!("off={place} kptr isn't referenced kptr"),
+            ),
         }
     }
 
@@ -302,7 +308,7 @@ impl Explorer<'_> {
         }
         let name = super::print::type_name(reg);
         no(
-            EACCES,
+            Errno::EACCES,
             format!("invalid kptr access, R{number} type={name}"),
         )
     }

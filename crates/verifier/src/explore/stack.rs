@@ -1,14 +1,16 @@
 //! The stack, byte by byte (`check_stack_read`, `check_stack_write`,
 //! `check_stack_range_initialized`).
 
+use beeline_isa::STACK_BYTES;
+use beeline_uapi::Errno;
+
 use super::alu::MOST_OFFSET;
 use super::memory::Access;
 use super::{Check, Explorer, no};
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Object, Reg, SLOT, Slot, Type, place};
 
 /// `MAX_BPF_STACK`.
-pub(super) const MOST_STACK: i64 = 512;
+pub(super) const MOST_STACK: i64 = STACK_BYTES as i64;
 
 /// Memory on the stack that is passed to a helper.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +52,7 @@ impl Explorer<'_> {
             }
             None if reg.var.wide.smax >= MOST_OFFSET || reg.var.wide.smin <= -MOST_OFFSET => {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("invalid unbounded variable-offset{verb} stack R{number}"),
                 );
             }
@@ -69,7 +71,14 @@ impl Explorer<'_> {
                 ),
             };
             let begins_inside = (-MOST_STACK..0).contains(&first);
-            return no(if begins_inside { EINVAL } else { EACCES }, why);
+            return no(
+                if begins_inside {
+                    Errno::EINVAL
+                } else {
+                    Errno::EACCES
+                },
+                why,
+            );
         }
         let frame = Self::frame_of(&reg);
         let function = self.cur.frames[frame].function;
@@ -103,7 +112,7 @@ impl Explorer<'_> {
                 Ok(())
             }
             (None, None) => no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "variable offset stack pointer cannot be passed into helper function; var_off={} off={at} size={}",
                     reg.var.bits, access.size
@@ -136,7 +145,7 @@ impl Explorer<'_> {
                 return Ok(());
             }
             if !content.reg.is_scalar() {
-                return no(EACCES, "invalid size of register fill");
+                return no(Errno::EACCES, "invalid size of register fill");
             }
             let Some(number) = value else {
                 return Ok(());
@@ -181,7 +190,7 @@ impl Explorer<'_> {
             .position(|byte| matches!(byte, Byte::Dynptr | Byte::Iter | Byte::IrqFlag));
         match bad {
             Some(index) => no(
-                EACCES,
+                Errno::EACCES,
                 format!("invalid read from stack off {at}+{index} size {size}"),
             ),
             None => Ok(()),
@@ -246,11 +255,11 @@ impl Explorer<'_> {
             self.spill(frame, slot, stored, size);
         } else if let Some(stored) = reg.filter(is_spillable) {
             if size != SLOT {
-                return no(EACCES, "invalid size of register spill");
+                return no(Errno::EACCES, "invalid size of register spill");
             }
             if frame != self.cur.depth() && matches!(stored.kind, Type::Stack(_)) {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     "cannot spill pointers to stack into stack frame of the caller",
                 );
             }
@@ -338,7 +347,7 @@ impl Explorer<'_> {
             mut raw,
         } = range;
         if size == 0 && !zero_allowed {
-            return no(EACCES, "invalid zero-sized read");
+            return no(Errno::EACCES, "invalid zero-sized read");
         }
         self.check_stack_bounds(base, off, size, super::memory::stack_verb(write))?;
         let reg = *self.cur.reg(base);
@@ -364,14 +373,17 @@ impl Explorer<'_> {
             if raw {
                 if kind == Byte::Dynptr {
                     return no(
-                        EACCES,
+                        Errno::EACCES,
                         format!("potential write to dynptr at off={at} disallowed"),
                     );
                 }
                 continue;
             }
             if matches!(kind, Byte::Dynptr | Byte::Iter | Byte::IrqFlag) {
-                return no(EACCES, uninitialised(&reg, base, first, at, size, write));
+                return no(
+                    Errno::EACCES,
+                    uninitialised(&reg, base, first, at, size, write),
+                );
             }
             self.alive.read(frame, slot);
             if write {

@@ -1,13 +1,12 @@
 //! One instruction (`do_check_insn`).
 
 use beeline_isa::{Atomic, FRAME_POINTER, Imm64, Op, Operand, Size};
-use beeline_uapi::MapType;
+use beeline_uapi::{Errno, MapType};
 
 use super::memory::Access;
 use super::{Check, Explorer, Next, PointerKind, no};
 use crate::flow::{Odd, undefined};
 use crate::program::Map;
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{Flags, MapId, Reg, Type};
 
 impl Explorer<'_> {
@@ -90,7 +89,7 @@ impl Explorer<'_> {
             }
             Op::Poison { imm } => {
                 self.jumps += 1;
-                return no(EINVAL, poison(imm));
+                return no(Errno::EINVAL, poison(imm));
             }
             Op::Exit => {
                 self.jumps += 1;
@@ -121,13 +120,16 @@ impl Explorer<'_> {
             }
         };
         if !crate::context::packet::may_load_classic(&self.program.kind) {
-            return no(EINVAL, beeline_isa::BadInsn::Packet.to_string());
+            return no(Errno::EINVAL, beeline_isa::BadInsn::Packet.to_string());
         }
         self.read_reg(6)?;
         self.check_nothing_is_held(true, "BPF_LD_[ABS|IND]")?;
         let context = *self.cur.reg(6);
         if context.kind != Type::Context {
-            return no(EINVAL, "at the time of BPF_LD_ABS|IND R6 != pointer to skb");
+            return no(
+                Errno::EINVAL,
+                "at the time of BPF_LD_ABS|IND R6 != pointer to skb",
+            );
         }
         if let Some(index) = index {
             self.read_reg(index)?;
@@ -144,7 +146,7 @@ impl Explorer<'_> {
     fn change_space(&mut self, dst: u8, src: u8, inward: bool) -> Check {
         if !self.has_arena() {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "addr_space_cast insn can only be used in a program that has an associated arena",
             );
         }
@@ -178,11 +180,11 @@ impl Explorer<'_> {
     pub(super) fn read_reg(&mut self, number: u8) -> Check {
         if number > FRAME_POINTER {
             // Only loads from a packet name a register that decoding has not checked.
-            return no(EINVAL, format!("R{number} is invalid"));
+            return no(Errno::EINVAL, format!("R{number} is invalid"));
         }
         let reg = self.cur.reg(number);
         if reg.kind == Type::Uninit {
-            return no(EACCES, format!("R{number} !read_ok"));
+            return no(Errno::EACCES, format!("R{number} !read_ok"));
         }
         self.uses.uses_context |= reg.kind == Type::Context;
         Ok(())
@@ -250,7 +252,7 @@ impl Explorer<'_> {
             (false, false) => None,
         };
         if fetched == Some(FRAME_POINTER) {
-            return no(EACCES, "frame pointer is read only");
+            return no(Errno::EACCES, "frame pointer is read only");
         }
         let access = Access {
             base: dst,
@@ -285,7 +287,7 @@ impl Explorer<'_> {
             Type::Context | Type::Packet | Type::PacketMeta | Type::FlowKeys | Type::Socket(_) => {
                 let name = super::print::type_name(&reg);
                 no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("BPF_ATOMIC {what} R{number} {name} is not allowed"),
                 )
             }
@@ -313,7 +315,10 @@ impl Explorer<'_> {
         if before == kind || both_structures {
             return Ok(());
         }
-        no(EINVAL, "same insn cannot be used with different pointers")
+        no(
+            Errno::EINVAL,
+            "same insn cannot be used with different pointers",
+        )
     }
 
     fn immediate(&mut self, kind: Imm64, dst: u8, low: i32) -> Check {
@@ -341,18 +346,18 @@ impl Explorer<'_> {
             Imm64::Function => {
                 let types = self.program.types;
                 if !types.is_some_and(|types| types.describes_functions()) {
-                    return no(EINVAL, "missing btf func_info");
+                    return no(Errno::EINVAL, "missing btf func_info");
                 }
                 let callee = self.flow.callee(self.insn).unwrap_or(0);
                 let number = self.flow.function_at(callee).unwrap_or(0);
                 if self.is_global(number) {
-                    return no(EINVAL, "callback function not static");
+                    return no(Errno::EINVAL, "callback function not static");
                 }
                 Reg::pointer(Type::Func(number as u32))
             }
             Imm64::KernelVariable => self.kernel_variable(low)?,
             Imm64::MapIndex | Imm64::MapIndexValue => {
-                return no(crate::reject::EPROTO, "fd_idx without fd_array is invalid");
+                return no(Errno::EPROTO, "fd_idx without fd_array is invalid");
             }
         };
         *self.cur.reg_mut(dst) = reg;
@@ -363,7 +368,7 @@ impl Explorer<'_> {
         let maps = self.program.maps;
         let Some(named) = maps.iter().find(|(known, _)| *known == fd) else {
             return no(
-                crate::reject::EBADF,
+                Errno::EBADF,
                 format!("fd {fd} is not pointing to valid bpf_map"),
             );
         };
@@ -389,7 +394,7 @@ impl Explorer<'_> {
         let variable = kernel.and_then(|kernel| kernel.variable(id));
         let (Some(kernel), Some((type_id, bytes, per_cpu))) = (kernel, variable) else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("ldimm64 insn specifies invalid btf_id {btf_id}."),
             );
         };

@@ -537,10 +537,13 @@ mod tests {
     fn no_such_numbers() {
         let kind = at(ProgramType::KPROBE, AttachType::UNSPECIFIED);
         assert_eq!(
-            helper(HelperId(0), &kind, None),
+            helper(HelperId::UNSPEC, &kind, None),
             Err(Missing::NotForThisType)
         );
-        assert_eq!(helper(HelperId(212), &kind, None), Err(Missing::Unknown));
+        assert_eq!(
+            helper(HelperId(HelperId::COUNT), &kind, None),
+            Err(Missing::Unknown)
+        );
         assert_eq!(
             helper(HelperId(u32::MAX), &kind, None),
             Err(Missing::Unknown)

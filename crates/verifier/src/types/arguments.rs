@@ -1,14 +1,13 @@
 //! Arguments of a program's functions, by their types and tags (`btf_prepare_func_args`).
 
 use beeline_btf::{Type, kind};
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::table::{
     TypeTable, is_modifier, is_number, is_small_int, is_struct, kind_name, shown, text,
 };
-use super::{EFAULT, ENOENT, EOPNOTSUPP, ESRCH, KernelTypes, Refused};
+use super::{KernelTypes, Refused};
 use crate::program::Kind;
-use crate::reject::EINVAL;
 
 /// A parameter of a global function: `struct bpf_subprog_arg_info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +60,7 @@ pub(super) fn of(
 ) -> Result<Vec<FunctionArg>, Refused> {
     let name = types.name(function);
     let Some(prototype) = types.prototype(function) else {
-        return Err((EFAULT, format!("Invalid type of function {name}()")));
+        return Err((Errno::EFAULT, format!("Invalid type of function {name}()")));
     };
     let params: Vec<u32> = types.params(prototype).map(|param| param.type_id).collect();
     if params.len() > MOST_ARGS {
@@ -95,7 +94,7 @@ pub(super) fn of(
 }
 
 fn refuse<T>(line: String) -> Result<T, Refused> {
-    Err((EINVAL, line))
+    Err((Errno::EINVAL, line))
 }
 
 /// One parameter.
@@ -114,7 +113,7 @@ impl Param<'_> {
         for tag in self.types.tags(function, index as i32, "arg:") {
             if !self.global {
                 let line = format!("arg#{index} type tag is not supported in static functions");
-                return Err((EOPNOTSUPP, line));
+                return Err((Errno::EOPNOTSUPP, line));
             }
             tags |= match tag {
                 "ctx" => CTX,
@@ -125,7 +124,7 @@ impl Param<'_> {
                 "arena" => ARENA,
                 _ => {
                     let line = format!("arg#{index} has unsupported set of tags");
-                    return Err((EOPNOTSUPP, line));
+                    return Err((Errno::EOPNOTSUPP, line));
                 }
             };
         }
@@ -184,9 +183,10 @@ impl Param<'_> {
         let sized = self.types.sized(it.refers_to()).map_err(|errno| {
             let (kind, name) = (kind_name(target), text(target.name));
             let line = format!(
-                "arg#{index} reference type('{kind} {name}') size cannot be determined: -{errno}"
+                "arg#{index} reference type('{kind} {name}') size cannot be determined: -{}",
+                errno.0
             );
-            (EINVAL, line)
+            (Errno::EINVAL, line)
         })?;
         Ok(Some(FunctionArg::Mem {
             bytes: sized.bytes,
@@ -241,8 +241,8 @@ impl Param<'_> {
             .map_or_else(Vec::new, |kernel| kernel.candidates(target));
         let (errno, why) = match matching[..] {
             [one] => return Ok(one),
-            [] => (ENOENT, "has no matches"),
-            _ => (ESRCH, "is ambiguous"),
+            [] => (Errno::ENOENT, "has no matches"),
+            _ => (Errno::ESRCH, "is ambiguous"),
         };
         let (index, kind, name) = (self.index, kind_name(target), shown(target.name));
         let line = format!("arg#{index} reference type('{kind} {name}') {why}");

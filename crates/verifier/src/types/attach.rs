@@ -2,15 +2,14 @@
 //! (`check_attach_btf_id`, `bpf_check_attach_target`).
 
 use beeline_btf::{Type, kind};
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::table::{TypeTable, is_number, is_struct, kind_name, text};
 use super::{KernelTypes, Refused, context, lsm};
 use crate::program::Kind;
-use crate::reject::{EINVAL, ENOTSUPP};
 
 /// `MAX_BPF_FUNC_ARGS`.
-const MOST_ARGS: usize = 12;
+pub(super) const MOST_ARGS: usize = 12;
 /// The bytes of the biggest argument.
 const BIGGEST_ARG: u32 = 16;
 
@@ -158,7 +157,7 @@ impl Place<'_> {
         let value = format!("bpf_struct_ops_{name}");
         if id == 0 || it.kind != kind::STRUCT {
             return if id == 0 {
-                Err((ENOTSUPP, String::new()))
+                Err((Errno::ENOTSUPP, String::new()))
             } else {
                 unsupported(id)
             };
@@ -182,7 +181,7 @@ impl Place<'_> {
         }
         if UNSUPPORTED_OPERATIONS.contains(&(name, member)) {
             let line = format!("attach to unsupported member {member} of struct {name}");
-            return Err((ENOTSUPP, line));
+            return Err((Errno::ENOTSUPP, line));
         }
         let may_sleep = SLEEPABLE_OPERATIONS.iter().find(|(of, _)| *of == name);
         if self.kind.is_sleepable() && may_sleep.is_some_and(|(_, those)| !those.contains(&member))
@@ -362,12 +361,12 @@ impl Place<'_> {
 }
 
 fn refuse(line: String) -> Result<(), Refused> {
-    Err((EINVAL, line))
+    Err((Errno::EINVAL, line))
 }
 
 fn unsupported(id: u32) -> Result<(), Refused> {
     Err((
-        ENOTSUPP,
+        Errno::ENOTSUPP,
         format!("attach_btf_id {id} is not a supported struct"),
     ))
 }

@@ -4,12 +4,13 @@
 use beeline_btf::{Type, kind};
 use beeline_uapi::{AttachType, ProgramType};
 
+use super::attach::MOST_ARGS;
 use super::table::{is_small_int, is_struct, kind_name, shown, text};
 use super::{KernelTypes, Member, Trust, lsm, nullable};
 use crate::program::Kind;
 
-/// `MAX_BPF_FUNC_ARGS` words.
-const MOST_BYTES: i32 = 12 * 8;
+/// The bytes of a context that holds the arguments of a function.
+const MOST_BYTES: i32 = 8 * MOST_ARGS as i32;
 
 /// The target of a program, as far as its context goes.
 struct Attached<'a> {

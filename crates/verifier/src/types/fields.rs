@@ -1,11 +1,11 @@
 //! Special fields of structures: locks, timers, owned pointers, lists, trees (`btf_parse_fields`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::Errno;
 
+use super::KernelTypes;
 use super::table::{DEEPEST, TypeTable, is_struct, text};
-use super::{EEXIST, ENOENT, KernelTypes};
 use crate::program::{FieldKind, MapField};
-use crate::reject::{E2BIG, EINVAL};
 
 /// `BTF_FIELDS_MAX`.
 const MOST_FIELDS: usize = 11;
@@ -125,7 +125,7 @@ pub(super) fn parse(
     of: u32,
     holder: Holder,
     kernel: Option<&KernelTypes>,
-) -> Result<Vec<MapField>, i32> {
+) -> Result<Vec<MapField>, Errno> {
     let mut search = Search {
         types,
         holder,
@@ -136,7 +136,7 @@ pub(super) fn parse(
     let mut fields = match it.kind {
         kind::STRUCT | kind::UNION => search.structure(id, it, 0)?,
         kind::DATASEC => search.section(it)?,
-        _ => return Err(EINVAL),
+        _ => return Err(Errno::EINVAL),
     };
     check(&fields)?;
     fields.sort_by_key(|field| field.offset);
@@ -145,13 +145,13 @@ pub(super) fn parse(
 
 /// Checks that fields are at their proper places, without overlap, and that a list or tree has a
 /// lock beside it.
-fn check(fields: &[MapField]) -> Result<(), i32> {
+fn check(fields: &[MapField]) -> Result<(), Errno> {
     let mut next = 0;
     for field in fields {
         if field.offset < next {
-            return Err(EEXIST);
+            return Err(Errno::EEXIST);
         }
-        next = field.offset.checked_add(field.size).ok_or(EINVAL)?;
+        next = field.offset.checked_add(field.size).ok_or(Errno::EINVAL)?;
     }
     let has = |kind: fn(&FieldKind) -> bool| fields.iter().any(|field| kind(&field.kind));
     let lock = has(|kind| *kind == FieldKind::SpinLock);
@@ -160,7 +160,7 @@ fn check(fields: &[MapField]) -> Result<(), i32> {
     let both = has(|kind| *kind == FieldKind::ListNode) && has(|kind| *kind == FieldKind::RbNode);
     let counted = has(|kind| *kind == FieldKind::RefCount);
     if lock && resilient || roots && !lock && !resilient || both && !counted {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     Ok(())
 }
@@ -183,11 +183,11 @@ struct Place<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn structure(&mut self, id: u32, it: Type<'a>, depth: u32) -> Result<Vec<MapField>, i32> {
+    fn structure(&mut self, id: u32, it: Type<'a>, depth: u32) -> Result<Vec<MapField>, Errno> {
         let (mut found, mut seen) = (Vec::new(), Vec::new());
         for (member, component) in self.types.members(it).zip(0..) {
             if member.bit_offset % 8 != 0 {
-                return Err(EINVAL);
+                return Err(Errno::EINVAL);
             }
             let place = Place {
                 declaration: (id, component),
@@ -201,7 +201,7 @@ impl<'a> Search<'a> {
         Ok(found)
     }
 
-    fn section(&mut self, it: Type<'a>) -> Result<Vec<MapField>, i32> {
+    fn section(&mut self, it: Type<'a>) -> Result<Vec<MapField>, Errno> {
         let (mut found, mut seen) = (Vec::new(), Vec::new());
         for variable in self.types.view().variables(it) {
             let of = self.types.at(variable.type_id).refers_to();
@@ -224,14 +224,14 @@ impl<'a> Search<'a> {
         type_id: u32,
         seen: &mut Vec<&'static str>,
         depth: u32,
-    ) -> Result<Vec<MapField>, i32> {
-        self.visits = self.visits.checked_sub(1).ok_or(E2BIG)?;
+    ) -> Result<Vec<MapField>, Errno> {
+        self.visits = self.visits.checked_sub(1).ok_or(Errno::E2BIG)?;
         let (mut id, mut it, mut count) = (type_id, place.it, 1u32);
         let mut arrays = 0;
         while let Some((element, elements)) = it.array() {
             arrays += 1;
             if arrays == DEEPEST {
-                return Err(E2BIG);
+                return Err(Errno::E2BIG);
             }
             count = count.wrapping_mul(elements);
             (id, it) = (element, self.types.at(element));
@@ -247,7 +247,7 @@ impl<'a> Search<'a> {
             Some(special) => {
                 if special.unique {
                     if seen.contains(&special.name) {
-                        return Err(E2BIG);
+                        return Err(Errno::E2BIG);
                     }
                     seen.push(special.name);
                 }
@@ -283,7 +283,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns a list or tree, with its content.
-    fn filled(&self, kind: FieldKind, declaration: (u32, i32)) -> Result<FieldKind, i32> {
+    fn filled(&self, kind: FieldKind, declaration: (u32, i32)) -> Result<FieldKind, Errno> {
         Ok(match kind {
             FieldKind::ListHead { .. } => {
                 let (btf_id, node) = self.contained(declaration, "bpf_list_node")?;
@@ -303,9 +303,9 @@ impl<'a> Search<'a> {
         (id, it): (u32, Type<'a>),
         count: u32,
         depth: u32,
-    ) -> Result<Vec<MapField>, i32> {
+    ) -> Result<Vec<MapField>, Errno> {
         if depth >= DEEPEST {
-            return Err(E2BIG);
+            return Err(Errno::E2BIG);
         }
         let inner = self.structure(id, it, depth)?;
         let mut found = Vec::new();
@@ -325,7 +325,7 @@ impl<'a> Search<'a> {
 
     /// Returns a pointer field, if a tag says which side owns the object (`btf_find_kptr`,
     /// `btf_parse_kptr`).
-    fn pointer(&self, mut it: Type<'a>) -> Result<Option<FieldKind>, i32> {
+    fn pointer(&self, mut it: Type<'a>) -> Result<Option<FieldKind>, Errno> {
         if it.kind == kind::VOLATILE {
             it = self.types.at(it.refers_to());
         }
@@ -337,23 +337,23 @@ impl<'a> Search<'a> {
             return Ok(None);
         }
         if self.types.at(tag.refers_to()).kind == kind::TYPE_TAG {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         let name = text(tag.name);
         if !matches!(name, "kptr" | "kptr_untrusted" | "percpu_kptr" | "uptr") {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         if name == "uptr" && self.holder == Holder::Object {
             return Ok(None);
         }
         let (local, target) = self.types.skip_modifiers(tag.refers_to());
         if !is_struct(target) {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         let of_kernel = self.kernel.and_then(|kernel| kernel.named(target));
         let btf_id = of_kernel.unwrap_or(local);
         if name == "kptr" && of_kernel.is_some() && !KEPT.contains(&text(target.name)) {
-            return Err(ENOENT);
+            return Err(Errno::ENOENT);
         }
         Ok(Some(match name {
             "kptr" => FieldKind::OwnedPointer {
@@ -368,33 +368,36 @@ impl<'a> Search<'a> {
 
     /// Returns the content of a list or tree, by its tag `contains:STRUCTURE:MEMBER`: the
     /// structure, and the node's offset in it.
-    fn contained(&self, (id, component): (u32, i32), node: &str) -> Result<(u32, u32), i32> {
+    fn contained(&self, (id, component): (u32, i32), node: &str) -> Result<(u32, u32), Errno> {
         let mut tags = self.types.tags(id, component, "contains:");
         let (Some(tag), None) = (tags.next(), tags.next()) else {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         };
-        let (structure, member) = tag.split_once(':').ok_or(EINVAL)?;
-        let value = self.types.find(kind::STRUCT, structure).ok_or(ENOENT)?;
+        let (structure, member) = tag.split_once(':').ok_or(Errno::EINVAL)?;
+        let value = self
+            .types
+            .find(kind::STRUCT, structure)
+            .ok_or(Errno::ENOENT)?;
         if member.is_empty() {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         let named = |it: &beeline_btf::BitMember<'_>| it.name == member.as_bytes();
         let mut all = self.types.members(self.types.at(value)).filter(named);
-        let (found, None) = (all.next().ok_or(ENOENT)?, all.next()) else {
-            return Err(EINVAL);
+        let (found, None) = (all.next().ok_or(Errno::ENOENT)?, all.next()) else {
+            return Err(Errno::EINVAL);
         };
         let it = self.types.at(found.type_id);
         if !is_struct(it) || it.name != node.as_bytes() || found.bit_offset % 64 != 0 {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         Ok((value, found.bit_offset / 8))
     }
 }
 
-fn extend(found: &mut Vec<MapField>, fields: Vec<MapField>) -> Result<(), i32> {
+fn extend(found: &mut Vec<MapField>, fields: Vec<MapField>) -> Result<(), Errno> {
     found.extend(fields);
     if found.len() > MOST_FIELDS {
-        return Err(E2BIG);
+        return Err(Errno::E2BIG);
     }
     Ok(())
 }
@@ -404,7 +407,7 @@ fn repeated(
     kind: Option<FieldKind>,
     bytes: u32,
     count: u32,
-) -> Result<Vec<MapField>, i32> {
+) -> Result<Vec<MapField>, Errno> {
     kind.map_or(Ok(Vec::new()), |kind| {
         repeated_each(offset, (kind, bytes), bytes, count)
     })
@@ -416,7 +419,7 @@ fn repeated_each(
     (kind, size): (FieldKind, u32),
     stride: u32,
     count: u32,
-) -> Result<Vec<MapField>, i32> {
+) -> Result<Vec<MapField>, Errno> {
     let many = matches!(
         kind,
         FieldKind::UntrustedPointer(_)
@@ -427,10 +430,10 @@ fn repeated_each(
             | FieldKind::RbRoot { .. }
     );
     if count > 1 && !many {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     if count as usize > MOST_FIELDS {
-        return Err(E2BIG);
+        return Err(Errno::E2BIG);
     }
     let place = |index: u32| MapField {
         offset: offset.wrapping_add(index.wrapping_mul(stride)),

@@ -2,12 +2,11 @@
 //! (`btf_struct_access`, `check_ptr_to_btf_access`).
 
 use beeline_btf::{Joined, Layout, Type, kind};
-use beeline_uapi::ProgramType;
+use beeline_uapi::{Errno, ProgramType};
 
 use super::Refused;
 use super::table::{TypeTable, is_struct, text};
 use super::walk::Step;
-use crate::reject::{EINVAL, ENOENT};
 
 /// The kernel's BTF, with an index of its names.
 ///
@@ -223,7 +222,10 @@ impl KernelTypes {
         if is_struct(types.at(id)) {
             return Ok(id);
         }
-        Err((EINVAL, format!("kern ctx type id {id} is not a struct")))
+        Err((
+            Errno::EINVAL,
+            format!("kern ctx type id {id} is not a struct"),
+        ))
     }
 
     /// Returns a function's name by its BTF id (`FUNC`), for calls of kernel functions.
@@ -269,11 +271,11 @@ impl KernelTypes {
         let signed = id.cast_signed();
         match self.types.get(id) {
             None => Err((
-                ENOENT,
+                Errno::ENOENT,
                 format!("ldimm64 insn specifies invalid btf_id {signed}."),
             )),
             Some(it) if it.kind != kind::VAR && it.kind != kind::FUNC => Err((
-                EINVAL,
+                Errno::EINVAL,
                 format!("pseudo btf_id {signed} in ldimm64 isn't KIND_VAR or KIND_FUNC"),
             )),
             Some(_) => Ok(()),

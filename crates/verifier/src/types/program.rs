@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use beeline_btf::{kind, linkage};
 use beeline_isa::Insn;
+use beeline_uapi::Errno;
 
 use super::fields::{self, Holder};
 use super::table::{TypeTable, is_number, text};
 use super::walk::Step;
-use super::{EEXIST, ENOENT, FunctionArg, KernelTypes, Member, Refused, arguments};
+use super::{FunctionArg, KernelTypes, Member, Refused, arguments};
 use crate::program::{Kind, MapField};
-use crate::reject::{EACCES, EINVAL};
 
 /// A program's BTF with its `func_info` and `line_info`, checked (`check_btf_info`).
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl ProgramTypes {
         starts: &[usize],
         kernel: Option<&KernelTypes>,
     ) -> Result<Self, Refused> {
-        let types = FileTypes::parse(btf.to_vec()).ok_or((EINVAL, String::new()))?;
+        let types = FileTypes::parse(btf.to_vec()).ok_or((Errno::EINVAL, String::new()))?;
         Self::of(&types, func_info, line_info, kind, insns, starts, kernel)
     }
 
@@ -240,7 +240,10 @@ impl ProgramTypes {
         for field in self.object_fields(structure, kernel) {
             if off < field.offset.saturating_add(field.size) && field.offset < end {
                 let name = field.kind.name();
-                return Err((EACCES, format!("direct access to {name} is disallowed")));
+                return Err((
+                    Errno::EACCES,
+                    format!("direct access to {name} is disallowed"),
+                ));
             }
         }
         match self.types.walk(structure, off, size)? {
@@ -277,20 +280,20 @@ fn exception_callback(types: &TypeTable, func_info: &[FuncInfo]) -> Result<Optio
     let refuse = |errno, line: String| Err((errno, line));
     if tags.next().is_some() {
         let line = "multiple exception callback tags for main subprog";
-        return refuse(EEXIST, line.to_owned());
+        return refuse(Errno::EEXIST, line.to_owned());
     }
     let Some(id) = types.find(kind::FUNC, name) else {
         let line = format!("exception callback '{name}' could not be found in BTF");
-        return refuse(ENOENT, line);
+        return refuse(Errno::ENOENT, line);
     };
     if types.at(id).linkage() != Some(linkage::GLOBAL) {
         let line = format!("exception callback '{name}' must have global linkage");
-        return refuse(EINVAL, line);
+        return refuse(Errno::EINVAL, line);
     }
     let found = func_info.iter().find(|info| info[1] == id && info[0] != 0);
     let missing = "exception callback type id not found in func_info";
     found.map_or_else(
-        || refuse(EINVAL, missing.to_owned()),
+        || refuse(Errno::EINVAL, missing.to_owned()),
         |info| Ok(Some(info[0] as usize)),
     )
 }
@@ -314,7 +317,7 @@ fn describe(types: &TypeTable, id: u32, kind: &Kind, kernel: Option<&KernelTypes
 
 /// Checks that every function is described, in order.
 fn check_functions(types: &TypeTable, all: &[FuncInfo], starts: &[usize]) -> Result<(), Refused> {
-    let refuse = |line: String| Err((EINVAL, line));
+    let refuse = |line: String| Err((Errno::EINVAL, line));
     let mut previous = 0;
     for (index, &[start, id]) in all.iter().enumerate() {
         if index == 0 && start != 0 {
@@ -360,7 +363,7 @@ fn check_lines(
     insns: &[Insn],
     starts: &[usize],
 ) -> Result<(), Refused> {
-    let refuse = |line: String| Err((EINVAL, line));
+    let refuse = |line: String| Err((Errno::EINVAL, line));
     let (mut previous, mut function) = (0, 0);
     for (index, &[insn, file, line, _]) in all.iter().enumerate() {
         if index != 0 && insn <= previous || insn as usize >= insns.len() {

@@ -2,10 +2,10 @@
 //! (`btf_check_func_type_match`).
 
 use beeline_btf::{Type, kind, linkage};
+use beeline_uapi::Errno;
 
 use super::table::{TypeTable, is_number, is_struct, kind_name, text};
-use super::{EFAULT, ProgramTypes, Refused};
-use crate::reject::EINVAL;
+use super::{ProgramTypes, Refused};
 
 impl ProgramTypes {
     /// Checks that this program's first function may replace `function` of the other program.
@@ -22,7 +22,7 @@ impl ProgramTypes {
 }
 
 fn refuse(line: String) -> Result<(), Refused> {
-    Err((EINVAL, line))
+    Err((Errno::EINVAL, line))
 }
 
 /// One of the two functions.
@@ -36,13 +36,13 @@ impl<'a> Side<'a> {
     fn of(types: &'a TypeTable, function: u32) -> Result<Self, Refused> {
         let name = types.name(function);
         if types.at(function).linkage() != Some(linkage::GLOBAL) {
-            return Err((EINVAL, format!("{name}() is not a global function")));
+            return Err((Errno::EINVAL, format!("{name}() is not a global function")));
         }
         let prototype = types.prototype(function);
         Ok(Self {
             types,
             name,
-            prototype: prototype.ok_or((EFAULT, String::new()))?,
+            prototype: prototype.ok_or((Errno::EFAULT, String::new()))?,
         })
     }
 

@@ -3,8 +3,7 @@
 use std::sync::OnceLock;
 
 use beeline_btf::{BitMember, Btf, OwnedBtf, Param, Type, kind};
-
-use crate::reject::EINVAL;
+use beeline_uapi::Errno;
 
 /// The most types behind types that are followed; `MAX_RESOLVE_DEPTH`.
 pub(super) const DEEPEST: u32 = 32;
@@ -200,15 +199,15 @@ impl TypeTable {
     }
 
     /// Returns the bytes of a type and of the elements of arrays; the error is an errno.
-    pub(super) fn sized(&self, mut id: u32) -> Result<Sized<'_>, i32> {
+    pub(super) fn sized(&self, mut id: u32) -> Result<Sized<'_>, Errno> {
         let (mut in_array, mut count, mut element_id) = (false, 1u32, id);
         for _ in 0..DEEPEST {
             let it = self.at(id);
             let size = match it.kind {
                 kind::PTR => 8,
                 kind::ARRAY => {
-                    let (element, elements) = it.array().ok_or(EINVAL)?;
-                    count = count.checked_mul(elements).ok_or(EINVAL)?;
+                    let (element, elements) = it.array().ok_or(Errno::EINVAL)?;
+                    count = count.checked_mul(elements).ok_or(Errno::EINVAL)?;
                     in_array = true;
                     (id, element_id) = (element, element);
                     continue;
@@ -221,16 +220,16 @@ impl TypeTable {
                     continue;
                 }
                 _ if has_size(it) => it.size(),
-                _ => return Err(EINVAL),
+                _ => return Err(Errno::EINVAL),
             };
             return Ok(Sized {
-                bytes: size.checked_mul(count).ok_or(EINVAL)?,
+                bytes: size.checked_mul(count).ok_or(Errno::EINVAL)?,
                 element: it,
                 element_id,
                 count,
             });
         }
-        Err(EINVAL)
+        Err(Errno::EINVAL)
     }
 }
 

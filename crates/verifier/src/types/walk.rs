@@ -1,10 +1,10 @@
 //! Walks a structure down to the member at an offset (`btf_struct_walk`).
 
 use beeline_btf::{BitMember, Type, kind};
+use beeline_uapi::Errno;
 
+use super::Refused;
 use super::table::{DEEPEST, Sized, TypeTable, is_struct, shown, text};
-use super::{EFAULT, Refused};
-use crate::reject::{EACCES, EINVAL};
 
 /// The end of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl TypeTable {
                 end => return Ok(end),
             }
         }
-        Err((EINVAL, String::new()))
+        Err((Errno::EINVAL, String::new()))
     }
 
     /// Returns whether a pointer to `have`, `off` bytes on, may stand for one to `want`
@@ -75,7 +75,10 @@ impl TypeTable {
         let (_, mut it) = self.skip_modifiers(structure);
         for _ in 0..DEEPEST {
             if !is_struct(it) {
-                return Err((EINVAL, format!("Type '{}' is not a struct", shown(it.name))));
+                return Err((
+                    Errno::EINVAL,
+                    format!("Type '{}' is not a struct", shown(it.name)),
+                ));
             }
             *untrusted |= it.kind == kind::UNION && it.count() != 1;
             if u64::from(off) + u64::from(size) > it.size().into() {
@@ -99,7 +102,7 @@ impl TypeTable {
                 Place::In(member) => return self.leaf(it, &member, off, size, *untrusted),
             }
         }
-        Err((EINVAL, String::new()))
+        Err((Errno::EINVAL, String::new()))
     }
 
     /// Returns the element of an array without a length at the structure's end, and the offset in
@@ -140,7 +143,7 @@ impl TypeTable {
             }
             let sized = self.sized(member.type_id).map_err(|_| {
                 let name = shown(member.name);
-                (EFAULT, format!("field {name} doesn't have size"))
+                (Errno::EFAULT, format!("field {name} doesn't have size"))
             })?;
             let true_end = start.saturating_add(sized.bytes);
             if off < true_end {
@@ -152,7 +155,7 @@ impl TypeTable {
             "struct {name} doesn't have field at offset {}",
             off.cast_signed()
         );
-        Err((EINVAL, line))
+        Err((Errno::EINVAL, line))
     }
 
     /// A pointer or a number.
@@ -171,7 +174,7 @@ impl TypeTable {
                 let line = format!(
                     "cannot access ptr member {name} with moff {start} in struct {structure} with off {off} size {size}"
                 );
-                return Err((EACCES, line));
+                return Err((Errno::EACCES, line));
             }
             let (id, target) = self.target(member.element);
             if !is_struct(target) {
@@ -189,7 +192,7 @@ impl TypeTable {
             let line = format!(
                 "access beyond the end of member {name} (mend:{end}) in struct {structure} with off {off} size {size}"
             );
-            return Err((EACCES, line));
+            return Err((Errno::EACCES, line));
         }
         Ok(Step::Scalar)
     }
@@ -207,7 +210,7 @@ impl TypeTable {
 fn beyond(it: Type<'_>, off: u32, size: u32) -> Refused {
     let name = shown(it.name);
     let line = format!("access beyond struct {name} at off {off} size {size}");
-    (EACCES, line)
+    (Errno::EACCES, line)
 }
 
 enum Place<'a> {

@@ -1,11 +1,10 @@
 //! The members of the kernel's structures that programs may write (`btf_struct_access` of each
 //! `struct bpf_verifier_ops`).
 
-use beeline_uapi::ProgramType;
+use beeline_uapi::{Errno, ProgramType};
 
 use super::{KernelTypes, Refused};
 use crate::program::Kind;
-use crate::reject::EACCES;
 
 /// Members of a connection that a congestion control sets.
 const OF_TCP: [&str; 10] = [
@@ -97,5 +96,5 @@ impl KernelTypes {
 }
 
 fn refuse(line: String) -> Result<(), Refused> {
-    Err((EACCES, line))
+    Err((Errno::EACCES, line))
 }

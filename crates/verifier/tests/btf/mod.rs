@@ -1,19 +1,21 @@
 //! Type information made by hand.
 #![allow(dead_code)] // Each test uses a part of it.
 
-pub const INT: u32 = 1;
-pub const PTR: u32 = 2;
-pub const ARRAY: u32 = 3;
-pub const STRUCT: u32 = 4;
-pub const FWD: u32 = 7;
-pub const TYPEDEF: u32 = 8;
-pub const VOLATILE: u32 = 9;
-pub const CONST: u32 = 10;
-pub const FUNC: u32 = 12;
-pub const FUNC_PROTO: u32 = 13;
-pub const FLOAT: u32 = 16;
-pub const DECL_TAG: u32 = 17;
-pub const TYPE_TAG: u32 = 18;
+use beeline_btf::{kind, to_bytes};
+
+pub const INT: u32 = kind::INT as u32;
+pub const PTR: u32 = kind::PTR as u32;
+pub const ARRAY: u32 = kind::ARRAY as u32;
+pub const STRUCT: u32 = kind::STRUCT as u32;
+pub const FWD: u32 = kind::FWD as u32;
+pub const TYPEDEF: u32 = kind::TYPEDEF as u32;
+pub const VOLATILE: u32 = kind::VOLATILE as u32;
+pub const CONST: u32 = kind::CONST as u32;
+pub const FUNC: u32 = kind::FUNC as u32;
+pub const FUNC_PROTO: u32 = kind::FUNC_PROTO as u32;
+pub const FLOAT: u32 = kind::FLOAT as u32;
+pub const DECL_TAG: u32 = kind::DECL_TAG as u32;
+pub const TYPE_TAG: u32 = kind::TYPE_TAG as u32;
 
 /// BTF under construction.
 pub struct Builder {
@@ -98,9 +100,6 @@ impl Builder {
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .collect();
-        let (len, strings) = (types.len() as u32, self.strings.len() as u32);
-        let header: [u32; 6] = [0x0001_eb9f, 24, 0, len, len, strings];
-        let header: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
-        [&header, &types, &self.strings[..]].concat()
+        to_bytes(&types, &self.strings)
     }
 }

@@ -7,8 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use beeline_btf::{Btf, kind};
 use beeline_isa::Insn;
-use beeline_uapi::{AttachType, Command, MapType, ProgramType};
-use beeline_verifier::program::{Kind, SLEEPABLE};
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_uapi::{AttachType, Command, MapType, ProgramType, flags};
+use beeline_verifier::program::Kind;
 
 /// `union bpf_attr`, as far as it is needed: 32-bit words.
 type Attr = [u32; 32];
@@ -100,7 +101,7 @@ fn set_pointer<T>(attr: &mut Attr, word: usize, pointer: *const T) {
 
 /// Makes an array of zeros that nothing can change.
 pub fn constant() -> io::Result<File> {
-    const READ_ONLY: u32 = 1 << 7;
+    const READ_ONLY: u32 = flags::RDONLY_PROG;
     let map = array(8, READ_ONLY)?;
     let mut attr: Attr = [0; 32];
     attr[0] = map.as_raw_fd() as u32;

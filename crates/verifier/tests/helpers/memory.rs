@@ -1,5 +1,6 @@
 //! Helpers' accesses to memory that they are given.
 
+use beeline_uapi::flags;
 use beeline_verifier::helpers::{Arg, Dynptr, Helper, Ret};
 
 use crate::call::{Call, Given};
@@ -7,9 +8,9 @@ use crate::load::{GPL, Loaded, Subject};
 use crate::{Differences, forms, is_content, usable};
 
 /// `BPF_F_RDONLY_PROG`.
-const READ_ONLY: u32 = 1 << 7;
+const READ_ONLY: u32 = flags::RDONLY_PROG;
 /// `BPF_F_WRONLY_PROG`.
-const WRITE_ONLY: u32 = 1 << 8;
+const WRITE_ONLY: u32 = flags::WRONLY_PROG;
 
 const ANY_DYNPTR: Arg = Arg::Dynptr(Dynptr::Any);
 

@@ -1,6 +1,7 @@
 //! Instructions by short names.
 
 use beeline_isa::{Insn, opcode::*};
+use beeline_uapi::HelperId;
 
 pub const R0_IS_0: Insn = set(0, 0);
 pub const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
@@ -47,8 +48,8 @@ pub const fn jump(off: i16) -> Insn {
     insn(JMP | JA, 0, 0, off, 0)
 }
 
-pub const fn helper(id: i32) -> Insn {
-    insn(JMP | CALL, 0, HELPER_CALL, 0, id)
+pub const fn helper(id: HelperId) -> Insn {
+    insn(JMP | CALL, 0, HELPER_CALL, 0, id.0 as i32)
 }
 
 /// Puts the address of so many bytes below the frame's end into a register.

@@ -1,7 +1,7 @@
 //! Dynptrs: their addresses, sizes and write permissions.
 
 use beeline_isa::opcode::{ALU64, AND, B, DW, JEQ, K};
-use beeline_uapi::ProgramType;
+use beeline_uapi::{HelperId, ProgramType};
 
 use crate::asm::{add, copy, helper, insn, load, set, skip_if, stack, store};
 use crate::oracle::{Oracle, plain};
@@ -123,7 +123,7 @@ fn dynptrs() {
                     &new,
                     &buffer,
                     &[
-                        helper(7),
+                        helper(HelperId::GET_PRANDOM_U32),
                         copy(4, 0),
                         insn(ALU64 | K | AND, 4, 0, 0, 15),
                         c,
@@ -164,7 +164,7 @@ fn dynptrs() {
                         if kind.prog_type == ProgramType::XDP {
                             pull
                         } else {
-                            helper(39)
+                            helper(HelperId::SKB_PULL_DATA)
                         },
                         skip_if(JEQ, 7, 0, 1),
                         load(B, 1, 7, 0),

@@ -4,7 +4,7 @@ use beeline_isa::{
     imm64,
     opcode::{JEQ, W},
 };
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, HelperId, ProgramType};
 use beeline_verifier::program::Kind;
 
 use crate::asm::{END, R0_IS_0, copy, helper, load, set, skip_if};
@@ -65,7 +65,11 @@ fn exceptions() {
             &[&[load(W, 2, 1, 0), skip_if(JEQ, 2, 0, 2), set(1, 0), throw]],
         );
         oracle.try_one("thrown an address", kind, &[&[copy(1, 10), throw]]);
-        oracle.try_one("thrown nothing", kind, &[&[copy(6, 1), helper(7), throw]]);
+        oracle.try_one(
+            "thrown nothing",
+            kind,
+            &[&[copy(6, 1), helper(HelperId::GET_PRANDOM_U32), throw]],
+        );
         oracle.try_one("thrown in rcu", kind, &[&[lock, set(1, 0), throw]]);
         oracle.try_one(
             "thrown without preemption",

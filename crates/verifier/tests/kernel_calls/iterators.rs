@@ -1,8 +1,8 @@
 //! Iterators: over numbers, and over structures of the kernel's.
 
 use beeline_isa::opcode::{ADD, ALU64, B, DW, JEQ, JGT, W, X};
-use beeline_uapi::ProgramType;
-use beeline_verifier::program::SLEEPABLE;
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_uapi::{HelperId, ProgramType};
 
 use crate::asm::{add, copy, helper, insn, jump, load, set, skip_if, stack, store};
 use crate::oracle::{Oracle, plain};
@@ -161,7 +161,15 @@ fn structure_iterators() {
     let release = oracle.call("bpf_task_release");
     for (name, bytes, args) in [
         ("task", 24, vec![set(2, 0), set(3, 0)]),
-        ("task_vma", 8, vec![helper(158), copy(2, 0), set(3, 0)]),
+        (
+            "task_vma",
+            8,
+            vec![
+                helper(HelperId::GET_CURRENT_TASK_BTF),
+                copy(2, 0),
+                set(3, 0),
+            ],
+        ),
         ("task_vma", 8, vec![set(2, 0), set(3, 0)]),
         ("css", 24, vec![set(2, 0), set(3, 0)]),
         ("css_task", 8, vec![set(2, 0), set(3, 0)]),

@@ -4,8 +4,8 @@ use beeline_isa::{
     Insn,
     opcode::{ADD, ALU64, B, DW, JEQ, JNE, W, X},
 };
-use beeline_uapi::ProgramType;
-use beeline_verifier::program::SLEEPABLE;
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_uapi::{HelperId, ProgramType};
 
 use crate::asm::{
     END, R0_IS_0, add, copy, helper, insn, load, set, skip_if, stack, store, store_reg,
@@ -41,7 +41,7 @@ fn tasks() {
         .offset_of("task_struct", "pid")
         .expect("a member") as i16;
     let checked = [skip_if(JEQ, 0, 0, 2), copy(1, 0), release];
-    let current = [helper(158), copy(1, 0)];
+    let current = [helper(HelperId::GET_CURRENT_TASK_BTF), copy(1, 0)];
     let kind = oracle.tracepoint("sched_switch");
     for (what, get) in [
         ("an argument", &task[..]),

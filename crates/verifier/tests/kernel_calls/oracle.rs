@@ -7,8 +7,9 @@ use beeline_isa::{
     Insn,
     opcode::{CALL, JMP, PSEUDO_KFUNC_CALL},
 };
+use beeline_uapi::flags::SLEEPABLE;
 use beeline_uapi::{AttachType, ProgramType};
-use beeline_verifier::program::{Kind, Program, SLEEPABLE};
+use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::LogLevel;
 use beeline_verifier::verify;
@@ -108,7 +109,7 @@ impl Oracle {
         let same = match &ours.result {
             Ok(_) => errno == 0,
             Err(refusal) => {
-                refusal.errno == errno && last_line(&refusal.reason) == last_words(&log)
+                refusal.errno.0 == errno && last_line(&refusal.reason) == last_words(&log)
             }
         };
         if same {
@@ -116,7 +117,7 @@ impl Oracle {
         }
         let ours = match &ours.result {
             Ok(_) => "accepted".to_owned(),
-            Err(refusal) => format!("errno {}: {}", refusal.errno, refusal.reason),
+            Err(refusal) => format!("errno {}: {}", refusal.errno.0, refusal.reason),
         };
         let _ = writeln!(
             self.differences,

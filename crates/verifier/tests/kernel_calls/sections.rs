@@ -5,7 +5,7 @@ use beeline_isa::{
     opcode::{DW, JEQ},
 };
 use beeline_uapi::ProgramType;
-use beeline_verifier::program::SLEEPABLE;
+use beeline_uapi::flags::SLEEPABLE;
 
 use crate::asm::{add, copy, load, set, skip_if, stack, store};
 use crate::oracle::{Oracle, plain};

@@ -2,7 +2,7 @@
 
 use beeline_fuzz::asm::{EXIT, alu, alu_imm, branch, load, load_sized, mov};
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType, flags};
 
 /// Descriptors until the maps are made: values of 64 bytes, one that programs may not write, a ring
 /// buffer, programs.
@@ -13,20 +13,20 @@ pub const PROGRAMS: i32 = 1003;
 /// Descriptor; type; key, value, elements, flags.
 pub const MAPS: [(i32, MapType, [u32; 4]); 4] = [
     (VALUES, MapType::ARRAY, [4, 64, 1, 0]),
-    (CONSTANTS, MapType::ARRAY, [4, 64, 1, 1 << 7]),
+    (CONSTANTS, MapType::ARRAY, [4, 64, 1, flags::RDONLY_PROG]),
     (RING, MapType::RINGBUF, [0, 0, 4096, 0]),
     (PROGRAMS, MapType::PROG_ARRAY, [4, 4, 1, 0]),
 ];
 
-pub const MAP_LOOKUP_ELEM: i32 = 1;
-pub const PROBE_READ_KERNEL: i32 = 113;
-pub const TAIL_CALL: i32 = 12;
-pub const STRTOL: i32 = 105;
-pub const RINGBUF_OUTPUT: i32 = 130;
-pub const RINGBUF_RESERVE: i32 = 131;
-pub const RINGBUF_SUBMIT: i32 = 132;
-pub const DYNPTR_FROM_MEM: i32 = 197;
-pub const DYNPTR_READ: i32 = 201;
+pub const MAP_LOOKUP_ELEM: i32 = HelperId::MAP_LOOKUP_ELEM.0 as i32;
+pub const PROBE_READ_KERNEL: i32 = HelperId::PROBE_READ_KERNEL.0 as i32;
+pub const TAIL_CALL: i32 = HelperId::TAIL_CALL.0 as i32;
+pub const STRTOL: i32 = HelperId::STRTOL.0 as i32;
+pub const RINGBUF_OUTPUT: i32 = HelperId::RINGBUF_OUTPUT.0 as i32;
+pub const RINGBUF_RESERVE: i32 = HelperId::RINGBUF_RESERVE.0 as i32;
+pub const RINGBUF_SUBMIT: i32 = HelperId::RINGBUF_SUBMIT.0 as i32;
+pub const DYNPTR_FROM_MEM: i32 = HelperId::DYNPTR_FROM_MEM.0 as i32;
+pub const DYNPTR_READ: i32 = HelperId::DYNPTR_READ.0 as i32;
 
 pub struct Case {
     pub what: &'static str,

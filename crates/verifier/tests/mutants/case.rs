@@ -134,7 +134,7 @@ impl Judge {
     ) -> Result<(i32, String), String> {
         let verify = |program: &Program<'_>| {
             let verdict = beeline_verifier::verify(program, LogLevel(log));
-            let errno = verdict.result.map_or_else(|no| no.errno, |_| 0);
+            let errno = verdict.result.map_or_else(|no| no.errno.0, |_| 0);
             (errno, verdict.log)
         };
         match catch_unwind(AssertUnwindSafe(|| self.with(case, helpers, verify))) {
@@ -179,7 +179,7 @@ impl Judge {
             let (btf, info) = functions(&starts);
             ProgramTypes::new(&btf, &info, &[], &case.kind, &case.insns, &starts, None)
         });
-        let types = types.transpose()?;
+        let types = types.transpose().map_err(|(errno, log)| (errno.0, log))?;
         Ok(judge(&Program {
             kind: case.kind,
             gpl: true,

@@ -3,8 +3,9 @@
 use beeline_fuzz::Random;
 use beeline_isa::Insn;
 use beeline_isa::opcode::*;
-use beeline_uapi::{MapType, ProgramType};
-use beeline_verifier::program::{ANY_ALIGNMENT, Kind, STRICT_ALIGNMENT, TEST_STATE_FREQ};
+use beeline_uapi::flags::{ANY_ALIGNMENT, STRICT_ALIGNMENT, TEST_STATE_FREQ};
+use beeline_uapi::{MapType, ProgramType, flags};
+use beeline_verifier::program::Kind;
 
 use crate::case::Case;
 
@@ -72,7 +73,7 @@ fn change_map(random: &mut Random, case: &mut Case) {
         0 => near(random, &mut map.key_size),
         1 => near(random, &mut map.value_size),
         2 => near(random, &mut map.max_entries),
-        3 => map.flags ^= random.pick(&[1 << 7, 1 << 8]),
+        3 => map.flags ^= random.pick(&[flags::RDONLY_PROG, flags::WRONLY_PROG]),
         _ => {
             map.map_type = random.pick(&TYPES);
             map.inner = matches!(map.map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS)

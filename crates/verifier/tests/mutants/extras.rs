@@ -8,15 +8,16 @@
 
 use beeline_fuzz::Random;
 use beeline_fuzz::asm::{
-    EXIT, alu, alu_imm, atomic, branch, call, load, load_sized, mov, mov_reg, store, store_imm,
+    EXIT, alu, alu_imm, atomic, branch, load, load_sized, mov, mov_reg, store, store_imm,
     store_sized,
 };
 use beeline_fuzz::world::{ARRAY, GLOBALS, HASH, MAPS, PERCPU_ARRAY, RING};
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_verifier::program::{FieldKind, Map, MapField};
 
+use crate::invent::helper;
 use crate::worldly::FIRST_FD;
 
 /// Bytes of the value at r8.
@@ -148,7 +149,7 @@ fn looped(random: &mut Random) -> Vec<Insn> {
     };
     unit.extend(callback(2, Callback::OfLoop));
     unit.extend(handed(3));
-    unit.extend([mov(4, 0), call(181)]);
+    unit.extend([mov(4, 0), helper(HelperId::LOOP)]);
     if random.once_in(2) {
         unit.push(mov_reg(random.pick(&[6, 7]), 0));
     }
@@ -159,7 +160,7 @@ fn each_element(random: &mut Random) -> Vec<Insn> {
     let mut unit = map(1, shared(random.pick(&[ARRAY, HASH, PERCPU_ARRAY]))).to_vec();
     unit.extend(callback(2, Callback::OfEachElement));
     unit.extend(handed(3));
-    unit.extend([mov(4, 0), call(164)]);
+    unit.extend([mov(4, 0), helper(HelperId::FOR_EACH_MAP_ELEM)]);
     unit
 }
 
@@ -167,8 +168,12 @@ fn each_element(random: &mut Random) -> Vec<Insn> {
 fn locked(random: &mut Random) -> Vec<Insn> {
     let mut unit = key(random);
     unit.extend(map(1, LOCKED));
-    unit.extend([mov_reg(2, 10), alu_imm(ADD, 2, OWN.into()), call(1)]);
-    let mut body = vec![mov_reg(7, 0), mov_reg(1, 7), call(93)];
+    unit.extend([
+        mov_reg(2, 10),
+        alu_imm(ADD, 2, OWN.into()),
+        helper(HelperId::MAP_LOOKUP_ELEM),
+    ]);
+    let mut body = vec![mov_reg(7, 0), mov_reg(1, 7), helper(HelperId::SPIN_LOCK)];
     for _ in 0..1 + random.below(3) {
         let (size, width) = size(random);
         let off = random.below((LOCKED_BYTES - width + 1) as u64) as i16;
@@ -184,7 +189,7 @@ fn locked(random: &mut Random) -> Vec<Insn> {
         body.push(alu_imm(ADD, 6, 1));
     }
     if !random.once_in(30) {
-        body.extend([mov_reg(1, 7), call(94)]);
+        body.extend([mov_reg(1, 7), helper(HelperId::SPIN_UNLOCK)]);
     }
     unit.push(branch(JEQ, 0, 0, body.len() as i16));
     unit.extend(body);
@@ -207,7 +212,7 @@ fn tail_call(random: &mut Random) -> Vec<Insn> {
         0 => mov(3, random.below(6) as i32),
         _ => mov_reg(3, random.pick(&[6, 7])),
     });
-    unit.push(call(12));
+    unit.push(helper(HelperId::TAIL_CALL));
     unit
 }
 
@@ -216,10 +221,10 @@ fn inner_map(random: &mut Random) -> Vec<Insn> {
     unit.extend(map(1, OUTER));
     let address = [mov_reg(2, 10), alu_imm(ADD, 2, OWN.into())];
     unit.extend(address);
-    unit.push(call(1));
+    unit.push(helper(HelperId::MAP_LOOKUP_ELEM));
     let mut body = vec![mov_reg(1, 0)];
     body.extend(address);
-    body.push(call(1));
+    body.push(helper(HelperId::MAP_LOOKUP_ELEM));
     let mut inner = vec![mov_reg(1, 0)];
     access(random, &mut inner, 1, 16);
     body.push(branch(JEQ, 0, 0, inner.len() as i16));
@@ -242,7 +247,11 @@ fn dynptr(random: &mut Random) -> Vec<Insn> {
     unit.extend([mov(2, ROOM), mov(3, 0), mov_reg(4, 10)]);
     unit.extend([
         alu_imm(ADD, 4, OWN.into()),
-        call(if of_ring { 198 } else { 197 }),
+        helper(if of_ring {
+            HelperId::RINGBUF_RESERVE_DYNPTR
+        } else {
+            HelperId::DYNPTR_FROM_MEM
+        }),
     ]);
     let own = |register| [mov_reg(register, 10), alu_imm(ADD, register, OWN.into())];
     for _ in 0..1 + random.below(2) {
@@ -251,7 +260,7 @@ fn dynptr(random: &mut Random) -> Vec<Insn> {
             0 => {
                 let len = random.pick(&[1, 4, 8, 16]);
                 unit.extend(own(1));
-                unit.extend([mov(2, offset), mov(3, len), call(203)]);
+                unit.extend([mov(2, offset), mov(3, len), helper(HelperId::DYNPTR_DATA)]);
                 let mut body = vec![mov_reg(1, 0)];
                 access(random, &mut body, 1, len);
                 unit.push(branch(JEQ, 0, 0, body.len() as i16));
@@ -262,18 +271,28 @@ fn dynptr(random: &mut Random) -> Vec<Insn> {
                 unit.extend([mov_reg(1, 10), alu_imm(ADD, 1, -40), mov_reg(2, 6)]);
                 unit.push(alu_imm(AND, 2, random.pick(&[7, 15, 31])));
                 unit.extend(own(3));
-                unit.extend([mov(4, offset), mov(5, 0), call(201)]);
+                unit.extend([mov(4, offset), mov(5, 0), helper(HelperId::DYNPTR_READ)]);
             }
             _ => {
                 unit.extend(own(1));
                 unit.extend([mov_reg(2, 7), mov_reg(3, 10), alu_imm(ADD, 3, -40)]);
-                unit.extend([mov(4, 1 + random.below(40) as i32), mov(5, 0), call(202)]);
+                unit.extend([
+                    mov(4, 1 + random.below(40) as i32),
+                    mov(5, 0),
+                    helper(HelperId::DYNPTR_WRITE),
+                ]);
             }
         }
     }
     if of_ring && !random.once_in(40) {
         unit.extend(own(1));
-        unit.extend([mov(2, 0), call(random.pick(&[199, 200]))]);
+        unit.extend([
+            mov(2, 0),
+            helper(random.pick(&[
+                HelperId::RINGBUF_SUBMIT_DYNPTR,
+                HelperId::RINGBUF_DISCARD_DYNPTR,
+            ])),
+        ]);
     }
     if !random.once_in(10) {
         unit.extend([store_imm(DW, 10, OWN, 0), store_imm(DW, 10, OWN + 8, 0)]);

@@ -6,14 +6,15 @@ mod memory;
 
 use beeline_fuzz::Random;
 use beeline_fuzz::asm::{
-    EXIT, alu_imm, atomic, branch, call_local, load_sized, mov, mov_reg, store, store_imm,
+    self, EXIT, alu_imm, atomic, branch, call_local, load_sized, mov, mov_reg, store, store_imm,
     store_sized,
 };
 use beeline_fuzz::world::GLOBALS;
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
-use beeline_uapi::ProgramType;
-use beeline_verifier::program::{Kind, SLEEPABLE, STRICT_ALIGNMENT, TEST_STATE_FREQ};
+use beeline_uapi::flags::{SLEEPABLE, STRICT_ALIGNMENT, TEST_STATE_FREQ};
+use beeline_uapi::{HelperId, ProgramType};
+use beeline_verifier::program::Kind;
 
 use crate::case::Case;
 use crate::worldly::world;
@@ -441,4 +442,9 @@ impl Inventor<'_> {
             units[index].insert(0, branch);
         }
     }
+}
+
+/// Calls a helper.
+pub fn helper(id: HelperId) -> Insn {
+    asm::call(id.0 as i32)
 }

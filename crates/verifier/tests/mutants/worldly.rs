@@ -4,7 +4,8 @@ use beeline_fuzz::world::{CONSTANTS, MAPS};
 use beeline_fuzz::{Random, program};
 use beeline_isa::Insn;
 use beeline_uapi::ProgramType;
-use beeline_verifier::program::{Kind, Map, SLEEPABLE};
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_verifier::program::{Kind, Map};
 
 use crate::case::Case;
 

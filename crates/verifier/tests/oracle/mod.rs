@@ -8,19 +8,14 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use beeline_btf::Btf;
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::{AttachType, Command, ProgramType};
-use beeline_verifier::program::{Kind, SLEEPABLE};
+use beeline_uapi::flags::SLEEPABLE;
+use beeline_uapi::{AttachType, Command, HelperId, ProgramType};
+use beeline_verifier::program::Kind;
 
 pub const R0_IS_1: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 1);
 pub const R2_IS_0: Insn = insn(ALU64 | K | MOV, 2, 0, 0, 0);
 pub const END_PROGRAM: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
 pub const SIZES: [(u8, u32); 4] = [(B, 1), (H, 2), (W, 4), (DW, 8)];
-
-pub const MAP_LOOKUP_ELEM: i32 = 1;
-pub const TRACE_PRINTK: i32 = 6;
-pub const PRANDOM_U32: i32 = 7;
-pub const TCP_SOCK: i32 = 96;
-pub const DYNPTR_FROM_MEM: i32 = 197;
 
 /// Every program type that is not attached by BTF, with attach types that may make a difference,
 /// and the bytes of its context.
@@ -271,6 +266,6 @@ pub const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     }
 }
 
-pub const fn call(helper: i32) -> Insn {
-    insn(JMP | CALL, 0, HELPER_CALL, 0, helper)
+pub const fn call(id: HelperId) -> Insn {
+    insn(JMP | CALL, 0, HELPER_CALL, 0, id.0 as i32)
 }

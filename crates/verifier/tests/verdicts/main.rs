@@ -136,7 +136,7 @@ fn answer(verdict: Verdict) -> Answer {
     Answer {
         accepted: verdict.result.is_ok(),
         reason: verdict.result.err().map_or_else(String::new, |it| {
-            format!("{} (errno {})", it.reason, it.errno)
+            format!("{} (errno {})", it.reason, it.errno.0)
         }),
         processed: Some(verdict.effort.insns_processed),
         log: verdict.log,

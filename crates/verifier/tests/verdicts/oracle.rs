@@ -5,16 +5,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, Refusal, create_map, load_program};
+use beeline_uapi::log;
 use beeline_verifier::program::Map;
 
 use crate::Answer;
 use crate::corpus::Row;
 
-/// `BPF_LOG_STATS`.
-const STATS: u32 = 4;
-
 /// Loads the program. Errors: its maps cannot be made.
-pub fn ask(row: &Row, log: u32) -> Result<Answer, String> {
+pub fn ask(row: &Row, level: u32) -> Result<Answer, String> {
     let mut maps = HashMap::new();
     for (fd, map) in &row.maps {
         let made = make(map).map_err(|error| format!("map {}: {error}", map.name))?;
@@ -27,7 +25,7 @@ pub fn ask(row: &Row, log: u32) -> Result<Answer, String> {
         flags: row.kind.flags,
         license: "GPL",
         insns: &insns,
-        log_level: log | STATS,
+        log_level: level | log::STATS,
         ..ProgramSpec::default()
     });
     let (accepted, errno, log) = match loaded {

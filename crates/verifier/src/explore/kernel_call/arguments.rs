@@ -1,11 +1,12 @@
 //! Checks the arguments of kernel functions (`check_kfunc_args`, `get_kfunc_ptr_arg_type`).
 
+use beeline_uapi::Errno;
+
 use super::super::print::type_name;
 use super::super::{Check, Explorer, no};
 use super::{Call, Initialised, Meta, RBTREE_ADD};
 use crate::context::SocketKind;
 use crate::program::FieldKind;
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{DynptrKind, Flags, Reg, Type};
 use crate::types::kernel_functions::flags;
 use crate::types::{Annotation, KernelParam, ParamType};
@@ -45,7 +46,10 @@ impl Explorer<'_> {
         let name = call.function.name;
         if call.params.len() > 5 {
             let count = call.params.len();
-            return no(EINVAL, format!("Function {name} has {count} > 5 args"));
+            return no(
+                Errno::EINVAL,
+                format!("Function {name} has {count} > 5 args"),
+            );
         }
         let mut number = 1;
         while let Some(param) = call.params.get(usize::from(number) - 1) {
@@ -54,7 +58,7 @@ impl Explorer<'_> {
         }
         if call.has(flags::RELEASE) && meta.release.is_none() {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("release kernel function {name} expects refcounted PTR_TO_BTF_ID"),
             );
         }
@@ -82,7 +86,10 @@ impl Explorer<'_> {
                 return Ok(false);
             }
             ParamType::Void => {
-                return no(EINVAL, format!("Unrecognized arg#{arg} type UNKNOWN"));
+                return no(
+                    Errno::EINVAL,
+                    format!("Unrecognized arg#{arg} type UNKNOWN"),
+                );
             }
             _ => {}
         }
@@ -91,7 +98,7 @@ impl Explorer<'_> {
         let nullable = param.annotation == Some(Annotation::Nullable);
         if wants_trust && (reg.is_null() || reg.may_be_null()) && !nullable {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("Possibly NULL pointer passed to trusted arg{arg}"),
             );
         }
@@ -124,10 +131,13 @@ impl Explorer<'_> {
 
     fn check_rcu_suffices(&self, call: &Call<'_>, number: u8, reg: &Reg) -> Check {
         if !call.has(flags::RCU) {
-            return no(EINVAL, format!("R{number} must be referenced or trusted"));
+            return no(
+                Errno::EINVAL,
+                format!("R{number} must be referenced or trusted"),
+            );
         }
         if !reg.flags.has(Flags::RCU) {
-            return no(EINVAL, format!("R{number} must be a rcu pointer"));
+            return no(Errno::EINVAL, format!("R{number} must be a rcu pointer"));
         }
         Ok(())
     }
@@ -135,13 +145,13 @@ impl Explorer<'_> {
     fn number_argument(&mut self, number: u8, param: &KernelParam<'_>, meta: &mut Meta) -> Check {
         let reg = *self.cur.reg(number);
         if !reg.is_scalar() {
-            return no(EINVAL, format!("R{number} is not a scalar"));
+            return no(Errno::EINVAL, format!("R{number} is not a scalar"));
         }
         let constant = reg.constant();
         match param.annotation {
             Some(Annotation::Constant) => {
                 let Some(value) = constant else {
-                    return no(EINVAL, format!("R{number} must be a known constant"));
+                    return no(Errno::EINVAL, format!("R{number} must be a known constant"));
                 };
                 self.mark_precise(number)?;
                 meta.constant = Some(value);
@@ -149,12 +159,12 @@ impl Explorer<'_> {
             Some(Annotation::ReadOnlyResultSize | Annotation::ResultSize) => {
                 if meta.result_bytes.is_some() {
                     return no(
-                        EINVAL,
+                        Errno::EINVAL,
                         "2 or more rdonly/rdwr_buf_size parameters for kfunc",
                     );
                 }
                 let Some(value) = constant else {
-                    return no(EINVAL, format!("R{number} is not a const"));
+                    return no(Errno::EINVAL, format!("R{number} is not a const"));
                 };
                 let writable = param.annotation == Some(Annotation::ResultSize);
                 meta.result_bytes = Some((value, writable));
@@ -212,7 +222,7 @@ impl Explorer<'_> {
             return match structure {
                 Some(btf_id) => Ok(Wanted::Structure(btf_id)),
                 None => no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "kernel function {} args#{arg} pointer type is not supported",
                         call.function.name
@@ -246,7 +256,7 @@ impl Explorer<'_> {
                 };
                 let void = if sized { "void, " } else { "" };
                 no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "arg#{arg} pointer type {kind} {name} must point to {void}scalar, or struct with scalar"
                     ),
@@ -260,7 +270,7 @@ impl Explorer<'_> {
         if release {
             if reg.off != 0 {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "R{number} must have zero offset when passed to release func or trusted arg to kfunc"
                     ),
@@ -308,7 +318,10 @@ impl Explorer<'_> {
             }
             Wanted::Text => {
                 if !matches!(reg.kind, Type::MapValue(_)) || reg.may_be_null() {
-                    return no(EINVAL, format!("arg#{arg} doesn't point to a const string"));
+                    return no(
+                        Errno::EINVAL,
+                        format!("arg#{arg} doesn't point to a const string"),
+                    );
                 }
                 self.constant_text(number, &reg).map(|_| ())
             }
@@ -327,7 +340,7 @@ impl Explorer<'_> {
                     meta.function = Some(function as usize);
                     Ok(())
                 }
-                _ => no(EINVAL, format!("arg{arg} expected pointer to func")),
+                _ => no(Errno::EINVAL, format!("arg{arg} expected pointer to func")),
             },
             Wanted::Mem(bytes) => self.check_memory_argument(number, bytes),
             Wanted::SizedMem => self.sized_argument(call, number, param, meta),
@@ -338,7 +351,7 @@ impl Explorer<'_> {
         if reg.kind != Type::Context {
             let name = type_name(reg);
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} expected pointer to ctx, but got {name}"),
             );
         }
@@ -376,7 +389,7 @@ impl Explorer<'_> {
                     ..*reg
                 };
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!(
                         "arg#{arg} is {} expected {} or socket",
                         type_name(reg),
@@ -405,7 +418,7 @@ impl Explorer<'_> {
             return Ok(());
         }
         no(
-            EINVAL,
+            Errno::EINVAL,
             format!(
                 "kernel function {} args#{arg} expected pointer to STRUCT {wanted_name} but R{number} has a pointer to STRUCT {have_name}",
                 call.function.name
@@ -446,7 +459,7 @@ impl Explorer<'_> {
         let next = call.params.get(usize::from(number));
         if next.is_some_and(|next| next.annotation == Some(Annotation::ConstantSize)) {
             let Some(value) = self.cur.reg(size).constant() else {
-                return no(EINVAL, format!("R{size} must be a known constant"));
+                return no(Errno::EINVAL, format!("R{size} must be a known constant"));
             };
             meta.constant = Some(value);
         }
@@ -463,7 +476,7 @@ impl Explorer<'_> {
         let reg = *self.cur.reg(number);
         if !matches!(reg.kind, Type::Stack(_) | Type::Dynptr(_)) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "arg#{} expected pointer to stack or const struct bpf_dynptr",
                     number - 1

@@ -1,12 +1,11 @@
 //! Iterators: a structure on the stack that only its own functions may access (`process_iter_arg`,
 //! `process_iter_next_call`).
 
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::super::memory::Access;
 use super::super::{Check, Explorer, no};
 use super::{Call, Meta};
-use crate::reject::{EINVAL, EPROTO};
 use crate::state::{Byte, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type, place};
 use crate::types::KernelParam;
 use crate::types::ParamType;
@@ -32,7 +31,7 @@ impl Explorer<'_> {
         let arg = number - 1;
         if !matches!(reg.kind, Type::Stack(_)) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} expected pointer to an iterator on stack"),
             );
         }
@@ -42,11 +41,14 @@ impl Explorer<'_> {
             ..
         } = param.is
         else {
-            return no(EINVAL, format!("expected valid iter pointer as arg #{arg}"));
+            return no(
+                Errno::EINVAL,
+                format!("expected valid iter pointer as arg #{arg}"),
+            );
         };
         if call.is("bpf_iter_css_task_new") && !self.may_walk_tasks() {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "css_task_iter is only allowed in bpf_lsm, bpf_iter and sleepable progs",
             );
         }
@@ -62,13 +64,13 @@ impl Explorer<'_> {
         let name = short_name(call, btf_id);
         let (frame, low) = live.or_else(|why| {
             let line = format!("expected an initialized iter_{name} as arg #{arg}");
-            no(EINVAL, lines(&why, &line))
+            no(Errno::EINVAL, lines(&why, &line))
         })?;
         let stack = &self.cur.frames[frame].stack;
         let first = stack[low];
         if first.reg.flags.has(Flags::UNTRUSTED) {
             return no(
-                EPROTO,
+                Errno::EPROTO,
                 format!("expected an RCU CS when using {}", call.function.name),
             );
         }
@@ -161,13 +163,13 @@ impl Explorer<'_> {
         let reg = *self.cur.reg(number);
         match self.object_place(&reg, what, slots) {
             Ok(place) if !self.holds(&place, slots, kind) => {}
-            Ok(_) => return no(EINVAL, expected),
-            Err(why) => return no(EINVAL, lines(&why, expected)),
+            Ok(_) => return no(Errno::EINVAL, expected),
+            Err(why) => return no(Errno::EINVAL, lines(&why, expected)),
         }
         self.write_object(number, slots)?;
         match self.object_place(&reg, what, slots) {
             Ok(Place::At(frame, low)) => Ok((frame, low)),
-            _ => no(EINVAL, expected),
+            _ => no(Errno::EINVAL, expected),
         }
     }
 
@@ -224,7 +226,7 @@ impl Explorer<'_> {
     /// put off.
     pub(super) fn advance_iterator(&mut self, meta: &Meta) -> Check {
         let Some((frame, low)) = meta.iterator else {
-            return no(EINVAL, "no iterator");
+            return no(Errno::EINVAL, "no iterator");
         };
         let Object::Iter {
             btf_id,
@@ -232,7 +234,7 @@ impl Explorer<'_> {
             depth,
         } = self.cur.frames[frame].stack[low].object
         else {
-            return no(EINVAL, "no iterator");
+            return no(Errno::EINVAL, "no iterator");
         };
         if active {
             // The state that was just kept is this turn's.

@@ -2,12 +2,12 @@
 //! (`__process_kf_arg_ptr_to_graph_root`, `__process_kf_arg_ptr_to_graph_node`).
 
 use beeline_isa::Op;
+use beeline_uapi::Errno;
 
 use super::super::callback::Callback;
 use super::super::{Check, Explorer, no};
 use super::{Call, Meta};
 use crate::program::{FieldKind, MapField};
-use crate::reject::EINVAL;
 use crate::state::{Flags, HeldKind, LockPlace, Reg, Type};
 use crate::types::kernel_functions::KernelFunction;
 
@@ -28,16 +28,16 @@ impl Explorer<'_> {
             (Type::Btf(_), flags) if flags == per_cpu => "bpf_percpu_obj_drop_impl",
             _ => {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("arg#{arg} expected pointer to allocated object"),
                 );
             }
         };
         if !call.is(wanted) {
-            return no(EINVAL, format!("arg#{arg} expected for {wanted}()"));
+            return no(Errno::EINVAL, format!("arg#{arg} expected for {wanted}()"));
         }
         if reg.ref_id == 0 {
-            return no(EINVAL, "allocated object must be referenced");
+            return no(Errno::EINVAL, "allocated object must be referenced");
         }
         Ok(())
     }
@@ -45,7 +45,7 @@ impl Explorer<'_> {
     pub(super) fn counted_argument(&self, arg: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let (Type::Btf(btf_id), true) = (reg.kind, reg.is_allocated_object()) else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} is neither owning or non-owning ref"),
             );
         };
@@ -54,7 +54,7 @@ impl Explorer<'_> {
         }
         if !self.is_counted(btf_id) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} doesn't point to a type with bpf_refcount field"),
             );
         }
@@ -91,12 +91,12 @@ impl Explorer<'_> {
         let is_value = matches!(reg.kind, Type::MapValue(_)) && reg.flags == Flags::NONE;
         if !is_object && !is_value {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} expected pointer to map value or allocated object"),
             );
         }
         if is_object && reg.ref_id == 0 {
-            return no(EINVAL, "allocated object must be referenced");
+            return no(Errno::EINVAL, "allocated object must be referenced");
         }
         let name = self.root_name(meta);
         let place = constant_place(number, reg, name)?;
@@ -109,7 +109,7 @@ impl Explorer<'_> {
             is_root && i64::from(field.offset) == place
         });
         let Some(root) = root else {
-            return no(EINVAL, format!("{name} not found at offset={place}"));
+            return no(Errno::EINVAL, format!("{name} not found at offset={place}"));
         };
         self.check_root_is_locked(reg, &fields, name)?;
         meta.root = Some(*root);
@@ -151,20 +151,20 @@ impl Explorer<'_> {
         let why = format!("bpf_spin_lock at off={at} must be held for {name}");
         if self.cur.locks > 0 {
             let first = "held lock and object are not in the same allocation";
-            return no(EINVAL, format!("{first}\n{why}"));
+            return no(Errno::EINVAL, format!("{first}\n{why}"));
         }
-        no(EINVAL, why)
+        no(Errno::EINVAL, why)
     }
 
     pub(super) fn check_is_owned(&self, arg: u8, reg: &Reg) -> Check {
         if !matches!(reg.kind, Type::Btf(_)) || reg.flags != Flags::ALLOC {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} expected pointer to allocated object"),
             );
         }
         if reg.ref_id == 0 {
-            return no(EINVAL, "allocated object must be referenced");
+            return no(Errno::EINVAL, "allocated object must be referenced");
         }
         Ok(())
     }
@@ -172,12 +172,12 @@ impl Explorer<'_> {
     pub(super) fn check_is_in_tree(&self, name: &str, reg: &Reg) -> Check {
         if !reg.is_non_owning() && reg.ref_id == 0 {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("{name} can only take non-owning or refcounted bpf_rb_node pointer"),
             );
         }
         if self.in_tree_callback() {
-            return no(EINVAL, format!("{name} not allowed in rbtree cb"));
+            return no(Errno::EINVAL, format!("{name} not allowed in rbtree cb"));
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ impl Explorer<'_> {
     /// Checks that a node is of the type, and the member, that the list or tree is for.
     pub(super) fn node_argument(&self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
         let Some(root) = meta.root else {
-            return no(EINVAL, "a node without a root");
+            return no(Errno::EINVAL, "a node without a root");
         };
         let (kind, node_name, root_name, structure, wanted) = match root.kind {
             FieldKind::ListHead { btf_id, node } => (
@@ -202,18 +202,21 @@ impl Explorer<'_> {
                 btf_id,
                 node,
             ),
-            _ => return no(EINVAL, "a node without a root"),
+            _ => return no(Errno::EINVAL, "a node without a root"),
         };
         let place = constant_place(number, reg, node_name)?;
         let fields = self.fields_behind(reg);
         let here = |field: &MapField| field.kind == kind && i64::from(field.offset) == place;
         let (true, Type::Btf(have)) = (fields.iter().any(here), reg.kind) else {
-            return no(EINVAL, format!("{node_name} not found at offset={place}"));
+            return no(
+                Errno::EINVAL,
+                format!("{node_name} not found at offset={place}"),
+            );
         };
         let name = |id| self.program.types.map_or("", |types| types.name(id));
         if have != structure {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "operation on {root_name} expects arg#1 {node_name} at offset={wanted} in struct {}, but arg is at offset={place} in struct {}",
                     name(structure),
@@ -224,7 +227,7 @@ impl Explorer<'_> {
         meta.object = have;
         if place != i64::from(wanted) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "arg#1 offset={place}, but expected {node_name} at offset={wanted} in struct {}",
                     name(structure)
@@ -250,7 +253,7 @@ impl Explorer<'_> {
         if self.cur.drop_held(HeldKind::Object, ref_id) {
             return Ok(());
         }
-        no(EINVAL, "reference has not been acquired before")
+        no(Errno::EINVAL, "reference has not been acquired before")
     }
 
     /// Returns a node of a list or tree, as its functions return it.
@@ -277,7 +280,7 @@ impl Explorer<'_> {
     /// takes two nodes.
     pub(super) fn compare_in_tree(&mut self, function: usize, meta: &Meta) -> Check {
         let Some(root) = meta.root else {
-            return no(EINVAL, "a tree without a root");
+            return no(Errno::EINVAL, "a tree without a root");
         };
         let node = self.node_in_place(self.node(root));
         let mut args = [Reg::UNINIT; 5];
@@ -312,7 +315,7 @@ fn constant_place(number: u8, reg: &Reg, name: &str) -> Check<i64> {
     match reg.var.constant() {
         Some(variable) => Ok(i64::from(reg.off) + variable.cast_signed()),
         None => no(
-            EINVAL,
+            Errno::EINVAL,
             format!(
                 "R{number} doesn't have constant offset. {name} has to be at the constant offset"
             ),

@@ -1,8 +1,9 @@
 //! The content of r0 after a call of a kernel function (`check_kfunc_call`, `check_special_kfunc`).
 
+use beeline_uapi::Errno;
+
 use super::super::{Check, Explorer, no};
 use super::{Call, Meta};
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, Object, Reg, Type};
 use crate::types::ParamType;
 use crate::types::kernel_functions::flags;
@@ -72,7 +73,7 @@ impl Explorer<'_> {
             }
             _ if is_node => match meta.root {
                 Some(root) => self.node(root),
-                None => return no(EINVAL, "a node without a root"),
+                None => return no(Errno::EINVAL, "a node without a root"),
             },
             "bpf_cast_to_kern_ctx" => {
                 let behind = call.kernel.kernel_context(self.program.kind.prog_type);
@@ -82,7 +83,10 @@ impl Explorer<'_> {
             "bpf_dynptr_slice" => self.slice(meta).flagged(Flags::RDONLY),
             "bpf_dynptr_slice_rdwr" => {
                 if !crate::context::packet::may_store(&self.program.kind) {
-                    return no(EINVAL, "the prog does not allow writes to packet data");
+                    return no(
+                        Errno::EINVAL,
+                        "the prog does not allow writes to packet data",
+                    );
                 }
                 self.slice(meta)
             }
@@ -94,16 +98,19 @@ impl Explorer<'_> {
     fn allocated(&self, constant: u64, per_cpu: bool) -> Check<Reg> {
         let Ok(btf_id) = u32::try_from(constant) else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "local type ID argument must be in range [0, U32_MAX]",
             );
         };
         let Some(types) = self.program.types else {
-            return no(EINVAL, "bpf_obj_new/bpf_percpu_obj_new requires prog BTF");
+            return no(
+                Errno::EINVAL,
+                "bpf_obj_new/bpf_percpu_obj_new requires prog BTF",
+            );
         };
         let Some(bytes) = types.object_size(btf_id) else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "bpf_obj_new/bpf_percpu_obj_new type ID argument must be of a struct",
             );
         };
@@ -113,19 +120,19 @@ impl Explorer<'_> {
         }
         if bytes > MOST_PER_CPU {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("bpf_percpu_obj_new type size ({bytes}) is greater than {MOST_PER_CPU}"),
             );
         }
         if !types.has_only_numbers(btf_id) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "bpf_percpu_obj_new type ID argument must be of a struct of scalars",
             );
         }
         if !types.object_fields(btf_id, self.program.kernel).is_empty() {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "bpf_percpu_obj_new type ID argument must not contain special fields",
             );
         }
@@ -143,11 +150,11 @@ impl Explorer<'_> {
         match call.kernel.is_structure(btf_id) {
             Some(true) => Ok(Reg::pointer(Type::Btf(btf_id)).flagged(Flags::UNTRUSTED)),
             Some(false) => no(
-                EINVAL,
+                Errno::EINVAL,
                 "kfunc bpf_rdonly_cast type ID argument must be of a struct or void",
             ),
             None => no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("Unknown type ID {constant} passed to kfunc bpf_rdonly_cast"),
             ),
         }
@@ -211,12 +218,12 @@ impl Explorer<'_> {
     fn unsupported_result<T>(&self, call: &Call<'_>) -> Check<T> {
         if call.has(flags::ACQUIRE) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 "acquire kernel function does not return PTR_TO_BTF_ID",
             );
         }
         no(
-            EACCES,
+            Errno::EACCES,
             format!(
                 "kernel function {} returns pointer type that is not supported",
                 call.function.name

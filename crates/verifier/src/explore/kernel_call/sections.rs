@@ -1,16 +1,14 @@
 //! Sections of a program in which it may not sleep, and the objects that are safe only in them:
 //! RCU, no preemption, no interrupts, and resilient spin locks.
 
+use beeline_uapi::Errno;
+
 use super::super::{Check, Explorer, no};
 use super::Call;
 use super::iterators::{Place, lines};
 use crate::program::FieldKind;
-use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type};
 use crate::types::kernel_functions::flags;
-
-/// `MAX_ERRNO`.
-pub(super) const MOST_ERRNO: i64 = 4095;
 
 impl Explorer<'_> {
     /// Begins or ends a section; functions that may sleep are refused in all of them.
@@ -22,14 +20,14 @@ impl Explorer<'_> {
             "bpf_preempt_disable" => self.cur.preempt += 1,
             "bpf_preempt_enable" if self.cur.preempt == 0 => {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     format!("unmatched attempt to enable preemption (kernel function {name})"),
                 );
             }
             "bpf_preempt_enable" => self.cur.preempt -= 1,
             _ if sleeps && self.cur.preempt > 0 => {
                 return no(
-                    EACCES,
+                    Errno::EACCES,
                     format!("kernel func {name} is sleepable within non-preemptible region"),
                 );
             }
@@ -37,13 +35,13 @@ impl Explorer<'_> {
         }
         if sleeps && self.cur.irq_id != 0 {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("kernel func {name} is sleepable within IRQ-disabled region"),
             );
         }
         if call.has(flags::RCU_PROTECTED) && !self.in_rcu() {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("kernel func {name} requires RCU critical section protection"),
             );
         }
@@ -56,25 +54,25 @@ impl Explorer<'_> {
         let inside = self.cur.rcu > 0;
         if inside && (lock || unlock) && self.in_tree_callback() {
             return no(
-                EACCES,
+                Errno::EACCES,
                 "Calling bpf_rcu_read_{lock,unlock} in unnecessary rbtree callback",
             );
         }
         if lock && inside {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("nested rcu read lock (kernel function {name})"),
             );
         }
         if unlock && !inside {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("unmatched rcu read unlock (kernel function {name})"),
             );
         }
         if inside && call.has(flags::SLEEPABLE) {
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!("kernel func {name} is sleepable within rcu_read_lock region"),
             );
         }
@@ -112,7 +110,7 @@ impl Explorer<'_> {
         let arg = number - 1;
         if !matches!(reg.kind, Type::Stack(_)) {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{arg} doesn't point to an irq flag on stack"),
             );
         }
@@ -126,8 +124,8 @@ impl Explorer<'_> {
         let expected = format!("expected an initialized irq flag as arg#{arg}");
         match self.object_place(&reg, "irq_flag", 1) {
             Ok(Place::At(frame, slot)) => self.restore_irq(frame, slot, arg, of_lock),
-            Ok(Place::Beyond) => no(EINVAL, expected),
-            Err(why) => no(EINVAL, lines(&why, &expected)),
+            Ok(Place::Beyond) => no(Errno::EINVAL, expected),
+            Err(why) => no(Errno::EINVAL, lines(&why, &expected)),
         }
     }
 
@@ -153,7 +151,7 @@ impl Explorer<'_> {
             content.bytes == [Byte::IrqFlag; 8] && content.reg.ref_id != 0,
         ) else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("expected an initialized irq flag as arg#{arg}"),
             );
         };
@@ -161,7 +159,7 @@ impl Explorer<'_> {
         if by_lock != of_lock {
             let class = |of_lock| if of_lock { "lock" } else { "native" };
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "irq flag acquired by {} kfuncs cannot be restored with {} kfuncs",
                     class(by_lock),
@@ -178,7 +176,7 @@ impl Explorer<'_> {
                 .map(|held| held.insn)
                 .next_back();
             return no(
-                EACCES,
+                Errno::EACCES,
                 format!(
                     "cannot restore irq state out of order, expected id={last} acquired at insn_idx={}",
                     place.map_or(-1, |insn| insn as i64)
@@ -202,8 +200,8 @@ impl Explorer<'_> {
         let state = self.put_off(next)?;
         state.frame_mut().regs[..=5].fill(Reg::UNINIT);
         let mut why = Reg::UNKNOWN;
-        (why.var.wide.smin, why.var.wide.smax) = (-MOST_ERRNO, -1);
-        (why.var.narrow.smin, why.var.narrow.smax) = (-MOST_ERRNO as i32, -1);
+        (why.var.wide.smin, why.var.wide.smax) = (-i64::from(Errno::MAX), -1);
+        (why.var.narrow.smin, why.var.narrow.smax) = (-Errno::MAX, -1);
         why.var.sync();
         *state.reg_mut(0) = why;
         Ok(())
@@ -216,7 +214,7 @@ impl Explorer<'_> {
         let plain_value = matches!(reg.kind, Type::MapValue(_)) && reg.flags == Flags::NONE;
         if !plain_value && !is_object {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "arg#{} doesn't point to map value or allocated object",
                     number - 1
@@ -240,7 +238,7 @@ impl Explorer<'_> {
             });
             if again {
                 return no(
-                    EINVAL,
+                    Errno::EINVAL,
                     "Acquiring the same lock again, AA deadlock detected",
                 );
             }
@@ -249,15 +247,15 @@ impl Explorer<'_> {
             return Ok(());
         }
         if self.cur.locks == 0 {
-            return no(EINVAL, "bpf_res_spin_unlock without taking a lock");
+            return no(Errno::EINVAL, "bpf_res_spin_unlock without taking a lock");
         }
         let held = &self.cur.held;
         if !held.iter().filter(is_this).any(|held| held.kind == kind) {
-            return no(EINVAL, "bpf_res_spin_unlock of different lock");
+            return no(Errno::EINVAL, "bpf_res_spin_unlock of different lock");
         }
         let last = held.iter().rev().find(|held| held.kind.is_lock());
         if !last.as_ref().is_some_and(is_this) {
-            return no(EINVAL, "bpf_res_spin_unlock cannot be out of order");
+            return no(Errno::EINVAL, "bpf_res_spin_unlock cannot be out of order");
         }
         self.cur.drop_held(kind, reg.id);
         self.cur.locks -= 1;

@@ -1,11 +1,12 @@
 //! Work that is done later: functions for work queues, and for tasks on their way out of the
 //! kernel.
 
+use beeline_uapi::Errno;
+
 use super::super::callback::Callback;
 use super::super::{Check, Explorer, no};
 use super::Meta;
 use crate::program::FieldKind;
-use crate::reject::EINVAL;
 use crate::state::{Flags, MapId, Reg, Type};
 
 impl Explorer<'_> {
@@ -16,7 +17,12 @@ impl Explorer<'_> {
             // A map that the kernel passes, as to its iterators: it is treated as a structure, and
             // its identity is unknown.
             Type::Btf(_) => return Ok(()),
-            _ => return no(EINVAL, format!("pointer in R{number} isn't map pointer")),
+            _ => {
+                return no(
+                    Errno::EINVAL,
+                    format!("pointer in R{number} isn't map pointer"),
+                );
+            }
         };
         if let Some(known) = meta.map
             && known != map
@@ -31,7 +37,7 @@ impl Explorer<'_> {
                 return Ok(());
             };
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "{what} pointer in R{} map_uid={} doesn't match map pointer in R{} map_uid={}",
                     registers.0, known.unique, registers.1, map.unique
@@ -53,19 +59,19 @@ impl Explorer<'_> {
     ) -> Check {
         let Type::MapValue(id) = reg.kind else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{} doesn't point to a map value", number - 1),
             );
         };
         if reg.flags != Flags::NONE {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!("arg#{} doesn't point to a map value", number - 1),
             );
         }
         let Some(variable) = reg.var.constant() else {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "R{number} doesn't have constant offset. {name} has to be at the constant offset"
                 ),
@@ -73,12 +79,15 @@ impl Explorer<'_> {
         };
         let map = self.map(id);
         let Some(field) = map.fields.iter().find(|field| field.kind == kind) else {
-            return no(EINVAL, format!("map '{}' has no valid {name}", map.name));
+            return no(
+                Errno::EINVAL,
+                format!("map '{}' has no valid {name}", map.name),
+            );
         };
         let place = variable.cast_signed() + i64::from(reg.off);
         if i64::from(field.offset) != place {
             return no(
-                EINVAL,
+                Errno::EINVAL,
                 format!(
                     "off {place} doesn't point to 'struct {name}' that is at {}",
                     field.offset
@@ -99,7 +108,7 @@ impl Explorer<'_> {
     /// Puts off a function that a task runs on its way out of the kernel.
     pub(super) fn put_off_task_work(&mut self, function: usize, map: Option<MapId>) -> Check {
         let Some(map) = map else {
-            return no(EINVAL, "work without a map");
+            return no(Errno::EINVAL, "work without a map");
         };
         let mut args = [Reg::UNINIT; 5];
         args[0] = Reg::pointer(Type::Map(map));

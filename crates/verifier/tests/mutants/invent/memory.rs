@@ -1,14 +1,14 @@
 //! Pointers and their targets: values of maps, the stack, packets, records, contexts.
 
 use beeline_fuzz::asm::{
-    alu, alu_imm, atomic, branch, call, load, load_sized, mov, mov_reg, store, store_imm,
-    store_sized,
+    alu, alu_imm, atomic, branch, load, load_sized, mov, mov_reg, store, store_imm, store_sized,
 };
 use beeline_fuzz::world::{ARRAY, CONSTANTS, HASH, PERCPU_ARRAY, RING};
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
+use beeline_uapi::HelperId;
 
-use super::{CONTEXT, Inventor, SLOTS, VALUE};
+use super::{CONTEXT, Inventor, SLOTS, VALUE, helper};
 use crate::worldly::FIRST_FD;
 
 impl Inventor<'_> {
@@ -140,7 +140,7 @@ impl Inventor<'_> {
             mov_reg(2, 10),
             alu_imm(ADD, 2, -8 * (1 + self.random.below(SLOTS) as i32)),
         ]);
-        unit.push(call(1));
+        unit.push(helper(HelperId::MAP_LOOKUP_ELEM));
         let index = self.random.pick(&[6, 7]);
         let mut body = vec![mov_reg(1, 0)];
         let most = self.random.pick(&[8, 15, 16, 23]);
@@ -156,21 +156,21 @@ impl Inventor<'_> {
 
     /// Calls a helper that takes memory and its size.
     pub(super) fn helper(&mut self) -> Vec<Insn> {
-        // Number, registers of memory and size.
+        // Helper, registers of memory and size.
         let (id, memory, size) = self.random.pick(&[
-            (16, 1, 2),
-            (113, 1, 2),
-            (4, 1, 2),
-            (6, 1, 2),
-            (130, 2, 3),
-            (26, 3, 4),
-            (28, 1, 2),
-            (25, 4, 5),
-            (67, 2, 3),
-            (112, 1, 2),
-            (45, 1, 2),
-            (9, 3, 4),
-            (105, 1, 2),
+            (HelperId::GET_CURRENT_COMM, 1, 2),
+            (HelperId::PROBE_READ_KERNEL, 1, 2),
+            (HelperId::PROBE_READ, 1, 2),
+            (HelperId::TRACE_PRINTK, 1, 2),
+            (HelperId::RINGBUF_OUTPUT, 2, 3),
+            (HelperId::SKB_LOAD_BYTES, 3, 4),
+            (HelperId::CSUM_DIFF, 1, 2),
+            (HelperId::PERF_EVENT_OUTPUT, 4, 5),
+            (HelperId::GET_STACK, 2, 3),
+            (HelperId::PROBE_READ_USER, 1, 2),
+            (HelperId::PROBE_READ_STR, 1, 2),
+            (HelperId::SKB_STORE_BYTES, 3, 4),
+            (HelperId::STRTOL, 1, 2),
         ]);
         let index = self.random.pick(&[6, 7]);
         let most = self.random.pick(&[0, 8, 16, 24, 32, 40, 64]);
@@ -180,8 +180,8 @@ impl Inventor<'_> {
         }
         unit.push(mov_reg(1, CONTEXT));
         match id {
-            130 => unit.extend(self.map(1, RING)),
-            25 => unit.extend(self.map(2, ARRAY)),
+            HelperId::RINGBUF_OUTPUT => unit.extend(self.map(1, RING)),
+            HelperId::PERF_EVENT_OUTPUT => unit.extend(self.map(2, ARRAY)),
             _ => {}
         }
         let base = self.random.pick(&[10, VALUE]);
@@ -197,7 +197,7 @@ impl Inventor<'_> {
             0 => unit.push(mov(size, most)),
             _ => unit.push(mov_reg(size, index)),
         }
-        unit.push(call(id));
+        unit.push(helper(id));
         unit.push(self.unknown(5));
         unit
     }
@@ -236,14 +236,14 @@ impl Inventor<'_> {
     /// Reserves memory of a ring buffer, which has to be released.
     pub(super) fn record(&mut self) -> Vec<Insn> {
         let mut unit = self.map(1, RING);
-        unit.extend([mov(2, 16), mov(3, 0), call(131)]);
+        unit.extend([mov(2, 16), mov(3, 0), helper(HelperId::RINGBUF_RESERVE)]);
         let index = self.random.pick(&[6, 7]);
         let mut body = vec![mov_reg(1, 0)];
         let most = self.random.pick(&[8, 15]);
         body.extend(self.bounded(index, most));
         let moved = self.moved(1, index);
         body.extend(moved);
-        body.extend([mov_reg(1, 0), mov(2, 0), call(132)]);
+        body.extend([mov_reg(1, 0), mov(2, 0), helper(HelperId::RINGBUF_SUBMIT)]);
         // If a number leads out of the program, the record is lost.
         unit.push(branch(JEQ, 0, 0, body.len() as i16));
         unit.extend(body);
