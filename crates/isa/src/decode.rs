@@ -10,7 +10,11 @@ use crate::opcode::*;
 impl Insn {
     /// Returns the operation of this instruction.
     ///
-    /// The second slot of a 64-bit immediate is not an instruction of its own.
+    /// The second slot of a 64-bit immediate is not an instruction of its own. The encoding is that
+    /// of RFC 9669, with Linux's `may_goto`.
+    ///
+    /// # Errors
+    /// The [`BadInsn`] that the eight bytes are.
     pub fn op(self) -> Result<Op, BadInsn> {
         let op = match self.code & CLASS_MASK {
             LD => self.op_ld(),

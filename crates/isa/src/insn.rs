@@ -24,6 +24,9 @@ pub struct Insn {
 
 impl Insn {
     /// Decodes the instructions of a program, 8 bytes each, in order.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the last one is incomplete.
     pub fn decode_all(bytes: &[u8]) -> Result<Decoder<'_>, DecodeError> {
         let (slots, rest) = bytes.as_chunks();
         if rest.is_empty() {

@@ -65,6 +65,9 @@ impl<'a> Attr<'a> {
     }
 
     /// Calls a command that returns a number.
+    ///
+    /// # Errors
+    /// The errno of bpf(2).
     pub fn call(&mut self, command: Command) -> io::Result<i32> {
         // SAFETY: the kernel reads and writes the words within the size it is told. The memory that
         // they point to is borrowed for as long as they live; its lengths stand beside the
@@ -84,6 +87,9 @@ impl<'a> Attr<'a> {
     }
 
     /// Calls a command that returns a new descriptor.
+    ///
+    /// # Errors
+    /// The errno of bpf(2).
     pub fn make(&mut self, command: Command) -> io::Result<OwnedFd> {
         let fd = self.call(command)?;
         // SAFETY: the kernel has just made it for us, and nothing else owns it.

@@ -85,16 +85,20 @@ pub struct ProgramTypes<'a> {
     pub lines: &'a [[u32; 4]],
 }
 
-/// The reason why the kernel refused a program.
+/// The reason why the kernel refused a program or types.
 #[derive(Debug)]
 pub struct Refusal {
-    /// The error number.
+    /// The error number, positive.
     pub errno: i32,
     /// The verifier's log.
     pub log: String,
 }
 
-/// Creates a map.
+/// Creates a map (`BPF_MAP_CREATE`).
+///
+/// # Errors
+/// The errno of bpf(2): `EINVAL` or `E2BIG` for a map that the kernel does not make, `EPERM`
+/// without the capability, `ENOMEM`.
 pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
     attr.put(map_create::MAP_TYPE, spec.map_type.0);
@@ -113,10 +117,11 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     attr.make(Command::MAP_CREATE)
 }
 
-/// Sets an element of a map that is not per CPU.
+/// Sets an element of a map that is not per CPU (`BPF_MAP_UPDATE_ELEM` with `BPF_ANY`).
 ///
 /// # Errors
-/// `EINVAL` if `key` and `value` do not have the map's sizes.
+/// `EINVAL` if `key` and `value` do not have the map's sizes, or if the map is per CPU; else the
+/// errno of bpf(2), such as `E2BIG` if the map is full.
 pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
     let [map_type, _, key_size, value_size] = map_info(map.as_fd())?;
     let fits = [key.len(), value.len()] == [key_size, value_size].map(|it| it as usize);
@@ -148,14 +153,21 @@ fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     Ok(result)
 }
 
-/// Makes a map read-only for system calls.
+/// Makes a map read-only for system calls (`BPF_MAP_FREEZE`).
+///
+/// # Errors
+/// The errno of bpf(2): `EBUSY` if it is frozen, or mapped writable; `ENOTSUPP` if it is of a type
+/// that cannot be frozen, or has special fields.
 pub fn freeze(map: impl AsFd) -> io::Result<()> {
     let mut attr = Attr::default();
     attr.put_fd(map_elem::MAP_FD, Some(map.as_fd()));
     attr.call(Command::MAP_FREEZE).map(drop)
 }
 
-/// Loads type information (`include/uapi/linux/btf.h`).
+/// Loads type information (`BPF_BTF_LOAD`; `include/uapi/linux/btf.h`).
+///
+/// # Errors
+/// The errno of bpf(2), `EINVAL` for malformed types, with the first 64 KiB of the kernel's log.
 pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
     let mut attr = Attr::default();
     attr.lend(btf_load::BTF, btf_load::BTF_SIZE, btf);
@@ -169,7 +181,12 @@ pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
     made.map_err(refusal(&log))
 }
 
-/// Loads a program; returns its log too.
+/// Loads a program (`BPF_PROG_LOAD`); returns its log too.
+///
+/// # Errors
+/// The verifier's errno and log. `EFAULT`, without a call of the kernel, if an instruction names a
+/// place behind the end of `fd_array`. A log that is too long costs no verdict: the part that fits
+/// is kept.
 pub fn load_program(spec: &ProgramSpec<'_>) -> Result<(OwnedFd, String), Refusal> {
     match load_with_log(spec, SHORT_LOG_BYTES) {
         Err(whole) if whole.errno == libc::ENOSPC => load_with_log(spec, LOG_BYTES),
@@ -260,7 +277,7 @@ fn as_bytes(words: &[i32]) -> &[u8] {
 /// Returns the types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name.
 ///
 /// # Errors
-/// `NotFound` if no module has it.
+/// `ENOENT` if no module has it; `EPERM` without the capability.
 pub fn module_types(name: &str) -> io::Result<OwnedFd> {
     let mut id = 0;
     loop {
@@ -318,7 +335,12 @@ pub struct Run<'a> {
     pub repeat: u32,
 }
 
-/// Runs a program; returns the result of the last run, and the mean time of a run in nanoseconds.
+/// Runs a program (`BPF_PROG_TEST_RUN`); returns the result of the last run, and the mean time of a
+/// run in nanoseconds.
+///
+/// # Errors
+/// The errno of bpf(2): `ENOTSUPP` for types of programs that cannot be run so, `EINVAL` for a
+/// packet or context that is too short or too long.
 pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
     let mut attr = Attr::default();
     attr.put_fd(test_run::PROG_FD, Some(program.as_fd()));

@@ -17,7 +17,7 @@ pub trait Kernel {
     fn modules(&self) -> &[(String, Vec<u8>)] {
         &[]
     }
-    /// Returns `LINUX_VERSION_CODE`: `major << 16 | minor << 8 | patch`.
+    /// Returns `LINUX_VERSION_CODE` of `linux/version.h`: `major << 16 | minor << 8 | patch`.
     fn version(&self) -> u32;
     /// Returns the value of a `CONFIG_*` option as its configuration has it: `y`, `"text"`, `17`.
     fn config(&self, name: &str) -> Option<String>;

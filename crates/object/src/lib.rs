@@ -4,8 +4,8 @@
 //! [`Object::parse`] does the same as libbpf between opening a file and loading its programs. It
 //! finds the programs and their types by the names of sections ([`SectionKind`]), the maps, the
 //! variables and their initial values; relocates fields to the kernel at hand; appends called
-//! functions to each program; and resolves references. Where libbpf puts a map's descriptor, an
-//! instruction here has the map's place in [`Object::maps`].
+//! functions to each program; and resolves references. An instruction has a map's place in
+//! [`Object::maps`], in place of the descriptor that libbpf puts there.
 //!
 //! Files are not trusted: for any bytes, the answer is an [`Object`] or an [`Error`]. Big-endian
 //! files are not supported, nor are maps of the `.struct_ops` sections (their programs are). A
@@ -64,9 +64,8 @@ pub struct Object {
     pub absent: Vec<(u32, String)>,
     /// The kernel's modules that programs use something of.
     ///
-    /// Where libbpf puts a module's descriptor (for a variable), or its place in the array of
-    /// descriptors (for a function), an instruction here has the module's place in this list plus
-    /// 1.
+    /// An instruction has a module's place in this list plus 1, in place of the descriptor that
+    /// libbpf puts there for a variable, or of the place in `fd_array` for a function.
     pub modules: Vec<String>,
 }
 
@@ -178,7 +177,15 @@ impl Object {
         found.map(|(_, why)| why.as_str())
     }
 
-    /// Reads a file, for programs that run on `kernel`.
+    /// Reads a file, for programs that run on `kernel` (libbpf's `bpf_object__open` and the part of
+    /// `bpf_object__load` that comes before any system call).
+    ///
+    /// # Errors
+    /// [`Error::NotElf`], [`Error::NotBpf`], [`Error::BigEndian`], [`Error::CutShort`] and
+    /// [`Error::Broken`] if it is no complete eBPF object file of this byte order;
+    /// [`Error::NoBtf`] and [`Error::Map`] for its maps; [`Error::NoKernelBtf`] and
+    /// [`Error::Core`] for relocations to the kernel's types; [`Error::Relocation`] for other
+    /// references; [`Error::TooLarge`] if the programs are too large together.
     pub fn parse(data: &[u8], kernel: &dyn Kernel) -> Result<Self, Error> {
         let elf = Elf::parse(data)?;
         let section_data = |name| elf.section(name).map(|(_, section)| section.data);

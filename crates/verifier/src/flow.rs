@@ -11,7 +11,8 @@ use crate::reject::Reject;
 /// The longest program, in slots; the kernel's limit for privileged users
 /// (`BPF_COMPLEXITY_LIMIT_INSNS`).
 pub const MAX_INSNS: usize = 1_000_000;
-/// The deepest chain of calls, in functions, the program's entry included; as in the kernel.
+/// The deepest chain of calls, in functions, the program's entry included; as in the kernel
+/// (`MAX_CALL_FRAMES`).
 pub const MAX_FRAMES: usize = 8;
 
 /// A program of defined instructions with jumps and calls that all lead to instructions of the
@@ -62,7 +63,13 @@ pub struct Function {
 }
 
 impl Flow {
-    /// Finds the shape of a program, or the first reason why it has none.
+    /// Finds the shape of a program in which every instruction is valid, even dead code
+    /// (`check_subprogs`, `resolve_pseudo_ldimm64`).
+    ///
+    /// # Errors
+    /// `E2BIG` if the program is empty or longer than [`MAX_INSNS`]. `EACCES` if an instruction
+    /// writes r10. `EINVAL` if an instruction is undefined, a jump leaves its function, a call
+    /// leads to no instruction, or a function ends without an exit or a jump.
     pub fn of(insns: &[Insn]) -> Result<Self, Reject> {
         Self::made(insns, false, None)
     }
@@ -191,7 +198,7 @@ impl Flow {
     /// Returns the longest chain of calls in functions, 1 if there are no calls.
     ///
     /// # Errors
-    /// E2BIG above [`MAX_FRAMES`].
+    /// `E2BIG` above [`MAX_FRAMES`].
     pub fn frame_depth(&self) -> Result<usize, Reject> {
         self.deepest(|_| 1)
     }
@@ -199,7 +206,7 @@ impl Flow {
     /// Returns the largest sum of `cost` (called with a function's number) over a chain of calls.
     ///
     /// # Errors
-    /// E2BIG if a chain has more than [`MAX_FRAMES`] functions, as recursion always has.
+    /// `E2BIG` if a chain has more than [`MAX_FRAMES`] functions, as recursion always has.
     pub fn deepest(&self, cost: impl Fn(usize) -> usize) -> Result<usize, Reject> {
         let calls = self.calls();
         // By function: the cost of the most expensive chain of so many calls that ends in it.

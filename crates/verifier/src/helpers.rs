@@ -17,6 +17,10 @@ use crate::program::Kind;
 /// `bpf_lsm_file_open`, `bpf_iter_tcp`) or a structure (`tcp_congestion_ops`). Some helpers are for
 /// programs at certain targets only; if the name is not known, programs count as being at the right
 /// one.
+///
+/// # Errors
+/// [`Missing::Unknown`] if Linux 6.18 has no such helper, [`Missing::NotForThisType`] if programs
+/// of this type and attach type cannot call it, [`Missing::NotAtThisTarget`] if others of them can.
 pub fn helper(id: HelperId, kind: &Kind, target: Option<&str>) -> Result<&'static Helper, Missing> {
     if id.0 >= HelperId::COUNT {
         return Err(Missing::Unknown);

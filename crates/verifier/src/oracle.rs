@@ -69,7 +69,8 @@ pub fn verify_shortly(program: &Program<'_>, most: u32) -> Verdict {
 /// Returns the shape of a program, for [`Follower::new`].
 ///
 /// # Errors
-/// The program is refused for its shape.
+/// `E2BIG` or `EINVAL`, as for [`crate::function_starts`]; `EINVAL` too if the function that runs
+/// when the program throws begins at no instruction.
 pub fn flow(program: &Program<'_>) -> Result<Flow, Reject> {
     shape(program)
 }

@@ -16,6 +16,9 @@ pub struct Unresolved {
 }
 
 /// Replaces the descriptor of every map by the index that `maps` pairs it with.
+///
+/// # Errors
+/// [`Unresolved`] if an instruction names a descriptor that `maps` does not have.
 pub fn resolve(insns: &[Insn], maps: &[(i32, u32)]) -> Result<Vec<Insn>, Unresolved> {
     let mut resolved = insns.to_vec();
     for (index, insn) in resolved.iter_mut().enumerate() {

@@ -12,7 +12,9 @@ use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::{modules, replace};
 
-/// Judges a program as the kernel does.
+/// Judges a program as the kernel does (`bpf_check`).
+///
+/// A refusal has the errno of `BPF_PROG_LOAD`: [`Refusal::errno`](crate::verdict::Refusal::errno).
 ///
 /// `level` says how much of a log to write; if the log is longer than [`MOST_LOG`] bytes, a part is
 /// left out. For any bytes, there is an answer after at most 1,000,000 instructions looked at.
@@ -85,6 +87,11 @@ fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
 ///
 /// Its type information must describe them. If that names one that runs when the program throws,
 /// that one is included.
+///
+/// # Errors
+/// `E2BIG` if the program is empty or longer than [`MAX_INSNS`](crate::MAX_INSNS). `EINVAL` if an
+/// opcode is undefined, a jump leaves its function, a call leads to no instruction, or a function
+/// ends without an exit or a jump. Dead code may be invalid otherwise.
 pub fn function_starts(insns: &[Insn]) -> Result<Vec<usize>, Reject> {
     let flow = Flow::tolerant(insns, None)?;
     let functions = flow.functions().iter();

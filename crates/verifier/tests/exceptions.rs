@@ -16,7 +16,7 @@ use btf::{Builder, PTR};
 const R0_IS_0: Insn = mov(0, 0);
 const GLOBAL: u32 = 1;
 
-/// A program whose first function throws 7, or runs `main`, and the callback for that.
+/// A program with a first function that throws 7 or runs `main`, and the callback for that.
 struct Case {
     what: &'static str,
     kind: Kind,

@@ -263,8 +263,7 @@ fn maps_for_programs_that_sleep() {
     assert!(compared > 10);
 }
 
-/// Where every number matters again and again, the verifier does not backtrack over all of the path
-/// each time.
+/// The verifier does not backtrack over all of the path each time that a number matters.
 #[test]
 fn long_paths_on_which_everything_matters() {
     // Backtracking does not follow numbers fetched from the stack. Each turn of the loop has a

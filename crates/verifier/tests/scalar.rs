@@ -164,7 +164,7 @@ fn intervals_hold_all_results() {
         (scalar, members)
     };
     let all: Vec<_> = intervals().into_iter().map(with_members).collect();
-    // All with some; which, changes from one to the next.
+    // Each with a seventh of all, and the next one with another seventh.
     for (number, (left, xs)) in all.iter().enumerate() {
         for (right, ys) in all.iter().skip(number % 7).step_by(7) {
             for wide in [false, true] {

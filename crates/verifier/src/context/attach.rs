@@ -88,9 +88,11 @@ pub fn is_loadable(kind: &Kind) -> bool {
     }
 }
 
-/// Checks sleeping: a program of this kind may sleep if it says so, and says so if it must.
+/// Checks sleeping: a program of this kind may sleep if it says so, and says so if it must
+/// (`can_be_sleepable`, and the start of `check_attach_btf_id`).
 ///
-/// The error is the kernel's line; `EINVAL`.
+/// # Errors
+/// The line of the kernel's log; the errno is `EINVAL`.
 pub fn check_sleepable(kind: &Kind) -> Result<(), &'static str> {
     let may = match kind.prog_type {
         ProgramType::TRACING => matches!(

@@ -121,7 +121,11 @@ struct Place<'a> {
 impl KernelTypes {
     /// Checks that a program of this kind may attach to its target (`check_attach_btf_id`).
     ///
-    /// Kinds that do not attach by BTF may. The error is the log's line.
+    /// Kinds that do not attach by BTF may.
+    ///
+    /// # Errors
+    /// `EINVAL` if the target does not exist or is not one for programs of this kind. `ENOTSUPP` if
+    /// programs cannot implement the structure's operations, or this one.
     pub fn check_attach(&self, kind: &Kind) -> Result<(), Refused> {
         if kind.prog_type == ProgramType::SYSCALL {
             return if kind.is_sleepable() {

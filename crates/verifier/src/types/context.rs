@@ -30,8 +30,12 @@ impl KernelTypes {
     /// Returns the result of a load from the context of a program that is attached by BTF
     /// (`btf_ctx_access`).
     ///
-    /// Such programs are tp_btf, fentry, fexit, fmod_ret, LSM, iterators, struct_ops. The error is
-    /// the log's text before "invalid bpf_context access off=%d size=%d"; empty if there is none.
+    /// Such programs are tp_btf, fentry, fexit, fmod_ret, LSM, iterators, struct_ops. `off` and
+    /// `size` are in bytes.
+    ///
+    /// # Errors
+    /// The log's text before "invalid bpf_context access off=%d size=%d"; empty if there is none.
+    /// The errno is `EACCES`.
     pub fn context(&self, kind: &Kind, off: i32, size: u32) -> Result<Member, String> {
         let aligned = u32::try_from(off).is_ok_and(|off| off.checked_rem(size) == Some(0));
         if !aligned || off >= MOST_BYTES {

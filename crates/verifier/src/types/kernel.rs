@@ -44,7 +44,7 @@ pub enum Member {
 
 /// The trust in a pointer to a structure of the kernel.
 ///
-/// Where the kernel has several flags, this is the one that decides how the pointer may be used.
+/// Of several flags in the kernel, this is the one that decides how the pointer may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
     /// `PTR_TRUSTED`.
@@ -134,6 +134,11 @@ impl KernelTypes {
     ///
     /// `base` is the trust in the pointer to it. `rcu` says that nothing read here goes away
     /// meanwhile (`in_rcu_cs`: a program that cannot sleep, or an RCU or lock section).
+    ///
+    /// # Errors
+    /// `EINVAL` if it is no structure, nothing is at the offset, or structures are nested too
+    /// deeply. `EACCES` if the load goes beyond the structure or a member, or takes a part of a
+    /// pointer. `EFAULT` if the type of a member has no size.
     pub fn member(
         &self,
         structure: u32,
@@ -211,7 +216,8 @@ impl KernelTypes {
     /// Returns the kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` returns
     /// (`get_kern_ctx_btf_id`).
     ///
-    /// The error is the log's line.
+    /// # Errors
+    /// `EINVAL` if the kernel's types have none for the type.
     pub fn kernel_context(&self, prog_type: ProgramType) -> Result<u32, Refused> {
         let types = &self.types;
         let name = format!("{}_kern", prog_type.name().unwrap_or_default());
@@ -265,8 +271,10 @@ impl KernelTypes {
         Some(field.offset)
     }
 
-    /// Checks that an instruction may load the address of this (`check_pseudo_btf_id`). The error
-    /// is an errno and the log's line.
+    /// Checks that an instruction may load the address of this (`check_pseudo_btf_id`).
+    ///
+    /// # Errors
+    /// `ENOENT` if there is no such type, `EINVAL` if it is no variable or function.
     pub(crate) fn check_addressable(&self, id: u32) -> Result<(), Refused> {
         let signed = id.cast_signed();
         match self.types.get(id) {

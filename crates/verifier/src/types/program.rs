@@ -89,13 +89,13 @@ type FuncInfo = [u32; 2];
 type LineInfo = [u32; 4];
 
 impl ProgramTypes {
-    /// Checks `func_info` and `line_info` as in `union bpf_attr`.
+    /// Checks `func_info` and `line_info` as in `union bpf_attr` (`check_btf_info`).
     ///
     /// `starts` are the starts of the program's functions. `kernel` is for arguments that point to
     /// its structures.
     ///
     /// # Errors
-    /// The kernel's log lines, with its errno.
+    /// `EINVAL` if `btf` is no BTF; the others are those of [`ProgramTypes::of`].
     pub fn new(
         btf: &[u8],
         func_info: &[FuncInfo],
@@ -110,6 +110,10 @@ impl ProgramTypes {
     }
 
     /// Checks them for several programs with one BTF.
+    ///
+    /// # Errors
+    /// `EINVAL` if they do not describe the functions at `starts`, or are not ascending; those of
+    /// [`ProgramTypes::exception_callback`].
     pub fn of(
         types: &FileTypes,
         func_info: &[FuncInfo],
@@ -148,6 +152,10 @@ impl ProgramTypes {
     ///
     /// It begins a function even if nothing calls it, so this must be known before functions are
     /// counted.
+    ///
+    /// # Errors
+    /// `EEXIST` if there are several tags, `ENOENT` if the types lack the named function, `EINVAL`
+    /// if it is static or not in `func_info` (`bpf_find_exception_callback_insn_off`).
     pub fn exception_callback(
         btf: &[u8],
         func_info: &[FuncInfo],
@@ -229,6 +237,9 @@ impl ProgramTypes {
 
     /// Returns the content of `size` bytes at `off` of an allocated structure: numbers, as far as
     /// they may be accessed at all.
+    ///
+    /// # Errors
+    /// `EACCES` if a special field is there; else those of [`KernelTypes::member`].
     pub fn member(
         &self,
         structure: u32,

@@ -10,7 +10,11 @@ use super::{ProgramTypes, Refused};
 impl ProgramTypes {
     /// Checks that this program's first function may replace `function` of the other program.
     ///
-    /// Both are numbers of `FUNC`s. The error is the kernel's line.
+    /// `function` is the number of a `FUNC`.
+    ///
+    /// # Errors
+    /// `EINVAL` if one of the two is not global, this program's types describe no function, or
+    /// their prototypes differ. `EFAULT` if one of them has no prototype.
     pub fn may_replace(&self, other: &Self, function: u32) -> Result<(), Refused> {
         let Some(own) = self.function(0) else {
             return refuse("Program extension requires BTF".to_owned());

@@ -28,7 +28,8 @@ impl KernelTypes {
     /// Checks that a program of this kind may write `size` bytes at `off` of a structure of the
     /// kernel.
     ///
-    /// The error is the log's line.
+    /// # Errors
+    /// `EACCES` if no writable member contains all of the bytes.
     pub fn may_write(
         &self,
         kind: &Kind,

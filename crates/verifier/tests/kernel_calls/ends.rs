@@ -10,7 +10,7 @@ use beeline_verifier::program::Kind;
 use crate::asm::{END, R0_IS_0, copy, helper, load, set, skip_if};
 use crate::oracle::{Oracle, plain};
 
-/// The return value of a program whose type follows from the operation that it implements.
+/// The return value of a program that implements an operation, which decides about its type.
 #[test]
 fn operations() {
     let Some(mut oracle) = Oracle::new() else {

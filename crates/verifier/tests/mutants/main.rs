@@ -8,9 +8,9 @@
 //!
 //! ```text
 //! cargo test -p beeline-verifier --test mutants -- [OPTION ...]
-//!   --survey       goes on after a difference, and lists in the end what kinds there were
+//!   --survey       goes on after a difference, and lists the kinds of them at the end
 //!   --only SOURCE  programs from there only: random, extras, worldly, selftests
-//!   --refusals     lists why programs are refused, and how many
+//!   --refusals     lists the reasons for refusals, and their numbers
 //! ```
 
 #[allow(dead_code, reason = "a program is judged with fewer helpers elsewhere")]

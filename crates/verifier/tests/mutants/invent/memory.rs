@@ -31,7 +31,7 @@ impl Inventor<'_> {
             0 => store_imm(size, pointer, off, 1),
             1 => store_sized(size, pointer, off, register),
             2 if size != DW => load_sized(MEMSX | size, register, pointer, off),
-            // It has to be aligned, which is seldom known.
+            // The address has to be aligned, and that is seldom known.
             3 if self.extra.is_none() || self.breaks() => {
                 atomic(W, pointer, off, register, (ADD | FETCH as u8).into())
             }
