@@ -13,7 +13,7 @@
 //! | [`explored`], [`prune`], [`equal`], [`loops`] | the earlier states, and the decision whether an earlier state covers this one |
 //! | [`precision`] | the numbers that mattered |
 //! | [`liveness`] | the stack slots that are read later |
-//! | [`print`] | the log |
+//! | [`print`], [`state_text`] | the log |
 //! | [`oracle`] | paths without pruning, for tests |
 
 mod alu;
@@ -45,6 +45,7 @@ mod prune;
 mod references;
 mod shape;
 mod stack;
+mod state_text;
 mod step;
 
 use std::collections::BTreeSet;
@@ -54,8 +55,8 @@ use beeline_isa::{Insn, Op};
 use beeline_uapi::Errno;
 
 use crate::flow::{Flow, Function, MAX_INSNS};
-use crate::program::{Map, Program};
-use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, Step};
+use crate::program::Program;
+use crate::state::{Frame, HeldKind, Linked, LockPlace, Reg, State, Step};
 use crate::types::FunctionArg;
 use crate::verdict::{Effort, LogLevel, MapUse, ProgramSummary, Refusal};
 
@@ -378,15 +379,6 @@ impl<'a> Explorer<'a> {
     fn fresh_id(&mut self) -> u32 {
         self.ids += 1;
         self.ids
-    }
-
-    /// Returns the map with this number.
-    fn map(&self, id: MapId) -> &'a Map {
-        let (_, map) = self.program.maps[usize::from(id.index)];
-        match &map.inner {
-            Some(inner) if id.inner => inner,
-            _ => map,
-        }
     }
 
     fn function_name(&self, number: usize) -> &'a str {

@@ -5,6 +5,7 @@ use std::fmt;
 use beeline_isa::Insn;
 use beeline_uapi::{AttachType, MapType, ProgramType, flags};
 
+use crate::state::MapId;
 use crate::types::{KernelTypes, ProgramTypes};
 
 /// A program as `BPF_PROG_LOAD` has it.
@@ -50,6 +51,17 @@ pub struct Modules<'a> {
     /// It comes with the module's place among those of [`KernelTypes::with_modules`]; `None` if it
     /// is not a module's.
     pub btf: &'a [(i32, Option<usize>)],
+}
+
+impl<'a> Program<'a> {
+    /// Returns the map with this number.
+    pub(crate) fn map(&self, id: MapId) -> &'a Map {
+        let (_, map) = self.maps[usize::from(id.index)];
+        match &map.inner {
+            Some(inner) if id.inner => inner,
+            _ => map,
+        }
+    }
 }
 
 impl fmt::Debug for Program<'_> {

@@ -4,7 +4,8 @@
 use beeline_isa::{Alu, Op, Operand, Size};
 use beeline_uapi::Errno;
 
-use super::print::{alu_name, type_name};
+use super::print::alu_name;
+use super::state_text::type_name;
 use super::{Check, Explorer, no};
 use crate::scalar::Scalar;
 use crate::state::{ADD_CONST, ADD_CONST_NARROW, ADD_CONST_WIDE, Flags, Reg, Type};

@@ -7,8 +7,8 @@ use beeline_uapi::{Errno, HelperId, MapType};
 use super::alu::MOST_OFFSET;
 use super::helper::Meta;
 use super::memory::By;
-use super::print::type_name;
 use super::stack::Range;
+use super::state_text::type_name;
 use super::{Check, Explorer, no};
 use crate::helpers::{Arg, Helper};
 use crate::program::Map;
@@ -59,7 +59,7 @@ impl Explorer<'_> {
     /// (`resolve_map_arg_type`).
     fn resolved(&self, arg: Arg, meta: &Meta) -> Arg {
         let is_value = matches!(arg, Arg::Value | Arg::ValueOrNull | Arg::UninitValue);
-        let map_type = meta.map.map(|map| self.map(map).map_type);
+        let map_type = meta.map.map(|map| self.program.map(map).map_type);
         match map_type {
             Some(MapType::SOCKMAP | MapType::SOCKHASH) if is_value => Arg::BtfSockCommon {
                 release: false,
@@ -157,7 +157,7 @@ impl Explorer<'_> {
 
     fn known_map(&self, meta: &Meta) -> Check<&Map> {
         match meta.map {
-            Some(map) => Ok(self.map(map)),
+            Some(map) => Ok(self.program.map(map)),
             None => no(Errno::EACCES, "invalid map_ptr to access map->key"),
         }
     }
@@ -245,11 +245,11 @@ impl Explorer<'_> {
                 if write {
                     return self.refuse_write(number, &reg);
                 }
-                let limit = self.map(map).key_size;
+                let limit = self.program.map(map).key_size;
                 self.check_region(number, reg.off, size, limit, false, "map key, key_size")?;
             }
             Type::MapValue(map) => {
-                self.uses.per_cpu |= self.map(map).map_type.is_per_cpu();
+                self.uses.per_cpu |= self.program.map(map).map_type.is_per_cpu();
                 self.check_map_rights(&reg, number, reg.off, size, write)?;
                 self.check_value(number, reg.off, size, zero_allowed, By::Helper)?;
             }

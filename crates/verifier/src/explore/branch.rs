@@ -175,7 +175,7 @@ impl Explorer<'_> {
     pub(super) fn not_null(&self, reg: &mut Reg) {
         use crate::context::SocketKind;
         if let Type::MapValue(id) = reg.kind {
-            let map = self.map(id);
+            let map = self.program.map(id);
             if map.inner.is_some() && !id.inner {
                 let unique = if has_timer(map.inner.as_deref()) {
                     reg.id
@@ -213,7 +213,7 @@ impl Explorer<'_> {
             )
         };
         match reg.kind {
-            Type::MapValue(id) => self.map(id).fields.iter().any(is_lock),
+            Type::MapValue(id) => self.program.map(id).fields.iter().any(is_lock),
             Type::Btf(_) => self.fields_behind(reg).iter().any(is_lock),
             _ => false,
         }

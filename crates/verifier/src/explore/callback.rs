@@ -81,7 +81,7 @@ impl Explorer<'_> {
             }
             HelperId::FOR_EACH_MAP_ELEM => {
                 // The only type here without `map_set_for_each_callback_args`.
-                if self.map(map).map_type == MapType::LPM_TRIE {
+                if self.program.map(map).map_type == MapType::LPM_TRIE {
                     return no(Errno::ENOTSUPP, "callback function not allowed for map");
                 }
                 let args = [

@@ -188,7 +188,7 @@ impl Explorer<'_> {
         match socket_access(kind, at, size as u32).filter(|_| fixed) {
             Some(field) => Ok(self.field(field)),
             None => {
-                let name = super::print::type_name(reg);
+                let name = super::state_text::type_name(reg);
                 no(
                     Errno::EACCES,
                     format!("R{base} invalid {name} access off={at} size={size}"),
@@ -216,7 +216,7 @@ impl Explorer<'_> {
             base, size, write, ..
         } = access;
         let at = reg.off + access.off;
-        let name = self.structure_name(reg, btf_id).to_owned();
+        let name = self.text().structure(reg, btf_id);
         if at < 0 {
             return no(
                 Errno::EACCES,
@@ -279,17 +279,6 @@ impl Explorer<'_> {
         }
     }
 
-    pub(super) fn structure_name(&self, reg: &Reg, btf_id: u32) -> &str {
-        // A pointer to the kernel's own per-CPU data is not trusted at all.
-        let of_map =
-            reg.flags.has(Flags::PERCPU) && reg.flags.has(Flags::RCU.with(Flags::UNTRUSTED));
-        if reg.flags.has(Flags::ALLOC) || of_map {
-            self.program.types.map_or("", |types| types.name(btf_id))
-        } else {
-            self.program.kernel.map_or("", |kernel| kernel.name(btf_id))
-        }
-    }
-
     /// Checks that a helper may read so many bytes of a structure.
     pub(super) fn check_structure_read(&mut self, number: u8, reg: &Reg, size: i32) -> Check {
         let access = Access {
@@ -314,7 +303,7 @@ impl Explorer<'_> {
             base, size, write, ..
         } = access;
         let at = reg.off + access.off;
-        let map_type = self.map(id).map_type;
+        let map_type = self.program.map(id).map_type;
         let name = map_structure(map_type);
         if at < 0 {
             return no(

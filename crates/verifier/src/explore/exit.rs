@@ -3,7 +3,7 @@
 
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
-use super::print::type_name;
+use super::state_text::type_name;
 use super::{Check, Explorer, Next, no};
 use crate::context::returns::{Returns, not_a_number, out_of_range, returns};
 use crate::state::{HeldKind, Reg, Type};

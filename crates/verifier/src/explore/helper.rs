@@ -85,7 +85,7 @@ impl Explorer<'_> {
             HelperId::MAP_PUSH_ELEM,
             HelperId::MAP_POP_ELEM,
         ];
-        if changes.contains(&number) && self.map(map).flags & RDONLY_PROG != 0 {
+        if changes.contains(&number) && self.program.map(map).flags & RDONLY_PROG != 0 {
             return no(Errno::EACCES, "write into map forbidden");
         }
         Ok(())
@@ -95,7 +95,7 @@ impl Explorer<'_> {
     /// count as the same (`record_func_key`).
     fn note_constant_index(&mut self, map: MapId) -> Check {
         let index = self.cur.reg(3).var.constant();
-        let is_element = |index: u64| index < u64::from(self.map(map).max_entries);
+        let is_element = |index: u64| index < u64::from(self.program.map(map).max_entries);
         if index.is_some_and(is_element) {
             self.mark_precise(3)?;
         }
@@ -213,7 +213,7 @@ impl Explorer<'_> {
             HelperId::DYNPTR_FROM_MEM => {
                 let reg = *self.cur.reg(1);
                 if !matches!(reg.kind, Type::MapValue(_)) {
-                    let name = super::print::type_name(&reg);
+                    let name = super::state_text::type_name(&reg);
                     return no(
                         Errno::EACCES,
                         format!("Unsupported reg type {name} for bpf_dynptr_from_mem data"),
@@ -311,7 +311,7 @@ impl Explorer<'_> {
         let Some(id) = meta.map else {
             return Reg::UNKNOWN;
         };
-        let map = self.map(id);
+        let map = self.program.map(id);
         let is_array = matches!(map.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY);
         let is_there = meta.id == HelperId::MAP_LOOKUP_ELEM
             && is_array
@@ -368,7 +368,10 @@ impl Explorer<'_> {
             | HelperId::RINGBUF_RESERVE
             | HelperId::KPTR_XCHG => true,
             HelperId::MAP_LOOKUP_ELEM => meta.map.is_some_and(|map| {
-                matches!(self.map(map).map_type, MapType::SOCKMAP | MapType::SOCKHASH)
+                matches!(
+                    self.program.map(map).map_type,
+                    MapType::SOCKMAP | MapType::SOCKHASH
+                )
             }),
             _ => false,
         }

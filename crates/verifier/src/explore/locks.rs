@@ -47,7 +47,7 @@ impl Explorer<'_> {
         let place = i64::from(reg.off) + variable.cast_signed();
         let (fields, place_of, what) = match reg.kind {
             Type::MapValue(id) => {
-                let map = self.map(id);
+                let map = self.program.map(id);
                 (
                     map.fields.clone(),
                     LockPlace::Map(id),
@@ -125,7 +125,7 @@ impl Explorer<'_> {
                 format!("R{number} doesn't point to a map's value"),
             );
         };
-        let map = self.map(id);
+        let map = self.program.map(id);
         let timer = map
             .fields
             .iter()

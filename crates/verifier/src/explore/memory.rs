@@ -4,7 +4,7 @@ use beeline_uapi::Errno;
 use beeline_uapi::flags::{ANY_ALIGNMENT, RDONLY_PROG, STRICT_ALIGNMENT, WRONLY_PROG};
 
 use super::alu::MOST_OFFSET;
-use super::print::type_name;
+use super::state_text::type_name;
 use super::{Check, Explorer, no};
 use crate::program::FieldKind;
 use crate::scalar::{Scalar, Tnum};
@@ -76,7 +76,7 @@ impl Explorer<'_> {
                         format!("write to change key R{base} not allowed"),
                     );
                 }
-                let bytes = self.map(id).key_size;
+                let bytes = self.program.map(id).key_size;
                 self.check_region(base, at, size, bytes, false, "map key, key_size")?;
                 unknown
             }
@@ -164,7 +164,7 @@ impl Explorer<'_> {
         {
             return self.access_pointer_field(field, access);
         }
-        let map = self.map(id);
+        let map = self.program.map(id);
         self.uses.per_cpu |= map.map_type.is_per_cpu();
         let constant = map.constant.as_ref().zip(place).and_then(|(bytes, place)| {
             let start = usize::try_from(place).ok()?;
@@ -197,7 +197,7 @@ impl Explorer<'_> {
         let Type::MapValue(id) = reg.kind else {
             return Ok(());
         };
-        let map = self.map(id);
+        let map = self.program.map(id);
         let what = match write {
             true if map.flags & RDONLY_PROG != 0 => "write into",
             false if map.flags & WRONLY_PROG != 0 => "read from",
@@ -219,7 +219,7 @@ impl Explorer<'_> {
         let Type::MapValue(id) = reg.kind else {
             return Ok(());
         };
-        let map = self.map(id);
+        let map = self.program.map(id);
         self.check_region(
             number,
             off,

@@ -187,7 +187,7 @@ impl Explorer<'_> {
                 return Err(format!(
                     "before insn {} R{number} is {value:#x}, and not {}",
                     at.insn,
-                    self.reg_text(reg)
+                    self.text().reg(reg, self.cur.depth())
                 ));
             }
         }
@@ -224,7 +224,7 @@ impl Explorer<'_> {
                     at.insn,
                     8 * (number + 1),
                     slot.bytes,
-                    self.reg_text(&slot.reg)
+                    self.text().reg(&slot.reg, self.cur.depth())
                 ));
             }
         }

@@ -6,10 +6,8 @@ use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op};
 
 use super::Explorer;
 use super::log_text::Text;
-use crate::context::SocketKind;
-use crate::scalar::Signed;
-use crate::state::{Byte, DynptrKind, Flags, Frame, Object, Reg, State, Type};
-use crate::tnum::Unsigned;
+use super::state_text::{StateText, frame_prefix};
+use crate::state::{Frame, Type};
 use crate::verdict::LogLevel;
 
 #[derive(Debug)]
@@ -108,7 +106,7 @@ impl Log {
     }
 }
 
-impl Explorer<'_> {
+impl<'a> Explorer<'a> {
     /// Returns the log with the line of figures at its end.
     ///
     /// Also returns its largest length at any time.
@@ -204,14 +202,18 @@ impl Explorer<'_> {
         for number in 0..=FRAME_POINTER {
             let reg = &frame.regs[usize::from(number)];
             if self.log.touched & 1 << number != 0 && reg.kind != Type::Uninit {
-                let _ = write!(text, " R{number}={}", self.reg_text(reg));
+                let _ = write!(
+                    text,
+                    " R{number}={}",
+                    self.text().reg(reg, self.cur.depth())
+                );
                 any = true;
             }
         }
         for (slot, content) in frame.stack.iter().enumerate() {
             let is_touched = self.log.touched_slots & 1 << slot != 0;
             if (is_touched || last.stack.get(slot) != Some(content))
-                && let Some(slot) = self.slot_text(slot, content, self.cur.depth())
+                && let Some(slot) = self.text().slot(slot, content, self.cur.depth())
             {
                 text += &slot;
                 any = true;
@@ -238,8 +240,8 @@ impl Explorer<'_> {
             return;
         }
         let depth = self.cur.depth();
-        let caller = self.frame_text(&self.cur, depth - 1);
-        let callee = self.frame_text(&self.cur, depth);
+        let caller = self.text().frame(&self.cur, depth - 1);
+        let callee = self.text().frame(&self.cur, depth);
         self.log.touched |= 1 << FRAME_POINTER;
         self.log.line("caller:");
         self.log.line(&caller);
@@ -254,7 +256,7 @@ impl Explorer<'_> {
             return;
         }
         let depth = self.cur.depth();
-        let caller = self.frame_text(&self.cur, depth);
+        let caller = self.text().frame(&self.cur, depth);
         self.log.line("returning from callee:");
         self.log.line(callee);
         self.log.line(&format!("to caller at {insn}:"));
@@ -264,143 +266,16 @@ impl Explorer<'_> {
         self.log.returned = true;
     }
 
+    /// Returns the writer of registers and stacks.
+    pub(super) fn text(&self) -> StateText<'a> {
+        StateText {
+            program: self.program,
+        }
+    }
+
     /// Returns the innermost frame, as the log shows it.
     pub(super) fn state_text(&self) -> String {
-        self.frame_text(&self.cur, self.cur.depth())
-    }
-
-    pub(super) fn frame_text(&self, state: &State, depth: usize) -> String {
-        let frame = &state.frames[depth];
-        let mut text = frame_prefix(depth);
-        for (number, reg) in frame.regs.iter().enumerate() {
-            if reg.kind != Type::Uninit {
-                let _ = write!(text, " R{number}={}", self.reg_text_in(reg, depth));
-            }
-        }
-        for (slot, content) in frame.stack.iter().enumerate() {
-            if let Some(slot) = self.slot_text(slot, content, depth) {
-                text += &slot;
-            }
-        }
-        let refs: Vec<_> = state.held.iter().map(|held| held.id.to_string()).collect();
-        if !refs.is_empty() {
-            let _ = write!(text, " refs={}", refs.join(","));
-        }
-        text
-    }
-
-    fn slot_text(&self, slot: usize, content: &crate::state::Slot, own: usize) -> Option<String> {
-        let at = -(slot as i64 + 1) * 8;
-        match content.object {
-            Object::Dynptr { first: true, kind } => {
-                return Some(format!(" fp{at}=dynptr_{}()", dynptr_name(kind)));
-            }
-            Object::Dynptr { .. } => return None,
-            Object::Iter { active, depth, .. } => {
-                let what = if active { "active" } else { "drained" };
-                return Some(format!(" fp{at}=iter({what},depth={depth})"));
-            }
-            _ => {}
-        }
-        if content.bytes.iter().all(|&byte| byte == Byte::Invalid) {
-            return None;
-        }
-        let types: String = content
-            .bytes
-            .iter()
-            .rev()
-            .map(|&byte| byte_letter(byte))
-            .collect();
-        if content.is_whole_scalar() || content.is_spill() && content.reg.is_pointer() {
-            return Some(format!(" fp{at}={}", self.reg_text_in(&content.reg, own)));
-        }
-        if content.is_spill() {
-            let spilled = self.reg_text_in(&content.reg, own);
-            return Some(format!(" fp{at}={}{spilled}", types.replace('r', "")));
-        }
-        Some(format!(" fp{at}={types}"))
-    }
-
-    pub(super) fn reg_text(&self, reg: &Reg) -> String {
-        self.reg_text_in(reg, self.cur.depth())
-    }
-
-    /// Returns the text of a register of this frame. A pointer into a stack names the frame only if
-    /// it is another one.
-    fn reg_text_in(&self, reg: &Reg, own_frame: usize) -> String {
-        let mark = if reg.precise { "P" } else { "" };
-        if let Some(value) = reg.constant() {
-            return format!("{mark}{}", Signed(value.cast_signed()));
-        }
-        let mut inside = String::new();
-        let mut put = |text: String| {
-            if !inside.is_empty() {
-                inside.push(',');
-            }
-            inside += &text;
-        };
-        if reg.is_scalar() {
-            if reg.id != 0 {
-                let id = reg.id & !crate::state::ADD_CONST;
-                let more = if reg.id & crate::state::ADD_CONST != 0 {
-                    format!("+{}", reg.off)
-                } else {
-                    String::new()
-                };
-                put(format!("id={id}{more}"));
-            }
-            reg.var.describe(&mut inside);
-            return format!("{mark}scalar({inside})");
-        }
-        let mut name = type_name(reg);
-        if let Type::Btf(btf_id) = reg.kind {
-            name += self.structure_name(reg, btf_id);
-        }
-        if let (Type::Stack(frame), Some(variable)) = (reg.kind, reg.var.constant()) {
-            let own = usize::from(frame) == own_frame;
-            let at = i64::from(reg.off) + variable.cast_signed();
-            let name = if own {
-                "fp".to_owned()
-            } else {
-                format!("fp[{frame}]")
-            };
-            return format!("{name}{at}");
-        }
-        if reg.id != 0 {
-            put(format!("id={}", reg.id));
-        }
-        if reg.ref_id != 0 {
-            put(format!("ref_obj_id={}", reg.ref_id));
-        }
-        match reg.kind {
-            Type::Map(id) | Type::MapKey(id) | Type::MapValue(id) => {
-                let map = self.map(id);
-                if !map.name.is_empty() {
-                    put(format!("map={}", map.name));
-                }
-                put(format!("ks={},vs={}", map.key_size, map.value_size));
-            }
-            _ => {}
-        }
-        if reg.off != 0 {
-            put(format!("off={}", reg.off));
-        }
-        if reg.is_packet() {
-            put(format!(
-                "r={}",
-                Unsigned(i64::from(reg.range).cast_unsigned())
-            ));
-        }
-        if let Type::Mem(bytes) = reg.kind {
-            put(format!("sz={bytes}"));
-        }
-        if reg.var.constant() != Some(0) {
-            match reg.var.constant() {
-                Some(value) => put(format!("imm={:#x}", value)),
-                None => reg.var.describe(&mut inside),
-            }
-        }
-        format!("{name}({inside})")
+        self.text().frame(&self.cur, self.cur.depth())
     }
 }
 
@@ -420,84 +295,6 @@ fn touched_by(op: &Op) -> u16 {
 /// (`vlog_alignment`, which counts the newline too).
 fn padding(column: usize) -> usize {
     (column + 5).max(40).next_multiple_of(8) - column - 2
-}
-
-fn frame_prefix(depth: usize) -> String {
-    if depth == 0 {
-        String::new()
-    } else {
-        format!(" frame{depth}:")
-    }
-}
-
-fn byte_letter(byte: Byte) -> char {
-    match byte {
-        Byte::Invalid => '?',
-        Byte::Spill => 'r',
-        Byte::Misc => 'm',
-        Byte::Zero => '0',
-        Byte::Dynptr => 'd',
-        Byte::Iter => 'i',
-        Byte::IrqFlag => 'f',
-    }
-}
-
-fn dynptr_name(kind: DynptrKind) -> &'static str {
-    match kind {
-        DynptrKind::Local => "local",
-        DynptrKind::Ringbuf => "ringbuf",
-        DynptrKind::Skb => "skb",
-        DynptrKind::Xdp => "xdp",
-        DynptrKind::SkbMeta => "skb_meta",
-        DynptrKind::Any => "invalid",
-    }
-}
-
-/// Implements `reg_type_str`.
-pub(super) fn type_name(reg: &Reg) -> String {
-    let mut prefix = String::new();
-    for (flag, name) in [
-        (Flags::RDONLY, "rdonly_"),
-        (Flags::RINGBUF, "ringbuf_"),
-        (Flags::USER, "user_"),
-        (Flags::PERCPU, "percpu_"),
-        (Flags::UNTRUSTED, "untrusted_"),
-        (Flags::TRUSTED, "trusted_"),
-        (Flags::RCU, "rcu_"),
-    ] {
-        if reg.flags.has(flag) {
-            prefix += name;
-        }
-    }
-    let name = match reg.kind {
-        Type::Uninit => "?".to_owned(),
-        Type::Scalar => "scalar".to_owned(),
-        Type::Context => "ctx".to_owned(),
-        Type::Map(_) => "map_ptr".to_owned(),
-        Type::MapValue(_) => "map_value".to_owned(),
-        Type::MapKey(_) => "map_key".to_owned(),
-        Type::Stack(_) => "fp".to_owned(),
-        Type::Packet => "pkt".to_owned(),
-        Type::PacketMeta => "pkt_meta".to_owned(),
-        Type::PacketEnd => "pkt_end".to_owned(),
-        Type::FlowKeys => "flow_keys".to_owned(),
-        Type::Socket(SocketKind::Common) => "sock_common".to_owned(),
-        Type::Socket(SocketKind::Socket) => "sock".to_owned(),
-        Type::Socket(SocketKind::Tcp) => "tcp_sock".to_owned(),
-        Type::Socket(SocketKind::Xdp) => "xdp_sock".to_owned(),
-        Type::Btf(_) => {
-            let postfix = if reg.may_be_null() { "or_null_" } else { "" };
-            return format!("{prefix}ptr_{postfix}");
-        }
-        Type::Mem(_) => "mem".to_owned(),
-        Type::Buffer => "buf".to_owned(),
-        Type::TracepointBuffer => "tp_buffer".to_owned(),
-        Type::Func(_) => "func".to_owned(),
-        Type::Dynptr(_) => "dynptr_ptr".to_owned(),
-        Type::Arena => "arena".to_owned(),
-    };
-    let postfix = if reg.may_be_null() { "_or_null" } else { "" };
-    format!("{prefix}{name}{postfix}")
 }
 
 /// Implements `bpf_alu_string`.

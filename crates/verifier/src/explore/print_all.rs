@@ -75,7 +75,7 @@ impl Explorer<'_> {
             let text = format!(
                 "mark_precise: frame{number}: parent state {}: {}",
                 wanted_text(registers, slots),
-                self.frame_text(state, number)
+                self.text().frame(state, number)
             );
             self.log.line(&text);
         }

@@ -81,7 +81,7 @@ impl Explorer<'_> {
 
     /// Implements `check_map_func_compatibility`.
     pub(super) fn check_map_suits(&self, map: crate::state::MapId, helper: HelperId) -> Check {
-        let map_type = self.map(map).map_type;
+        let map_type = self.program.map(map).map_type;
         if suits(helper, map_type) && super::maps::may_update(&self.program.kind, map_type, helper)
         {
             return Ok(());
@@ -103,7 +103,7 @@ impl Explorer<'_> {
                 format!("R{number} does not point to a map value"),
             );
         };
-        let map = self.map(id);
+        let map = self.program.map(id);
         if map.flags & RDONLY_PROG == 0 {
             return no(
                 Errno::EACCES,
@@ -156,7 +156,7 @@ impl Explorer<'_> {
         let Type::MapValue(id) = reg.kind else {
             return None;
         };
-        let fields = &self.map(id).fields;
+        let fields = &self.program.map(id).fields;
         fields
             .iter()
             .copied()
@@ -185,7 +185,7 @@ impl Explorer<'_> {
                 format!(
                     "invalid kptr access, R{} type={}",
                     access.value.unwrap_or(0),
-                    stored.map_or(String::new(), |reg| super::print::type_name(&reg))
+                    stored.map_or(String::new(), |reg| super::state_text::type_name(&reg))
                 ),
             );
         }
@@ -306,7 +306,7 @@ impl Explorer<'_> {
         if suits {
             return Ok(());
         }
-        let name = super::print::type_name(reg);
+        let name = super::state_text::type_name(reg);
         no(
             Errno::EACCES,
             format!("invalid kptr access, R{number} type={name}"),

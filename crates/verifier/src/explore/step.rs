@@ -285,7 +285,7 @@ impl Explorer<'_> {
         let reg = *self.cur.reg(number);
         match reg.kind {
             Type::Context | Type::Packet | Type::PacketMeta | Type::FlowKeys | Type::Socket(_) => {
-                let name = super::print::type_name(&reg);
+                let name = super::state_text::type_name(&reg);
                 no(
                     Errno::EACCES,
                     format!("BPF_ATOMIC {what} R{number} {name} is not allowed"),

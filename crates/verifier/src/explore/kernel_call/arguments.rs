@@ -2,7 +2,7 @@
 
 use beeline_uapi::Errno;
 
-use super::super::print::type_name;
+use super::super::state_text::type_name;
 use super::super::{Check, Explorer, no};
 use super::{Call, Initialised, Meta, RBTREE_ADD};
 use crate::context::SocketKind;

@@ -77,7 +77,7 @@ impl Explorer<'_> {
     /// Returns the special fields of the value or object that a register points to.
     pub(in super::super) fn fields_behind(&self, reg: &Reg) -> Vec<MapField> {
         match reg.kind {
-            Type::MapValue(id) => self.map(id).fields.clone(),
+            Type::MapValue(id) => self.program.map(id).fields.clone(),
             Type::Btf(btf_id) if reg.flags.has(Flags::ALLOC) => self.object_fields(btf_id),
             _ => Vec::new(),
         }

@@ -27,7 +27,13 @@ impl Explorer<'_> {
         if let Some(known) = meta.map
             && known != map
         {
-            let has = |kind| self.map(map).fields.iter().any(|field| field.kind == kind);
+            let has = |kind| {
+                self.program
+                    .map(map)
+                    .fields
+                    .iter()
+                    .any(|field| field.kind == kind)
+            };
             let (what, registers) = if has(FieldKind::TaskWork) {
                 ("bpf_task_work", (2, 3))
             } else if has(FieldKind::Workqueue) {
@@ -77,7 +83,7 @@ impl Explorer<'_> {
                 ),
             );
         };
-        let map = self.map(id);
+        let map = self.program.map(id);
         let Some(field) = map.fields.iter().find(|field| field.kind == kind) else {
             return no(
                 Errno::EINVAL,
