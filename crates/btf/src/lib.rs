@@ -40,6 +40,14 @@ pub mod kind {
     pub const ENUM64: u8 = 19;
 }
 
+/// `BTF_INT_*`: the bits of an integer's encoding.
+pub mod int {
+    #![allow(missing_docs)] // The names are the kernel's.
+    pub const SIGNED: u32 = 1 << 0;
+    pub const CHAR: u32 = 1 << 1;
+    pub const BOOL: u32 = 1 << 2;
+}
+
 /// `BTF_VAR_*` and `BTF_FUNC_*`.
 pub mod linkage {
     #![allow(missing_docs)] // The names are the kernel's.
@@ -48,8 +56,8 @@ pub mod linkage {
     pub const EXTERN: u32 = 2;
 }
 
-/// `BTF_MAGIC` and `BTF_VERSION`.
-const MAGIC_AND_VERSION: [u8; 3] = [0x9f, 0xeb, 1];
+/// `BTF_MAGIC` and `BTF_VERSION`: the first bytes of BTF, and of `.BTF.ext` in object files.
+pub const MAGIC_AND_VERSION: [u8; 3] = [0x9f, 0xeb, 1];
 /// The bytes of `struct btf_header`.
 const HEADER: usize = 24;
 /// The bytes of `struct btf_type`.
@@ -481,7 +489,7 @@ impl Type<'_> {
         }
     }
 
-    /// Returns an integer's encoding: `BTF_INT_SIGNED` 1, `BTF_INT_CHAR` 2, `BTF_INT_BOOL` 4.
+    /// Returns an integer's encoding: bits of [`int`].
     pub fn int_encoding(&self) -> Option<u32> {
         let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
         Some(word >> 24 & 0xf)

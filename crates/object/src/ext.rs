@@ -1,7 +1,7 @@
 //! `.BTF.ext`: the information on instructions, by sections of code. `Documentation/bpf/btf.rst`
 //! describes the format.
 
-use beeline_btf::Btf;
+use beeline_btf::{Btf, MAGIC_AND_VERSION};
 
 /// Its parts, each by the section that it is about.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub(crate) struct Records<'a> {
 impl<'a> Ext<'a> {
     /// Parses the data; returns None if it is malformed.
     pub(crate) fn parse(data: &'a [u8], btf: &Btf<'_>) -> Option<Self> {
-        if !data.starts_with(&[0x9f, 0xeb, 1]) {
+        if !data.starts_with(&MAGIC_AND_VERSION) {
             return None;
         }
         let header = word(data, 4)?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use beeline_btf::{Btf, Type, kind};
+use beeline_btf::{Btf, Type, int, kind};
 use beeline_uapi::MapType;
 use beeline_uapi::flags::{MMAPABLE, RDONLY_PROG};
 
@@ -207,7 +207,7 @@ impl ConfigOption {
 fn config_value(btf: &Btf<'_>, it: Type<'_>, size: u32, text: &str) -> Option<Vec<u8>> {
     let size = size as usize;
     let encoding = it.int_encoding().unwrap_or(0);
-    let (is_bool, is_signed) = (encoding & 4 != 0, encoding & 1 != 0);
+    let (is_bool, is_signed) = (encoding & int::BOOL != 0, encoding & int::SIGNED != 0);
     let number = match text {
         "y" | "m" | "n" if it.kind == kind::INT && size == 1 && !is_bool => {
             i128::from(*text.as_bytes().first()?)

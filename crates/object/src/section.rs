@@ -485,33 +485,63 @@ mod tests {
     fn names_are_looked_up_whole_or_up_to_the_slash() {
         let of = |name| {
             let kind = SectionKind::of(name);
-            (kind.prog_type.0, kind.expected_attach_type.0, kind.flags)
+            (kind.prog_type, kind.expected_attach_type, kind.flags)
         };
-        assert_eq!(of("uprobe"), (2, 0, 0));
-        assert_eq!(of("uprobe.s//bin/true:main"), (2, 0, SLEEPABLE));
-        assert_eq!(of("uprobes/x"), (0, 0, 0));
-        assert_eq!(of("xdp"), (6, 37, 0));
-        assert_eq!(of("xdp.frags/devmap"), (6, 33, XDP_HAS_FRAGS));
-        assert_eq!(of("kprobe_foo"), (0, 0, 0));
-        assert_eq!(of("tp/sched/sched_switch"), (5, 0, 0));
-        assert_eq!(of("syscall"), (31, 0, SLEEPABLE));
-        assert_eq!(of(""), (0, 0, 0));
+        assert_eq!(of("uprobe"), (ProgramType::KPROBE, UNSPECIFIED, 0));
+        assert_eq!(
+            of("uprobe.s//bin/true:main"),
+            (ProgramType::KPROBE, UNSPECIFIED, SLEEPABLE)
+        );
+        assert_eq!(of("uprobes/x"), (ProgramType::UNSPEC, UNSPECIFIED, 0));
+        assert_eq!(of("xdp"), (ProgramType::XDP, AttachType::XDP, 0));
+        assert_eq!(
+            of("xdp.frags/devmap"),
+            (ProgramType::XDP, AttachType::XDP_DEVMAP, XDP_HAS_FRAGS)
+        );
+        assert_eq!(of("kprobe_foo"), (ProgramType::UNSPEC, UNSPECIFIED, 0));
+        assert_eq!(
+            of("tp/sched/sched_switch"),
+            (ProgramType::TRACEPOINT, UNSPECIFIED, 0)
+        );
+        assert_eq!(
+            of("syscall"),
+            (ProgramType::SYSCALL, UNSPECIFIED, SLEEPABLE)
+        );
+        assert_eq!(of(""), (ProgramType::UNSPEC, UNSPECIFIED, 0));
     }
 
     #[test]
     fn other_names_are_taken_for_what_they_begin_with() {
         let of = |name| {
             let kind = SectionKind::of(name);
-            (kind.prog_type.0, kind.expected_attach_type.0)
+            (kind.prog_type, kind.expected_attach_type)
         };
-        assert_eq!(of("xdp/foo"), (6, 37));
-        assert_eq!(of("xdp_drop"), (6, 37));
-        assert_eq!(of("xdp/devmap/two"), (6, 33));
-        assert_eq!(of("tc/tail"), (3, 0));
-        assert_eq!(of("tc/ingress_main"), (3, 46));
-        assert_eq!(of("cgroup/sock2"), (9, 2));
-        assert_eq!(of("cgroup/skb/egress"), (8, 0));
-        assert_eq!(of("socket/http_filter"), (1, 0));
-        assert_eq!(of("sockets"), (1, 0));
+        assert_eq!(of("xdp/foo"), (ProgramType::XDP, AttachType::XDP));
+        assert_eq!(of("xdp_drop"), (ProgramType::XDP, AttachType::XDP));
+        assert_eq!(
+            of("xdp/devmap/two"),
+            (ProgramType::XDP, AttachType::XDP_DEVMAP)
+        );
+        assert_eq!(of("tc/tail"), (ProgramType::SCHED_CLS, UNSPECIFIED));
+        assert_eq!(
+            of("tc/ingress_main"),
+            (ProgramType::SCHED_CLS, AttachType::TCX_INGRESS)
+        );
+        assert_eq!(
+            of("cgroup/sock2"),
+            (
+                ProgramType::CGROUP_SOCK,
+                AttachType::CGROUP_INET_SOCK_CREATE
+            )
+        );
+        assert_eq!(
+            of("cgroup/skb/egress"),
+            (ProgramType::CGROUP_SKB, UNSPECIFIED)
+        );
+        assert_eq!(
+            of("socket/http_filter"),
+            (ProgramType::SOCKET_FILTER, UNSPECIFIED)
+        );
+        assert_eq!(of("sockets"), (ProgramType::SOCKET_FILTER, UNSPECIFIED));
     }
 }

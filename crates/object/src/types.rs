@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use beeline_btf::{Btf, Type, kind, linkage, to_bytes};
+use beeline_btf::{Btf, Type, int, kind, linkage, to_bytes};
 
 use crate::elf::Elf;
 use crate::ext::word;
@@ -237,8 +237,8 @@ impl Types<'_> {
         if let Some(id) = self.numbers().find(is_int) {
             return id;
         }
-        /// `BTF_INT_SIGNED`, offset 0, 32 bits.
-        const SIGNED_32_BITS: u32 = 1 << 24 | 32;
+        /// The encoding, an offset of 0, and the number of bits.
+        const SIGNED_32_BITS: u32 = int::SIGNED << 24 | 32;
         let name = self.string(b"int\0");
         self.add(&[name, u32::from(kind::INT) << 24, INT_BYTES, SIGNED_32_BITS])
     }

@@ -1,6 +1,6 @@
 //! Compares whole types of the file's and of the kernel's, for existence and equality.
 
-use beeline_btf::{Btf, Type, kind};
+use beeline_btf::{Btf, Type, int, kind};
 
 use super::{Senseless, Sensible, are_comparable, bare, essential};
 
@@ -121,7 +121,8 @@ impl Comparison<'_> {
                     return Ok(same_kind && self.members(ours, theirs, depth)?);
                 }
                 kind::INT => {
-                    let signed = |it: Type<'_>| it.int_encoding().map(|encoding| encoding & 1);
+                    let signed =
+                        |it: Type<'_>| it.int_encoding().map(|encoding| encoding & int::SIGNED);
                     let same = ours.size() == theirs.size() && signed(ours) == signed(theirs);
                     return Ok(same_kind && same);
                 }

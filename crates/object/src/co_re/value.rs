@@ -1,6 +1,6 @@
 //! The number that a relocation puts into its instruction.
 
-use beeline_btf::{Btf, Type, kind};
+use beeline_btf::{Btf, Type, int, kind};
 
 use super::spec::Spec;
 use super::{Senseless, Sensible, What, bare};
@@ -83,7 +83,10 @@ pub(super) fn number(
 /// Returns whether zeros may be prepended: pointers and unsigned integers stay the same.
 fn may_be_resized(ours: Type<'_>, theirs: Type<'_>) -> bool {
     let is_pointer = |it: Type<'_>| it.kind == kind::PTR;
-    let is_unsigned = |it: Type<'_>| it.int_encoding().is_some_and(|encoding| encoding != 1);
+    let is_unsigned = |it: Type<'_>| {
+        it.int_encoding()
+            .is_some_and(|encoding| encoding != int::SIGNED)
+    };
     is_pointer(ours) && is_pointer(theirs) || is_unsigned(ours) && is_unsigned(theirs)
 }
 
@@ -156,7 +159,9 @@ fn field(btf: &Btf<'_>, spec: &Spec<'_>) -> Sensible<Side> {
         What::FieldSigned => {
             let is_signed = match it.kind {
                 kind::ENUM | kind::ENUM64 => it.is_flagged(),
-                _ => it.int_encoding().is_some_and(|encoding| encoding & 1 != 0),
+                _ => it
+                    .int_encoding()
+                    .is_some_and(|encoding| encoding & int::SIGNED != 0),
             };
             (is_signed.into(), true)
         }
