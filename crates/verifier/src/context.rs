@@ -72,7 +72,8 @@ impl Field {
     }
 }
 
-/// Returns the field at `off`, of `size` bytes, if it may be read, or written.
+/// Returns the field at `off`, of `size` bytes, if it may be read, or written (`is_valid_access` of
+/// each `struct bpf_verifier_ops`).
 ///
 /// `None` means "invalid bpf_context access off=%d size=%d". `size` is one of 1, 2, 4 and 8.
 pub fn access(kind: &Kind, off: i32, size: u32, write: bool) -> Option<Field> {
@@ -165,7 +166,8 @@ pub fn socket_access(structure: SocketKind, off: i32, size: u32) -> Option<Field
     find(rows, family, off, size, false)
 }
 
-/// Returns whether these bytes of `struct bpf_flow_keys` may be read and written.
+/// Returns whether these bytes of `struct bpf_flow_keys` may be read and written
+/// (`check_flow_keys_access`).
 ///
 /// If not: "invalid access to flow keys off=%d size=%d".
 pub fn flow_keys_access(off: i32, size: u32) -> bool {

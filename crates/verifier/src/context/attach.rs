@@ -6,7 +6,8 @@ use beeline_uapi::{AttachType, ProgramType};
 
 use crate::program::Kind;
 
-/// Returns the kind with the attach type that the kernel assumes if a loader names none.
+/// Returns the kind with the attach type that the kernel assumes if a loader names none
+/// (`bpf_prog_load_fixup_attach_type`).
 pub fn normalize(kind: Kind) -> Kind {
     let attach_type = match kind.prog_type {
         ProgramType::CGROUP_SOCK if kind.attach_type == AttachType::UNSPECIFIED => {
@@ -24,7 +25,9 @@ pub fn normalize(kind: Kind) -> Kind {
 }
 
 /// Returns whether programs of this type may name this attach type, and a target in the kernel's
-/// BTF. If not, loading fails with `EINVAL` before the program is looked at.
+/// BTF (`bpf_prog_load_check_attach`).
+///
+/// If not, loading fails with `EINVAL` before the program is looked at.
 pub fn is_loadable(kind: &Kind) -> bool {
     let by_btf = [
         ProgramType::TRACING,

@@ -5,7 +5,8 @@ use beeline_uapi::ProgramType;
 
 use crate::program::Kind;
 
-/// Returns whether a program of this kind may store through a pointer into a packet.
+/// Returns whether a program of this kind may store through a pointer into a packet
+/// (`may_access_direct_pkt_data`).
 ///
 /// If not: "cannot write into packet". A program that has such a pointer may read through it.
 pub fn may_store(kind: &Kind) -> bool {
@@ -27,7 +28,7 @@ pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
     }
 }
 
-/// Returns whether it may use `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND`.
+/// Returns whether it may use `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND` (`may_access_skb`).
 ///
 /// If not: "BPF_LD_[ABS|IND] instructions not allowed for this program type".
 pub fn may_load_classic(kind: &Kind) -> bool {

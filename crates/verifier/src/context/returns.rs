@@ -20,7 +20,7 @@ pub enum Returns {
     NotSupported,
 }
 
-/// Returns the values that programs of a kind may return.
+/// Returns the values that programs of a kind may return (`check_return_code`).
 pub fn returns(kind: &Kind) -> Returns {
     let boolean = Returns::Within(0..=1);
     match kind.prog_type {

@@ -92,14 +92,15 @@ impl KernelFunction {
         self.flags & flags != 0
     }
 
-    /// Returns whether programs of this kind may call it.
+    /// Returns whether programs of this kind may call it (`btf_kfunc_id_set_contains`).
     ///
     /// If not, the kernel says "calling kernel function NAME is not allowed".
     pub fn may_be_called_by(&self, kind: &Kind) -> bool {
         self.callers & (callers::COMMON | callers_of(kind)) != 0
     }
 
-    /// Returns whether it concerns the device that a program is bound to.
+    /// Returns whether it concerns the device that a program is bound to
+    /// (`bpf_dev_bound_kfunc_id`).
     ///
     /// Others cannot call it: "metadata kfuncs require device-bound program".
     pub fn needs_device(&self) -> bool {
