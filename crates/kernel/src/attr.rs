@@ -4,10 +4,19 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use beeline_uapi::Command;
+use beeline_uapi::attr::ProgLoad;
+use beeline_uapi::{Command, offset_behind};
 
 /// The words up to `fd_array_cnt`. Older kernels accept unknown fields that are 0.
-const WORDS: usize = 38;
+const WORDS: usize = offset_behind!(ProgLoad, fd_array_cnt) / size_of::<u32>();
+
+/// The word in which a field of a command's attribute begins. Pointers take two words.
+macro_rules! word {
+    ($of:ident . $field:ident) => {
+        ::core::mem::offset_of!(::beeline_uapi::attr::$of, $field) / size_of::<u32>()
+    };
+}
+pub(crate) use word;
 
 /// The argument of a command. It borrows the memory that its pointers lead to.
 #[derive(Debug)]

@@ -4,7 +4,6 @@
 //! is attached and nothing pinned.
 
 mod attr;
-mod field;
 
 use std::ffi::CString;
 use std::io;
@@ -16,8 +15,7 @@ use beeline_isa::opcode::{
 use beeline_isa::{INSN_BYTES, Insn};
 use beeline_uapi::{AttachType, Command, MapType, ProgramType, log};
 
-use attr::Attr;
-use field::{btf_load, info, map_create, map_elem, object_id, prog_load, test_run};
+use attr::{Attr, word};
 
 /// The bytes of log that one load may write.
 const LOG_BYTES: usize = 16 << 20;
@@ -101,19 +99,22 @@ pub struct Refusal {
 /// without the capability, `ENOMEM`.
 pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
-    attr.put(map_create::MAP_TYPE, spec.map_type.0);
-    attr.put(map_create::KEY_SIZE, spec.key_size);
-    attr.put(map_create::VALUE_SIZE, spec.value_size);
-    attr.put(map_create::MAX_ENTRIES, spec.max_entries);
-    attr.put(map_create::MAP_FLAGS, spec.flags);
-    attr.put_fd(map_create::INNER_MAP_FD, spec.inner);
+    attr.put(word!(MapCreate.map_type), spec.map_type.0);
+    attr.put(word!(MapCreate.key_size), spec.key_size);
+    attr.put(word!(MapCreate.value_size), spec.value_size);
+    attr.put(word!(MapCreate.max_entries), spec.max_entries);
+    attr.put(word!(MapCreate.map_flags), spec.flags);
+    attr.put_fd(word!(MapCreate.inner_map_fd), spec.inner);
     if let Some((btf, key, value)) = spec.types {
-        attr.put_fd(map_create::BTF_FD, Some(btf));
-        attr.put(map_create::BTF_KEY_TYPE_ID, key);
-        attr.put(map_create::BTF_VALUE_TYPE_ID, value);
+        attr.put_fd(word!(MapCreate.btf_fd), Some(btf));
+        attr.put(word!(MapCreate.btf_key_type_id), key);
+        attr.put(word!(MapCreate.btf_value_type_id), value);
     }
-    attr.put(map_create::MAP_EXTRA, spec.map_extra as u32);
-    attr.put(map_create::MAP_EXTRA + 1, (spec.map_extra >> 32) as u32);
+    attr.put(word!(MapCreate.map_extra), spec.map_extra as u32);
+    attr.put(
+        word!(MapCreate.map_extra) + 1,
+        (spec.map_extra >> 32) as u32,
+    );
     attr.make(Command::MAP_CREATE)
 }
 
@@ -129,11 +130,11 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut attr = Attr::default();
-    attr.put_fd(map_elem::MAP_FD, Some(map.as_fd()));
+    attr.put_fd(word!(Element.map_fd), Some(map.as_fd()));
     // SAFETY: the check above has found both to have the sizes that the kernel reads.
     unsafe {
-        attr.point(map_elem::KEY, key);
-        attr.point(map_elem::VALUE, value);
+        attr.point(word!(Element.key), key);
+        attr.point(word!(Element.value), value);
     }
     attr.call(Command::MAP_UPDATE_ELEM).map(drop)
 }
@@ -142,8 +143,8 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
 fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     let mut start = [0; 16];
     let mut attr = Attr::default();
-    attr.put_fd(info::BPF_FD, Some(map));
-    attr.lend_mut(info::INFO, info::INFO_LEN, &mut start);
+    attr.put_fd(word!(Info.bpf_fd), Some(map));
+    attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut start);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
     let (words, _) = start.as_chunks::<4>();
     let mut result = [0; 4];
@@ -160,7 +161,7 @@ fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
 /// that cannot be frozen, or has special fields.
 pub fn freeze(map: impl AsFd) -> io::Result<()> {
     let mut attr = Attr::default();
-    attr.put_fd(map_elem::MAP_FD, Some(map.as_fd()));
+    attr.put_fd(word!(Element.map_fd), Some(map.as_fd()));
     attr.call(Command::MAP_FREEZE).map(drop)
 }
 
@@ -170,13 +171,17 @@ pub fn freeze(map: impl AsFd) -> io::Result<()> {
 /// The errno of bpf(2), `EINVAL` for malformed types, with the first 64 KiB of the kernel's log.
 pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
     let mut attr = Attr::default();
-    attr.lend(btf_load::BTF, btf_load::BTF_SIZE, btf);
+    attr.lend(word!(BtfLoad.btf), word!(BtfLoad.btf_size), btf);
     if let Ok(fd) = attr.make(Command::BTF_LOAD) {
         return Ok(fd);
     }
     let mut log = vec![0; 1 << 16];
-    attr.lend_mut(btf_load::BTF_LOG_BUF, btf_load::BTF_LOG_SIZE, &mut log);
-    attr.put(btf_load::BTF_LOG_LEVEL, log::LEVEL1);
+    attr.lend_mut(
+        word!(BtfLoad.btf_log_buf),
+        word!(BtfLoad.btf_log_size),
+        &mut log,
+    );
+    attr.put(word!(BtfLoad.btf_log_level), log::LEVEL1);
     let made = attr.make(Command::BTF_LOAD);
     made.map_err(refusal(&log))
 }
@@ -205,36 +210,49 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     let insns: Vec<[u8; INSN_BYTES]> = spec.insns.iter().map(|insn| insn.encode()).collect();
     let license = CString::new(spec.license).unwrap_or_default();
     let mut attr = Attr::default();
-    attr.put(prog_load::PROG_TYPE, spec.prog_type.0);
-    attr.lend(prog_load::INSNS, prog_load::INSN_CNT, &insns);
+    attr.put(word!(ProgLoad.prog_type), spec.prog_type.0);
+    attr.lend(word!(ProgLoad.insns), word!(ProgLoad.insn_cnt), &insns);
     // SAFETY: the kernel reads up to the 0 at its end.
-    unsafe { attr.point(prog_load::LICENSE, license.as_bytes_with_nul()) };
-    attr.put(prog_load::KERN_VERSION, spec.kernel_version);
-    attr.put(prog_load::PROG_FLAGS, spec.flags);
-    attr.put(prog_load::EXPECTED_ATTACH_TYPE, spec.expected_attach_type.0);
+    unsafe { attr.point(word!(ProgLoad.license), license.as_bytes_with_nul()) };
+    attr.put(word!(ProgLoad.kern_version), spec.kernel_version);
+    attr.put(word!(ProgLoad.prog_flags), spec.flags);
+    attr.put(
+        word!(ProgLoad.expected_attach_type),
+        spec.expected_attach_type.0,
+    );
     if let Some(types) = spec.types {
-        attr.put_fd(prog_load::PROG_BTF_FD, Some(types.btf));
-        attr.put(prog_load::FUNC_INFO_REC_SIZE, size_of::<[u32; 2]>() as u32);
+        attr.put_fd(word!(ProgLoad.prog_btf_fd), Some(types.btf));
+        attr.put(
+            word!(ProgLoad.func_info_rec_size),
+            size_of::<[u32; 2]>() as u32,
+        );
         attr.lend(
-            prog_load::FUNC_INFO,
-            prog_load::FUNC_INFO_CNT,
+            word!(ProgLoad.func_info),
+            word!(ProgLoad.func_info_cnt),
             types.functions,
         );
-        attr.put(prog_load::LINE_INFO_REC_SIZE, size_of::<[u32; 4]>() as u32);
-        attr.lend(prog_load::LINE_INFO, prog_load::LINE_INFO_CNT, types.lines);
+        attr.put(
+            word!(ProgLoad.line_info_rec_size),
+            size_of::<[u32; 4]>() as u32,
+        );
+        attr.lend(
+            word!(ProgLoad.line_info),
+            word!(ProgLoad.line_info_cnt),
+            types.lines,
+        );
     }
-    attr.put(prog_load::ATTACH_BTF_ID, spec.attach_btf_id);
-    attr.put_fd(prog_load::ATTACH_FD, spec.attach_to);
+    attr.put(word!(ProgLoad.attach_btf_id), spec.attach_btf_id);
+    attr.put_fd(word!(ProgLoad.attach_prog_fd), spec.attach_to);
     if !spec.fd_array.is_empty() {
         // SAFETY: the kernel reads the elements that instructions name, and `places_are_there` has
         // checked that `fd_array` has them.
-        unsafe { attr.point(prog_load::FD_ARRAY, as_bytes(spec.fd_array)) };
+        unsafe { attr.point(word!(ProgLoad.fd_array), as_bytes(spec.fd_array)) };
     }
     let mut log = Vec::new();
     if spec.log_level != 0 {
         log = vec![0; log_bytes];
-        attr.put(prog_load::LOG_LEVEL, spec.log_level);
-        attr.lend_mut(prog_load::LOG_BUF, prog_load::LOG_SIZE, &mut log);
+        attr.put(word!(ProgLoad.log_level), spec.log_level);
+        attr.lend_mut(word!(ProgLoad.log_buf), word!(ProgLoad.log_size), &mut log);
     }
     let made = attr.make(Command::PROG_LOAD);
     match made.map_err(refusal(&log)) {
@@ -282,12 +300,12 @@ pub fn module_types(name: &str) -> io::Result<OwnedFd> {
     let mut id = 0;
     loop {
         let mut attr = Attr::default();
-        attr.put(object_id::ID, id);
+        attr.put(word!(GetId.start_id), id);
         // ENOENT after the last one.
         attr.call(Command::BTF_GET_NEXT_ID)?;
-        id = attr.get(object_id::NEXT_ID);
+        id = attr.get(word!(GetId.next_id));
         let mut attr = Attr::default();
-        attr.put(object_id::ID, id);
+        attr.put(word!(GetId.start_id), id);
         // Some are gone by now.
         if let Ok(btf) = attr.make(Command::BTF_GET_FD_BY_ID)
             && is_module(&btf, name)?
@@ -307,8 +325,8 @@ fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
     about[16..24].copy_from_slice(&address.to_ne_bytes());
     about[24..28].copy_from_slice(&(found.len() as u32).to_ne_bytes());
     let mut attr = Attr::default();
-    attr.put_fd(info::BPF_FD, Some(btf.as_fd()));
-    attr.lend_mut(info::INFO, info::INFO_LEN, &mut about);
+    attr.put_fd(word!(Info.bpf_fd), Some(btf.as_fd()));
+    attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut about);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
     let of_kernel = u32::from_ne_bytes([about[28], about[29], about[30], about[31]]);
     Ok(of_kernel != 0 && text(&found) == name)
@@ -343,16 +361,27 @@ pub struct Run<'a> {
 /// packet or context that is too short or too long.
 pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
     let mut attr = Attr::default();
-    attr.put_fd(test_run::PROG_FD, Some(program.as_fd()));
+    attr.put_fd(word!(TestRun.prog_fd), Some(program.as_fd()));
     if !run.packet.is_empty() {
-        attr.lend(test_run::DATA_IN, test_run::DATA_SIZE_IN, run.packet);
+        attr.lend(
+            word!(TestRun.data_in),
+            word!(TestRun.data_size_in),
+            run.packet,
+        );
     }
-    attr.put(test_run::REPEAT, run.repeat);
+    attr.put(word!(TestRun.repeat), run.repeat);
     if !run.context.is_empty() {
-        attr.lend_mut(test_run::CTX_IN, test_run::CTX_SIZE_IN, run.context);
+        attr.lend_mut(
+            word!(TestRun.ctx_in),
+            word!(TestRun.ctx_size_in),
+            run.context,
+        );
     }
     attr.call(Command::PROG_TEST_RUN)?;
-    Ok((attr.get(test_run::RETVAL), attr.get(test_run::DURATION)))
+    Ok((
+        attr.get(word!(TestRun.retval)),
+        attr.get(word!(TestRun.duration)),
+    ))
 }
 
 /// Returns the text before the first 0.
