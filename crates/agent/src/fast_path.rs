@@ -26,6 +26,7 @@ use core::sync::atomic::{
 };
 
 use beeline_maps::{Caller, Map};
+use beeline_uapi::attr::Element;
 use beeline_uapi::linux::{
     MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_SHARED, PROT_READ, PROT_WRITE, SEEK_CUR,
 };
@@ -163,25 +164,14 @@ fn result(done: Option<Result<(), Errno>>) -> i64 {
     }
 }
 
-/// The part of `union bpf_attr` for commands on one element.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Element {
-    fd: u32,
-    unused: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
 /// The longest keys that are iterated over here.
 const LONGEST_KEY: usize = 128;
 
 impl FastPath {
     /// Carries out the command. Returns `None` if it has no fast path.
     fn operate(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
-        let (map, writable) = self.map(element.fd)?;
-        if element.unused != 0 {
+        let (map, writable) = self.map(element.map_fd)?;
+        if element.padding != 0 {
             return None;
         }
         if !writable && !matches!(command, cmd::LOOKUP | cmd::NEXT_KEY) {
@@ -251,9 +241,9 @@ impl FastPath {
     }
 
     /// Returns the map behind a descriptor, and whether it may be changed by it.
-    fn map(&self, fd: u32) -> Option<(&Map, bool)> {
+    fn map(&self, fd: i32) -> Option<(&Map, bool)> {
         // SAFETY: the call only returns a number.
-        let position = unsafe { sys::syscall(nr::LSEEK, [fd.into(), 0, SEEK_CUR, 0]) } as u64;
+        let position = unsafe { sys::syscall(nr::LSEEK, [fd as u64, 0, SEEK_CUR, 0]) } as u64;
         let named = position.wrapping_sub(MAP_POSITION);
         let (id, access) = (named >> 8, named & 0xff);
         if id >= LISTED as u64 || access & READS == 0 {
@@ -278,7 +268,7 @@ impl FastPath {
     /// Maps a map for the first time.
     #[cold]
     #[inline(never)]
-    fn learn(&self, id: u32, fd: u32, listed: &Listed) -> Option<&Map> {
+    fn learn(&self, id: u32, fd: i32, listed: &Listed) -> Option<&Map> {
         /// At this place or nowhere, and with the mark that distinguishes Beeline's
         /// mappings from the tool's.
         const FLAGS: u64 = MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE;
@@ -295,7 +285,7 @@ impl FastPath {
         let base = unsafe {
             sys::syscall6(
                 nr::MMAP,
-                [start, len, PROT_READ | PROT_WRITE, FLAGS, fd.into(), 0],
+                [start, len, PROT_READ | PROT_WRITE, FLAGS, fd as u64, 0],
             )
         } as u64;
         if base != start {

@@ -3,23 +3,10 @@
 
 use beeline_maps::{Kind, Map};
 use beeline_uapi::Errno;
+use beeline_uapi::attr::Batch;
 
 use super::memory::overlap;
 use super::{FastPath, cmd};
-
-/// The part of `union bpf_attr` for these commands.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Batch {
-    from: u64,
-    to: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    fd: u32,
-    element_flags: u64,
-    flags: u64,
-}
 
 const COUNT: u64 = core::mem::offset_of!(Batch, count) as u64;
 const WORD: usize = 4;
@@ -38,12 +25,12 @@ impl FastPath {
     /// As [`FastPath::operate`].
     pub(super) fn batch(&self, command: u64, at: u64, size: u64) -> Option<Result<(), Errno>> {
         let batch: Batch = self.memory.attribute(at, size)?;
-        let (map, writable) = self.map(batch.fd)?;
+        let (map, writable) = self.map(batch.map_fd)?;
         let is_array = matches!(map.spec().kind()?, Kind::Array | Kind::PercpuArray);
         let changes = command != cmd::LOOKUP_BATCH;
         let of_hashes = matches!(command, cmd::LOOKUP_AND_DELETE_BATCH | cmd::DELETE_BATCH);
         if batch.count == 0
-            || (batch.element_flags | batch.flags) != 0
+            || (batch.elem_flags | batch.flags) != 0
             || (changes && !writable)
             || (is_array && of_hashes)
             || !self.memory.writes(at.checked_add(COUNT)?, WORD as u64)
@@ -74,8 +61,8 @@ impl FastPath {
         let (map, batch) = (job.map, &job.batch);
         let keys = self.memory.output(batch.keys, job.keys_len)?;
         let values = self.memory.output(batch.values, job.values_len)?;
-        self.memory.output(batch.to, WORD)?;
-        let from = match batch.from {
+        self.memory.output(batch.out_batch, WORD)?;
+        let from = match batch.in_batch {
             0 => None,
             at => {
                 self.memory.input(at, WORD)?;
@@ -102,7 +89,7 @@ impl FastPath {
         // SAFETY: both have been found writable.
         unsafe {
             if let Some(cursor) = cursor {
-                (batch.to as *mut u32).write_unaligned(cursor);
+                (batch.out_batch as *mut u32).write_unaligned(cursor);
             }
             job.count.write_unaligned(read.count);
         }

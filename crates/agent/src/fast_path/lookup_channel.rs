@@ -14,10 +14,10 @@ use core::sync::atomic::{
     fence,
 };
 
+use beeline_uapi::attr::Element;
 use beeline_uapi::linux::MSG_NOSIGNAL;
 use beeline_uapi::{Errno, nr};
 
-use super::Element;
 use super::memory::{ToolMemory, overlap};
 use super::prefetch::file_of;
 use crate::{arch, sys};
@@ -143,7 +143,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
     fn is_there(&self) -> bool {
         let inode = self.socket.inode.load(Acquire);
         let file = (self.socket.device.load(Relaxed), inode);
-        inode != 0 && file_of(self.socket.fd.load(Relaxed)) == Some(file)
+        inode != 0 && file_of(self.socket.fd.load(Relaxed) as i32) == Some(file)
     }
 
     /// Sends a request, and waits for its answer. Returns `None` if something went wrong and the

@@ -19,12 +19,13 @@ use core::sync::atomic::{
     fence,
 };
 
+use beeline_uapi::attr::Element;
 use beeline_uapi::linux::CLOCK_MONOTONIC;
 use beeline_uapi::{Errno, nr};
 
 use super::lookup_channel::{CHANNELS, ChannelUse, LISTED, ListedMap, LookupChannel, Room, Socket};
 use super::memory::{ToolMemory, overlap};
-use super::{Element, LONGEST_KEY, cmd, result};
+use super::{LONGEST_KEY, cmd, result};
 use crate::fast_path::DECLINED;
 use crate::{arch, sys};
 
@@ -157,10 +158,10 @@ pub unsafe extern "C" fn beeline_guest_fast_path(
 impl GuestFastPath {
     /// Carries out the command. Returns `None` if it has no fast path.
     fn step(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
-        if element.key == 0 || element.unused != 0 || element.flags != 0 {
+        if element.key == 0 || element.padding != 0 || element.flags != 0 {
             return None;
         }
-        let file = file_of(element.fd)?;
+        let file = file_of(element.map_fd)?;
         match command {
             cmd::NEXT_KEY => {
                 let (view, step) = self.step_of(file, element)?;
@@ -349,13 +350,13 @@ impl<'a> View<'a> {
 }
 
 /// Returns device and inode of a descriptor's file.
-pub(super) fn file_of(fd: u32) -> Option<(u64, u64)> {
+pub(super) fn file_of(fd: i32) -> Option<(u64, u64)> {
     /// The length of `struct stat` in words; the first two are these.
     const STAT: usize = 18;
     let mut stat = MaybeUninit::<[u64; STAT]>::uninit();
     let to = stat.as_mut_ptr().expose_provenance() as u64;
     // SAFETY: the call writes one `struct stat`.
-    if unsafe { sys::syscall(nr::FSTAT, [fd.into(), to, 0, 0]) } != 0 {
+    if unsafe { sys::syscall(nr::FSTAT, [fd as u64, to, 0, 0]) } != 0 {
         return None;
     }
     // SAFETY: the call has succeeded, so the structure was written.
