@@ -7,12 +7,12 @@ use beeline_isa::abi::{
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::emit::Emitter;
+use super::macro_assembler::MacroAssembler;
 use super::registers::RUN;
 use crate::code::Error;
 use crate::inline::Inline;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     /// Emits the code in place of the call of a helper. Registers of arguments are free, as a call
     /// destroys them.
     pub(crate) fn inline(&mut self, index: usize, id: u32, inline: Inline) -> Result<(), Error> {
