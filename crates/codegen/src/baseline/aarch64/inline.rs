@@ -3,12 +3,12 @@
 use beeline_isa::abi::{CONTEXT_COOKIE, CONTEXT_CPU, CONTEXT_SITE, RUN_VALUES, SITE_ADDRESS};
 
 use super::assembler::{Access, Condition, Reg, Three, ZR};
-use super::emit::Emitter;
+use super::macro_assembler::MacroAssembler;
 use super::registers::{RUN, home};
 use crate::code::Error;
 use crate::inline::Inline;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     /// Emits the code in place of the call of a helper.
     pub(crate) fn inline(&mut self, index: usize, id: u32, inline: Inline) -> Result<(), Error> {
         let r0 = self.clobber(home(0));

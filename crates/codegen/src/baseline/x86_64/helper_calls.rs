@@ -1,7 +1,7 @@
 //! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
 //! next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS};
 use beeline_uapi::HelperId;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -10,12 +10,9 @@ use super::emit::Emitter;
 use super::frame::Frame;
 use super::macro_assembler::MacroAssembler;
 use super::registers::{CALLER_SAVED, RUN};
-use crate::baseline::outline::helper_index;
+use crate::baseline::outline::{TABLES, helper_index};
 use crate::code::Error;
 
-/// The fields of the run that a tail call may change, and that must be restored when the program is
-/// returned to.
-const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 /// The bytes of stack that a function needs to keep the [`TABLES`], a multiple of 16.
 pub(crate) const TABLES_BYTES: u32 = 32;
 /// The bytes of stack between a helper's call of a callback and the callback's return address.
