@@ -1,5 +1,5 @@
-//! The assembler with eBPF's operations in place of the machine's. Arithmetic, memory and the code
-//! in place of helpers are in modules of their own.
+//! The assembler for eBPF's operations. Arithmetic, memory, calls of helpers and the code in place
+//! of them are in modules of their own.
 
 use beeline_isa::Operand;
 
@@ -8,7 +8,7 @@ use super::assembler::{Assembler, Logic, Reg, Sum, Three, ZR};
 use super::registers::{SCRATCH, home};
 use crate::registers::RegisterSet;
 
-/// Assembles operations of eBPF one by one, and keeps count of the registers that they change.
+/// Assembles operations of eBPF one by one, and records the registers that they change.
 pub(crate) struct MacroAssembler {
     pub(crate) asm: Assembler,
     pub(crate) clobbers: RegisterSet,

@@ -1,5 +1,5 @@
-//! The assembler with eBPF's operations in place of the machine's. Arithmetic, memory and the code
-//! in place of helpers are in modules of their own.
+//! The assembler for eBPF's operations. Arithmetic, memory, calls of helpers and the code in place
+//! of them are in modules of their own.
 
 use beeline_isa::{Cond, Operand};
 use iced_x86::IcedError;
@@ -8,7 +8,7 @@ use iced_x86::code_asm::*;
 use super::registers::{by_width, home32, home64, number};
 use crate::registers::RegisterSet;
 
-/// Assembles operations of eBPF one by one, and keeps count of the registers that they change.
+/// Assembles operations of eBPF one by one, and records the registers that they change.
 pub(crate) struct MacroAssembler {
     pub(crate) asm: CodeAssembler,
     pub(crate) clobbers: RegisterSet,
