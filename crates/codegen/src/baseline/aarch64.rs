@@ -1,6 +1,7 @@
 //! Code for aarch64, of the first version of the architecture: no extension is needed.
 
 mod arithmetic;
+mod array_values;
 mod assembler;
 mod emit;
 mod frame;

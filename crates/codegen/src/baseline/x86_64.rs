@@ -2,6 +2,7 @@
 
 mod align;
 mod arithmetic;
+mod array_values;
 mod copying;
 mod division;
 mod emit;

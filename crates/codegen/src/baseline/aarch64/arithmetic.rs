@@ -156,6 +156,17 @@ impl MacroAssembler {
         true
     }
 
+    /// Emits `d += number * factor`.
+    pub(crate) fn add_multiple(&mut self, d: Reg, number: Reg, factor: u32) {
+        if factor.is_power_of_two() {
+            let shift = factor.trailing_zeros();
+            self.asm.three_shifted(Three::Add, d, d, number, shift);
+        } else {
+            let factor = self.operand(factor.into());
+            self.asm.madd(d, number, factor, d);
+        }
+    }
+
     /// Emits `d = base + off`.
     pub(crate) fn add_offset(&mut self, d: Reg, base: Reg, off: i32) {
         let op = if off < 0 { Sum::Sub } else { Sum::Add };

@@ -100,6 +100,25 @@ impl MacroAssembler {
         }
     }
 
+    /// Emits `to += number * factor`; may change `number`.
+    pub(crate) fn add_multiple(
+        &mut self,
+        to: AsmRegister64,
+        number: AsmRegister64,
+        factor: u32,
+    ) -> Result<(), IcedError> {
+        match factor {
+            1 | 2 | 4 | 8 => {
+                return self.asm.lea(to, qword_ptr(to + number * factor));
+            }
+            _ if factor.is_power_of_two() => self
+                .asm
+                .shl(number, factor.trailing_zeros().cast_signed())?,
+            _ => self.asm.imul_3(number, number, factor.cast_signed())?,
+        }
+        self.asm.add(to, number)
+    }
+
     pub(crate) fn shift_by_constant(
         &mut self,
         op: Alu,
