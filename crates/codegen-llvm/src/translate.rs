@@ -6,9 +6,13 @@
 
 mod arithmetic;
 mod calls;
+mod division;
 mod function;
 mod inline;
+mod ir;
 mod memory;
+mod registers;
+mod run;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,15 +20,15 @@ use beeline_codegen::{Inline, Machine, Program, inlines};
 use beeline_isa::{Insn, Op};
 use beeline_verifier::Flow;
 use inkwell::attributes::{Attribute, AttributeLoc};
-use inkwell::builder::Builder;
 use inkwell::context::ContextRef;
 use inkwell::module::{Linkage, Module};
-use inkwell::types::{FunctionType, IntType, PointerType, StructType};
+use inkwell::types::FunctionType;
 use inkwell::values::FunctionValue;
 
 use crate::origin::Origins;
 use crate::trouble::Trouble;
 use function::Body;
+use ir::Ir;
 
 /// The name of the program's entry in the object file.
 pub(crate) const ENTRY: &str = "entry";
@@ -65,33 +69,18 @@ pub(crate) fn program(
 struct Translation<'a, 'c> {
     context: ContextRef<'c>,
     module: &'a Module<'c>,
-    builder: Builder<'c>,
+    ir: Ir<'c>,
     insns: &'a [Insn],
     flow: &'a Flow,
     origins: Origins,
     /// By slot: the code in place of a helper's call.
     inlines: HashMap<usize, Inline>,
     machine: Machine,
-    types: Types<'c>,
     /// The reachable functions by number.
     functions: BTreeMap<usize, FunctionValue<'c>>,
     /// True if poison in a called function must end the program. Functions then also return whether
     /// it did.
     unwinds: bool,
-}
-
-struct Types<'c> {
-    pointer: PointerType<'c>,
-    /// The types of 1, 8, 16, 32 and 64 bits.
-    bool: IntType<'c>,
-    byte: IntType<'c>,
-    short: IntType<'c>,
-    word: IntType<'c>,
-    long: IntType<'c>,
-    /// r0, and whether poison was met.
-    outcome: StructType<'c>,
-    helper: FunctionType<'c>,
-    entry: FunctionType<'c>,
 }
 
 impl<'a, 'c> Translation<'a, 'c> {
@@ -102,30 +91,9 @@ impl<'a, 'c> Translation<'a, 'c> {
         machine: Machine,
     ) -> Self {
         let context = module.get_context();
-        let (long, bool) = (context.i64_type(), context.bool_type());
-        let pointer = context.ptr_type(Default::default());
-        let arguments = [
-            long.into(),
-            long.into(),
-            long.into(),
-            long.into(),
-            long.into(),
-            pointer.into(),
-        ];
         let is_poison = |(_, op)| matches!(op, Op::Poison { .. });
         Self {
-            builder: context.create_builder(),
-            types: Types {
-                pointer,
-                bool,
-                byte: context.i8_type(),
-                short: context.i16_type(),
-                word: context.i32_type(),
-                long,
-                outcome: context.struct_type(&[long.into(), bool.into()], false),
-                helper: long.fn_type(&arguments, false),
-                entry: long.fn_type(&[pointer.into(), pointer.into()], false),
-            },
+            ir: Ir::new(context),
             context,
             module,
             insns: program.insns,
@@ -149,7 +117,7 @@ impl<'a, 'c> Translation<'a, 'c> {
                 continue;
             }
             let value = if number == 0 {
-                self.function(ENTRY, self.types.entry, Linkage::External)
+                self.function(ENTRY, self.ir.types.entry, Linkage::External)
             } else {
                 self.function(&function_name(number), self.called(), Linkage::Internal)
             };
@@ -160,11 +128,11 @@ impl<'a, 'c> Translation<'a, 'c> {
     /// Returns the type of functions that the program calls.
     fn called(&self) -> FunctionType<'c> {
         if self.unwinds {
-            let arguments = self.types.helper.get_param_types();
+            let arguments = self.ir.types.helper.get_param_types();
             let arguments: Vec<_> = arguments.into_iter().collect();
-            self.types.outcome.fn_type(&arguments, false)
+            self.ir.types.outcome.fn_type(&arguments, false)
         } else {
-            self.types.helper
+            self.ir.types.helper
         }
     }
 
@@ -187,15 +155,5 @@ impl<'a, 'c> Translation<'a, 'c> {
         let attribute = self.context.create_string_attribute("no-builtins", "");
         function.add_attribute(AttributeLoc::Function, attribute);
         function
-    }
-
-    fn type_of(&self, size: beeline_isa::Size) -> IntType<'c> {
-        use beeline_isa::Size;
-        match size {
-            Size::B1 => self.types.byte,
-            Size::B2 => self.types.short,
-            Size::B4 => self.types.word,
-            Size::B8 => self.types.long,
-        }
     }
 }

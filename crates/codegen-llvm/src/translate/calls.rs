@@ -3,10 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use beeline_codegen::Error;
-use beeline_isa::abi::{
-    HELPER_SLOTS, RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES,
-};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
 use beeline_isa::{Imm64, Op};
 use beeline_uapi::HelperId;
 use inkwell::attributes::{Attribute, AttributeLoc};
@@ -17,6 +14,7 @@ use inkwell::values::{
 };
 
 use super::function::Body;
+use super::run::Run;
 use super::{TAIL, Translation, callback_name};
 use crate::trouble::Trouble;
 
@@ -30,36 +28,24 @@ type Arguments<'c> = [BasicMetadataValueEnum<'c>; 6];
 impl<'c> Body<'_, 'c> {
     fn arguments(&self) -> Result<Arguments<'c>, Trouble> {
         Ok([
-            self.read(1)?.into(),
-            self.read(2)?.into(),
-            self.read(3)?.into(),
-            self.read(4)?.into(),
-            self.read(5)?.into(),
-            self.run.into(),
+            self.registers.read(1)?.into(),
+            self.registers.read(2)?.into(),
+            self.registers.read(3)?.into(),
+            self.registers.read(4)?.into(),
+            self.registers.read(5)?.into(),
+            self.run.pointer.into(),
         ])
-    }
-
-    /// Sets `r0 = value`; the registers that a call destroys are no longer of interest.
-    pub(super) fn after_call(&self, value: IntValue<'c>) -> Result<(), Trouble> {
-        for register in 1..=5 {
-            self.write(register, self.program.types.long.const_zero())?;
-        }
-        self.write(0, value)
     }
 
     pub(super) fn call_helper(&self, index: usize, id: u32) -> Result<(), Trouble> {
         let value = self.helper(index, id)?;
-        self.after_call(value)
+        self.registers.after_call(value)
     }
 
     pub(super) fn helper(&self, index: usize, id: u32) -> Result<IntValue<'c>, Trouble> {
-        if id as usize >= HELPER_SLOTS {
-            return Err(Error::NoSuchHelper { insn: index, id }.into());
-        }
-        let table = self.load_pointer(self.run, RUN_HELPERS as i64)?;
-        let helper = self.load_pointer(table, i64::from(id) * 8)?;
-        let call = self.builder().build_indirect_call(
-            self.program.types.helper,
+        let helper = self.run.helper(index, id)?;
+        let call = self.ir.builder.build_indirect_call(
+            self.ir.types.helper,
             helper,
             &self.arguments()?,
             "",
@@ -68,105 +54,102 @@ impl<'c> Body<'_, 'c> {
     }
 
     pub(super) fn call_local(&self, index: usize) -> Result<(), Trouble> {
-        let callee = self.callee(index)?;
-        let call = self.builder().build_call(callee, &self.arguments()?, "")?;
+        let builder = &self.ir.builder;
+        let callee = self.program.callee(index)?;
+        let call = builder.build_call(callee, &self.arguments()?, "")?;
         let (value, aborted) = self.program.outcome(call)?;
         if let Some(aborted) = aborted {
             let next = self.new_block();
-            self.builder()
-                .build_conditional_branch(aborted, self.aborted, next)?;
-            self.builder().position_at_end(next);
+            builder.build_conditional_branch(aborted, self.aborted, next)?;
+            builder.position_at_end(next);
         }
-        self.after_call(value)
+        self.registers.after_call(value)
     }
 
-    /// Sets `dst` to the address of the thunk that helpers call to call the function.
-    pub(super) fn callback_address(&self, index: usize, dst: u8) -> Result<(), Trouble> {
+    /// Returns the address of the thunk that helpers call to call the function.
+    pub(super) fn callback_address(&self, index: usize) -> Result<IntValue<'c>, Trouble> {
         let program = self.program;
-        let mut callee = self.callee(index)?;
+        let mut callee = program.callee(index)?;
         if program.unwinds
-            && let Some(number) = self.callee_number(index)
+            && let Some(number) = program.callee_number(index)
         {
             callee = program.callback(number);
         }
         let address = callee.as_global_value().as_pointer_value();
-        let address = self
-            .builder()
-            .build_ptr_to_int(address, program.types.long, "")?;
-        self.write(dst, address)
-    }
-
-    fn callee(&self, index: usize) -> Result<FunctionValue<'c>, Trouble> {
-        self.callee_number(index)
-            .and_then(|number| self.program.functions.get(&number).copied())
-            .ok_or_else(|| Trouble::new(format!("insn {index} calls nothing")))
-    }
-
-    fn callee_number(&self, index: usize) -> Option<usize> {
-        let flow = self.program.flow;
-        flow.function_at(flow.callee(index)?)
+        let long = self.ir.types.long;
+        Ok(self.ir.builder.build_ptr_to_int(address, long, "")?)
     }
 
     /// Emits a tail call: the next program takes the place of this one, or of the called function.
     pub(super) fn tail_call(&self, index: usize) -> Result<(), Trouble> {
-        let long = self.program.types.long;
+        let builder = &self.ir.builder;
+        let long = self.ir.types.long;
         let mut kept = Vec::new();
         if self.number != 0 {
             for table in TABLES {
-                kept.push(self.load_long(self.run, table as i64)?);
+                kept.push(self.run.field(table)?);
             }
         }
         let next = self.helper(index, HelperId::TAIL_CALL.0)?;
         let (goes, stays) = (self.new_block(), self.new_block());
-        let none = self.is(next, long.const_zero())?;
-        self.builder().build_conditional_branch(none, stays, goes)?;
-        self.builder().position_at_end(goes);
+        let none = self.ir.is(next, long.const_zero())?;
+        builder.build_conditional_branch(none, stays, goes)?;
+        builder.position_at_end(goes);
         if self.number == 0 {
             self.enter_next(next)?;
         } else {
             self.hand_over(next, &kept)?;
         }
-        self.builder().position_at_end(stays);
-        self.after_call(next)
+        builder.position_at_end(stays);
+        self.registers.after_call(next)
     }
 
     /// Leaves the frame for the next program's.
     fn enter_next(&self, next: IntValue<'c>) -> Result<(), Trouble> {
-        let types = &self.program.types;
-        let next = self.builder().build_int_to_ptr(next, types.pointer, "")?;
-        let context = self.load_pointer(self.run, RUN_CONTEXT as i64)?;
-        let arguments = [context.into(), self.run.into()];
-        let call = self
-            .builder()
-            .build_indirect_call(types.entry, next, &arguments, "")?;
+        let builder = &self.ir.builder;
+        let types = &self.ir.types;
+        let next = self.ir.pointer(next)?;
+        let context = self.run.pointer_field(RUN_CONTEXT)?;
+        let arguments = [context.into(), self.run.pointer.into()];
+        let call = builder.build_indirect_call(types.entry, next, &arguments, "")?;
         self.return_from(call)
     }
 
     /// Leaves the frame for that of [`TAIL`], which keeps the tables of this program while the next
     /// one runs.
     fn hand_over(&self, next: IntValue<'c>, kept: &[IntValue<'c>]) -> Result<(), Trouble> {
-        let zero = self.program.types.long.const_zero();
+        let zero = self.ir.types.long.const_zero();
         let mut arguments: Vec<BasicMetadataValueEnum> = vec![next.into()];
         arguments.extend(
             kept.iter()
                 .map(|&value| BasicMetadataValueEnum::from(value)),
         );
         arguments.push(zero.into());
-        arguments.push(self.run.into());
+        arguments.push(self.run.pointer.into());
         let tail = self.program.tail();
-        let call = self.builder().build_call(tail, &arguments, "")?;
+        let call = self.ir.builder.build_call(tail, &arguments, "")?;
         self.return_from(call)
     }
 
     /// Turns a call into a jump, and returns its result.
     fn return_from(&self, call: CallSiteValue<'c>) -> Result<(), Trouble> {
         call.set_tail_call_kind(LLVMTailCallKind::LLVMTailCallKindMustTail);
-        self.builder().build_return(Some(&returned(call)?))?;
+        self.ir.builder.build_return(Some(&returned(call)?))?;
         Ok(())
     }
 }
 
 impl<'c> Translation<'_, 'c> {
+    fn callee(&self, index: usize) -> Result<FunctionValue<'c>, Trouble> {
+        self.callee_number(index)
+            .and_then(|number| self.functions.get(&number).copied())
+            .ok_or_else(|| Trouble::new(format!("insn {index} calls nothing")))
+    }
+
+    fn callee_number(&self, index: usize) -> Option<usize> {
+        self.flow.function_at(self.flow.callee(index)?)
+    }
+
     /// Returns r0, and whether poison was met if functions report that.
     fn outcome(
         &self,
@@ -177,15 +160,15 @@ impl<'c> Translation<'_, 'c> {
             return Ok((value.into_int_value(), None));
         }
         let both = value.into_struct_value();
-        let value = self.builder.build_extract_value(both, 0, "")?;
-        let aborted = self.builder.build_extract_value(both, 1, "")?;
+        let value = self.ir.builder.build_extract_value(both, 0, "")?;
+        let aborted = self.ir.builder.build_extract_value(both, 1, "")?;
         Ok((value.into_int_value(), Some(aborted.into_int_value())))
     }
 
     /// Returns the thunk that helpers call in place of a function that returns more than they
     /// expect.
     fn callback(&self, number: usize) -> FunctionValue<'c> {
-        self.named(&callback_name(number), self.types.helper)
+        self.named(&callback_name(number), self.ir.types.helper)
     }
 
     /// Returns [`TAIL`]. It must not be inlined into its callers, because their frames are to be
@@ -231,7 +214,7 @@ impl<'c> Translation<'_, 'c> {
         };
         (0..self.flow.len())
             .filter(|&index| takes_address(index))
-            .filter_map(|index| self.flow.function_at(self.flow.callee(index)?))
+            .filter_map(|index| self.callee_number(index))
             .collect()
     }
 
@@ -243,16 +226,16 @@ impl<'c> Translation<'_, 'c> {
         };
         let thunk = self.callback(number);
         let block = self.context.append_basic_block(thunk, "");
-        self.builder.position_at_end(block);
+        self.ir.builder.position_at_end(block);
         let arguments: Vec<_> = thunk.get_param_iter().map(Into::into).collect();
-        let call = self.builder.build_call(function, &arguments, "")?;
+        let call = self.ir.builder.build_call(function, &arguments, "")?;
         let (value, aborted) = self.outcome(call)?;
-        let stop = self.types.long.const_int(1, false);
+        let stop = self.ir.types.long.const_int(1, false);
         let value = match aborted {
-            Some(aborted) => self.builder.build_select(aborted, stop, value, "")?,
+            Some(aborted) => self.ir.builder.build_select(aborted, stop, value, "")?,
             None => value.into(),
         };
-        self.builder.build_return(Some(&value))?;
+        self.ir.builder.build_return(Some(&value))?;
         Ok(())
     }
 
@@ -260,41 +243,31 @@ impl<'c> Translation<'_, 'c> {
     /// back.
     fn fill_tail(&self, tail: FunctionValue<'c>) -> Result<(), Trouble> {
         let missing = || Trouble::new("too few parameters");
+        let (builder, types) = (&self.ir.builder, &self.ir.types);
         let block = self.context.append_basic_block(tail, "");
-        self.builder.position_at_end(block);
+        builder.position_at_end(block);
         let mut parameters = tail.get_param_iter();
         let next = parameters.next().ok_or_else(missing)?.into_int_value();
         let kept: Vec<_> = parameters.take(TABLES.len()).collect();
-        let run = tail
-            .get_last_param()
-            .ok_or_else(missing)?
-            .into_pointer_value();
-        let next = self
-            .builder
-            .build_int_to_ptr(next, self.types.pointer, "")?;
-        let field = |offset: usize| {
-            let offset = self.types.long.const_int(offset as u64, false);
-            // SAFETY: this GEP does not promise to stay inside an object, so it is defined for any
-            // number.
-            unsafe { self.builder.build_gep(self.types.byte, run, &[offset], "") }
+        let run = tail.get_last_param().ok_or_else(missing)?;
+        let run = Run {
+            ir: &self.ir,
+            pointer: run.into_pointer_value(),
         };
-        let context = self
-            .builder
-            .build_load(self.types.pointer, field(RUN_CONTEXT)?, "")?;
-        let arguments = [context.into(), run.into()];
-        let call = self
-            .builder
-            .build_indirect_call(self.types.entry, next, &arguments, "")?;
+        let next = self.ir.pointer(next)?;
+        let context = run.pointer_field(RUN_CONTEXT)?;
+        let arguments = [context.into(), run.pointer.into()];
+        let call = builder.build_indirect_call(types.entry, next, &arguments, "")?;
         for (table, value) in TABLES.into_iter().zip(kept) {
-            self.builder.build_store(field(table)?, value)?;
+            let place = self.ir.offset(run.pointer, table as i64)?;
+            builder.build_store(place, value)?;
         }
         let value = returned(call)?;
         if self.unwinds {
-            let stays = self.types.bool.const_zero();
-            self.builder
-                .build_aggregate_return(&[value, stays.into()])?;
+            let stays = types.bool.const_zero();
+            builder.build_aggregate_return(&[value, stays.into()])?;
         } else {
-            self.builder.build_return(Some(&value))?;
+            builder.build_return(Some(&value))?;
         }
         Ok(())
     }

@@ -1,12 +1,14 @@
 //! Code for aarch64, of the first version of the architecture: no extension is needed.
 
 mod arithmetic;
+mod array_values;
 mod assembler;
 mod emit;
 mod frame;
 mod helper_calls;
 mod immediate;
 mod inline;
+mod macro_assembler;
 mod memory;
 mod registers;
 
@@ -16,11 +18,11 @@ use super::outline::{Labels, Outline};
 use super::walk::walk;
 use crate::code::{Code, Error, InsnAt};
 use crate::engine::Program;
-use crate::registers::RegisterSet;
 use assembler::{Assembler, TooFar};
 use emit::Emitter;
 use frame::Frame;
 use helper_calls::CALLBACK_BYTES;
+use macro_assembler::MacroAssembler;
 use registers::CALLER_SAVED;
 
 pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
@@ -44,11 +46,9 @@ fn compile_with(outline: &Outline<'_>, mut asm: Assembler) -> Result<Result<Code
     let frame_bytes = |number| frames.get(number).map_or(0, Frame::bytes_with_call);
     let stack_bytes = outline.stack_bytes(&labels, frame_bytes, CALLBACK_BYTES)?;
     let mut emitter = Emitter {
-        asm,
+        masm: MacroAssembler::new(asm),
         outline,
         labels: &labels,
-        clobbers: RegisterSet::EMPTY,
-        below: 0,
     };
     let starts = walk(&mut emitter, outline, &labels, &frames)?;
     // Code is less than 4 GiB long, and a program has a million instructions at the most.
@@ -56,8 +56,8 @@ fn compile_with(outline: &Outline<'_>, mut asm: Assembler) -> Result<Result<Code
         at: at as u32,
         insn: insn as u32,
     };
-    let clobbers = emitter.clobbers.intersection(CALLER_SAVED);
-    Ok(emitter.asm.finish().map(|bytes| Code {
+    let clobbers = emitter.masm.clobbers.intersection(CALLER_SAVED);
+    Ok(emitter.masm.asm.finish().map(|bytes| Code {
         bytes,
         clobbers,
         uses_run: outline.uses_run,

@@ -2,35 +2,34 @@
 
 mod align;
 mod arithmetic;
+mod array_values;
 mod copying;
+mod division;
 mod emit;
 mod frame;
 mod fuse;
 mod helper_calls;
 mod inline;
+mod macro_assembler;
 mod memory;
+mod peephole;
 mod postpone;
 mod registers;
 mod table;
-
-use std::collections::HashMap;
 
 use beeline_verifier::Flow;
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
 
-use super::copying::copying_loops;
-use super::liveness::{Liveness, Loops};
 use super::outline::{Labels, Outline};
 use super::walk::walk;
 use crate::code::{Code, Error, InsnAt};
 use crate::engine::Program;
-use crate::registers::RegisterSet;
-use crate::switch::Decisions;
 use align::Assembled;
 use emit::Emitter;
 use frame::Frame;
 use helper_calls::CALLBACK_BYTES;
+use macro_assembler::MacroAssembler;
 use registers::CALLER_SAVED;
 
 impl From<IcedError> for Error {
@@ -50,24 +49,10 @@ pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
         .collect();
     let frame_bytes = |number| frames.get(number).map_or(0, Frame::bytes_with_call);
     let stack_bytes = outline.stack_bytes(&labels, frame_bytes, CALLBACK_BYTES)?;
-    let mut emitter = Emitter {
-        asm,
-        outline: &outline,
-        labels: &labels,
-        clobbers: RegisterSet::EMPTY,
-        decisions: Decisions::default(),
-        tables: Vec::new(),
-        copying: copying_loops(&flow, &|slot| labels.at(slot).is_some()),
-        ways_back: HashMap::new(),
-        liveness: Liveness::of(&flow),
-        loops: Loops::of(&flow),
-        postponed: Vec::new(),
-        detours: Vec::new(),
-    };
+    let mut emitter = Emitter::new(asm, &outline, &labels);
     let starts = walk(&mut emitter, &outline, &labels, &frames)?;
-    emitter.put_detours()?;
-    emitter.put_tables()?;
-    let assembled = Assembled::of(emitter.asm)?;
+    let MacroAssembler { asm, clobbers } = emitter.finish()?;
+    let assembled = Assembled::of(asm)?;
     let place = |&(before, insn): &(usize, usize)| {
         let at = assembled.offset(before)?;
         let insn = insn as u32; // a program has a million at the most
@@ -76,7 +61,7 @@ pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
     Ok(Code {
         insns: starts.iter().filter_map(place).collect(),
         bytes: assembled.bytes,
-        clobbers: emitter.clobbers.intersection(CALLER_SAVED),
+        clobbers: clobbers.intersection(CALLER_SAVED),
         uses_run: outline.uses_run,
         stack_bytes,
     })

@@ -3,10 +3,10 @@
 use beeline_isa::{Alu, Operand, Size, Swap};
 
 use super::assembler::{Logic, Part, Reg, Reverse, Sum, Three, ZR};
-use super::emit::Emitter;
+use super::macro_assembler::MacroAssembler;
 use super::registers::home;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     /// Emits `d = value`, in the shortest form: one constant of a bitwise instruction, or 16 bits
     /// at a time over zeros or ones.
     pub(crate) fn constant(&mut self, d: Reg, value: u64) {
@@ -37,14 +37,6 @@ impl Emitter<'_> {
         let register = self.scratch(0);
         self.constant(register, value);
         register
-    }
-
-    /// Returns the register that holds the second operand of an operation.
-    fn register_of(&mut self, wide: bool, src: Operand) -> Reg {
-        match src {
-            Operand::Reg(src) => home(src),
-            Operand::Imm(imm) => self.operand(extended(imm, wide)),
-        }
     }
 
     pub(crate) fn move_(&mut self, wide: bool, dst: u8, src: Operand) {
@@ -81,12 +73,11 @@ impl Emitter<'_> {
     }
 
     pub(crate) fn alu(&mut self, op: Alu, wide: bool, dst: u8, src: Operand) {
-        if let Operand::Imm(imm) = src
-            && self.alu_with_constant(op, wide, home(dst), imm)
-        {
-            return;
-        }
-        let operand = self.register_of(wide, src);
+        let operand = match src {
+            Operand::Imm(imm) if self.alu_with_constant(op, wide, home(dst), imm) => return,
+            Operand::Imm(imm) => self.operand(extended(imm, wide)),
+            Operand::Reg(src) => home(src),
+        };
         let three = match op {
             Alu::Add => Three::Add,
             Alu::Sub => Three::Sub,
@@ -119,7 +110,7 @@ impl Emitter<'_> {
         let bits = if wide { 64 } else { 32 };
         let count = imm.cast_unsigned() & (bits - 1);
         let value = extended(imm, wide);
-        let logic = |emitter: &mut Self, op| emitter.asm.logic(op, wide, home, home, value);
+        let logic = |masm: &mut Self, op| masm.asm.logic(op, wide, home, home, value);
         match op {
             Alu::Add => return self.add_constant(wide, home, i64::from(imm)),
             Alu::Sub => return self.add_constant(wide, home, -i64::from(imm)),
@@ -163,6 +154,17 @@ impl Emitter<'_> {
             _ => return false,
         }
         true
+    }
+
+    /// Emits `d += number * factor`.
+    pub(crate) fn add_multiple(&mut self, d: Reg, number: Reg, factor: u32) {
+        if factor.is_power_of_two() {
+            let shift = factor.trailing_zeros();
+            self.asm.three_shifted(Three::Add, d, d, number, shift);
+        } else {
+            let factor = self.operand(factor.into());
+            self.asm.madd(d, number, factor, d);
+        }
     }
 
     /// Emits `d = base + off`.

@@ -1,24 +1,22 @@
 //! Calls: of helpers, from helpers back into the program, and into the next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS};
 use beeline_uapi::HelperId;
 
 use super::assembler::{Access, FP, Indirect, LR, Label, Pair, Reg, SP, Sum};
 use super::emit::Emitter;
 use super::frame::Frame;
+use super::macro_assembler::MacroAssembler;
 use super::registers::{ABORTED, CALLER_SAVED, RESULT, RUN, home};
-use crate::baseline::outline::helper_index;
+use crate::baseline::outline::{TABLES, helper_index};
 use crate::code::Error;
 
-/// The fields of the run that a tail call may change, and that must be restored when the program is
-/// returned to.
-const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 /// The bytes of stack that a function needs to keep the [`TABLES`].
 pub(crate) const TABLES_BYTES: u32 = 32;
 /// The bytes of stack between a helper's call of a callback and the callback's frame.
 pub(crate) const CALLBACK_BYTES: u32 = 32;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     pub(crate) fn call_helper(&mut self, index: usize, id: u32) -> Result<(), Error> {
         let id = helper_index(index, id)?;
         self.clobbers = CALLER_SAVED;
@@ -30,15 +28,17 @@ impl Emitter<'_> {
         self.asm.mov(true, home(0), RESULT);
         Ok(())
     }
+}
 
+impl Emitter<'_> {
     /// Emits the program's own tail call: the next program takes its place.
     pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
-        let next = self.asm.label();
-        self.call_helper(index, HelperId::TAIL_CALL.0)?;
-        self.asm.cbz(true, home(0), next);
+        let next = self.masm.asm.label();
+        self.masm.call_helper(index, HelperId::TAIL_CALL.0)?;
+        self.masm.asm.cbz(true, home(0), next);
         self.leave_for_next_program(frame);
-        self.asm.indirect(Indirect::Br, home(0));
-        self.asm.bind(next);
+        self.masm.asm.indirect(Indirect::Br, home(0));
+        self.masm.asm.bind(next);
         Ok(())
     }
 
@@ -46,58 +46,58 @@ impl Emitter<'_> {
     /// returns into this program. Only the tables of this program and the way back remain of the
     /// function's frame.
     pub(crate) fn replace_function(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
-        let next = self.asm.label();
-        let kept = [0, 1, 2].map(|number| self.scratch(number));
+        let next = self.masm.asm.label();
+        let kept = [0, 1, 2].map(|number| self.masm.scratch(number));
         let (below, record) = (TABLES_BYTES, 16);
         for (register, table) in kept.into_iter().zip(TABLES) {
-            self.load_field(register, RUN, table);
+            self.masm.load_field(register, RUN, table);
         }
-        self.asm.sum(Sum::Sub, true, SP, SP, below, false);
+        self.masm.asm.sum(Sum::Sub, true, SP, SP, below, false);
         self.tables(Pair::Stp, Access::Store, kept, 0);
-        self.call_helper(index, HelperId::TAIL_CALL.0)?;
+        self.masm.call_helper(index, HelperId::TAIL_CALL.0)?;
         self.tables(Pair::Ldp, Access::Load, kept, 0);
-        self.asm.sum(Sum::Add, true, SP, SP, below, false);
-        self.asm.cbz(true, home(0), next);
+        self.masm.asm.sum(Sum::Add, true, SP, SP, below, false);
+        self.masm.asm.cbz(true, home(0), next);
         self.leave_for_next_program(frame);
         let all = record + TABLES_BYTES.cast_signed();
-        self.asm.pair(Pair::StpBefore, [FP, LR], SP, -all);
-        self.asm.sum(Sum::Add, true, FP, SP, 0, false);
+        self.masm.asm.pair(Pair::StpBefore, [FP, LR], SP, -all);
+        self.masm.asm.sum(Sum::Add, true, FP, SP, 0, false);
         self.tables(Pair::Stp, Access::Store, kept, record);
-        self.asm.indirect(Indirect::Blr, home(0));
+        self.masm.asm.indirect(Indirect::Blr, home(0));
         self.tables(Pair::Ldp, Access::Load, kept, record);
-        self.asm.pair(Pair::LdpAfter, [FP, LR], SP, all);
+        let asm = &mut self.masm.asm;
+        asm.pair(Pair::LdpAfter, [FP, LR], SP, all);
         for (register, table) in kept.into_iter().zip(TABLES) {
-            self.asm
-                .word_access(Access::Store, register, RUN, table as u32);
+            asm.word_access(Access::Store, register, RUN, table as u32);
         }
-        self.asm.mov(true, home(0), RESULT);
+        asm.mov(true, home(0), RESULT);
         self.return_to_caller(false);
-        self.asm.bind(next);
+        self.masm.asm.bind(next);
         Ok(())
     }
 
     /// Stores the tables at the stack pointer plus `off` bytes, or loads them from there.
     fn tables(&mut self, two: Pair, one: Access, [maps, values, count]: [Reg; 3], off: i32) {
-        self.asm.pair(two, [maps, values], SP, off);
-        self.asm
-            .word_access(one, count, SP, off.cast_unsigned() + 16);
+        let asm = &mut self.masm.asm;
+        asm.pair(two, [maps, values], SP, off);
+        asm.word_access(one, count, SP, off.cast_unsigned() + 16);
     }
 
     /// Leaves the frame, with the next program's arguments where it expects them.
     fn leave_for_next_program(&mut self, frame: &Frame) {
-        self.load_field(RESULT, RUN, RUN_CONTEXT);
-        self.asm.mov(true, Reg::x(1), RUN);
-        frame.leave(&mut self.asm);
+        self.masm.load_field(RESULT, RUN, RUN_CONTEXT);
+        self.masm.asm.mov(true, Reg::x(1), RUN);
+        frame.leave(&mut self.masm.asm);
     }
 
     /// Returns from a called function with a frame that is already left; tells the caller whether
     /// poison has ended the program.
     pub(crate) fn return_to_caller(&mut self, aborted: bool) {
         if self.outline.unwinds {
-            self.clobber(ABORTED);
-            self.constant(ABORTED, aborted.into());
+            self.masm.clobber(ABORTED);
+            self.masm.constant(ABORTED, aborted.into());
         }
-        self.asm.ret();
+        self.masm.asm.ret();
     }
 
     /// Emits the thunk that helpers call to call a function. The arguments are where the function
@@ -105,22 +105,23 @@ impl Emitter<'_> {
     /// the thunk keeps that one.
     pub(crate) fn callback_thunk(&mut self, entry: Label) {
         let bytes = CALLBACK_BYTES.cast_signed();
-        self.asm.pair(Pair::StpBefore, [FP, LR], SP, -bytes);
-        self.asm.sum(Sum::Add, true, FP, SP, 0, false);
-        self.asm.word_access(Access::Store, RUN, SP, 16);
-        self.asm.mov(true, RUN, Reg::x(5));
-        self.asm.bl(entry);
-        self.asm.mov(true, RESULT, home(0));
+        let asm = &mut self.masm.asm;
+        asm.pair(Pair::StpBefore, [FP, LR], SP, -bytes);
+        asm.sum(Sum::Add, true, FP, SP, 0, false);
+        asm.word_access(Access::Store, RUN, SP, 16);
+        asm.mov(true, RUN, Reg::x(5));
+        asm.bl(entry);
+        asm.mov(true, RESULT, home(0));
         if self.outline.unwinds {
             // The helper stands between this and the program, so poison ends the helper's work: 1
             // means stop.
-            let returned = self.asm.label();
-            self.asm.cbz(false, ABORTED, returned);
-            self.constant(RESULT, 1);
-            self.asm.bind(returned);
+            let returned = self.masm.asm.label();
+            self.masm.asm.cbz(false, ABORTED, returned);
+            self.masm.constant(RESULT, 1);
+            self.masm.asm.bind(returned);
         }
-        self.asm.word_access(Access::Load, RUN, SP, 16);
-        self.asm.pair(Pair::LdpAfter, [FP, LR], SP, bytes);
-        self.asm.ret();
+        self.masm.asm.word_access(Access::Load, RUN, SP, 16);
+        self.masm.asm.pair(Pair::LdpAfter, [FP, LR], SP, bytes);
+        self.masm.asm.ret();
     }
 }

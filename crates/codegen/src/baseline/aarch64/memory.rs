@@ -1,16 +1,15 @@
 //! Loads, stores, atomics, and the 64-bit immediates, which name memory.
 
 use beeline_isa::abi::{RUN_MAPS, RUN_VALUES};
-use beeline_isa::{Atomic, FRAME_POINTER, Imm64, Operand, Size};
+use beeline_isa::{Atomic, FRAME_POINTER, Operand, Size};
 
 use super::arithmetic::extended;
-use super::assembler::{Access, Condition, Ordered, Reg, SP, Three};
-use super::emit::Emitter;
+use super::assembler::{Access, Condition, Label, Ordered, Reg, SP, Three, ZR};
+use super::macro_assembler::MacroAssembler;
 use super::registers::{RUN, home};
 use crate::baseline::outline::Value;
-use crate::code::Error;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     pub(crate) fn load(&mut self, size: Size, signed: bool, dst: u8, src: u8, off: i16) {
         let op = if signed {
             Access::LoadSigned
@@ -87,18 +86,24 @@ impl Emitter<'_> {
         let size = if wide { 3 } else { 2 };
         self.asm.bind(again);
         self.asm.ordered(Ordered::Ldxr, size, old, address);
-        let written = match op {
-            Atomic::Exchange => home(src),
+        let changed = match op {
+            Atomic::Exchange => None,
             Atomic::CompareExchange => {
-                let unused = super::assembler::ZR;
-                self.asm.three(Three::Subs, wide, unused, old, home(0));
+                self.asm.three(Three::Subs, wide, ZR, old, home(0));
                 self.asm.b_if(Condition::Ne, done);
-                home(src)
+                None
             }
-            Atomic::Add => self.changed(Three::Add, wide, new, old, src),
-            Atomic::Or => self.changed(Three::Orr, wide, new, old, src),
-            Atomic::And => self.changed(Three::And, wide, new, old, src),
-            Atomic::Xor => self.changed(Three::Eor, wide, new, old, src),
+            Atomic::Add => Some(Three::Add),
+            Atomic::Or => Some(Three::Orr),
+            Atomic::And => Some(Three::And),
+            Atomic::Xor => Some(Three::Eor),
+        };
+        let written = match changed {
+            Some(op) => {
+                self.asm.three(op, wide, new, old, home(src));
+                new
+            }
+            None => home(src),
         };
         self.asm.stxr(fetch, size, status, written, address);
         self.asm.cbnz(false, status, again);
@@ -115,32 +120,19 @@ impl Emitter<'_> {
         }
     }
 
-    fn changed(&mut self, op: Three, wide: bool, new: Reg, old: Reg, src: u8) -> Reg {
-        self.asm.three(op, wide, new, old, home(src));
-        new
-    }
-
-    pub(crate) fn imm64(
-        &mut self,
-        index: usize,
-        kind: Imm64,
-        dst: u8,
-        low: i32,
-    ) -> Result<(), Error> {
-        let home = home(dst);
-        match self.outline.value(self.labels, index, kind, low)? {
-            Some(Value::Number(value)) => self.constant(home, value),
-            Some(Value::Map(map)) => self.table_entry(RUN_MAPS, home, map),
-            Some(Value::Memory(map, offset)) => {
-                self.table_entry(RUN_VALUES, home, map);
+    /// Emits `d = value`, of a 64-bit immediate.
+    pub(crate) fn imm64(&mut self, d: Reg, value: Value<Label>) {
+        match value {
+            Value::Number(value) => self.constant(d, value),
+            Value::Map(map) => self.table_entry(RUN_MAPS, d, map),
+            Value::Memory(map, offset) => {
+                self.table_entry(RUN_VALUES, d, map);
                 if offset != 0 {
-                    self.add_offset(home, home, offset);
+                    self.add_offset(d, d, offset);
                 }
             }
-            Some(Value::Callback(callback)) => self.asm.entry_address(home, callback),
-            None => {}
+            Value::Callback(callback) => self.asm.entry_address(d, callback),
         }
-        Ok(())
     }
 
     /// Emits `d = run.table[index]`.

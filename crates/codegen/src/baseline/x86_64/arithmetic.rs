@@ -1,13 +1,14 @@
-//! Moves, arithmetic, shifts, division and byte order.
+//! Moves, arithmetic, shifts and byte order.
 
 use beeline_isa::{Alu, Operand, Size, Swap};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::emit::Emitter;
+use super::division::Division;
+use super::macro_assembler::MacroAssembler;
 use super::registers::{by_width, home8, home16, home32, home64};
 
-impl Emitter<'_> {
+impl MacroAssembler {
     /// Emits `dst = value`, in the shortest form. May change the flags.
     pub(crate) fn constant(&mut self, dst: u8, value: u64) -> Result<(), IcedError> {
         match (u32::try_from(value), i32::try_from(value.cast_signed())) {
@@ -43,6 +44,10 @@ impl Emitter<'_> {
             // The instruction set has no such move; they would be plain ones.
             (Size::B4 | Size::B8, _) => by_width!(self.asm, wide, mov, dst, reg src),
         }
+    }
+
+    pub(crate) fn neg(&mut self, wide: bool, dst: u8) -> Result<(), IcedError> {
+        by_width!(self.asm, wide, neg, dst)
     }
 
     pub(crate) fn swap(&mut self, swap: Swap, dst: u8, size: Size) -> Result<(), IcedError> {
@@ -87,15 +92,34 @@ impl Emitter<'_> {
                 self.shift_by_constant(op, wide, dst, imm)
             }
             (Alu::Div | Alu::Mod | Alu::SignedDiv | Alu::SignedMod, Operand::Reg(src)) => {
-                self.divide_by_register(Division::of(op, wide, dst), src)
+                Division::of(op, wide, dst).by_register(self, src)
             }
             (Alu::Div | Alu::Mod | Alu::SignedDiv | Alu::SignedMod, Operand::Imm(imm)) => {
-                self.divide_by_constant(Division::of(op, wide, dst), imm)
+                Division::of(op, wide, dst).by_constant(self, imm)
             }
         }
     }
 
-    fn shift_by_constant(
+    /// Emits `to += number * factor`; may change `number`.
+    pub(crate) fn add_multiple(
+        &mut self,
+        to: AsmRegister64,
+        number: AsmRegister64,
+        factor: u32,
+    ) -> Result<(), IcedError> {
+        match factor {
+            1 | 2 | 4 | 8 => {
+                return self.asm.lea(to, qword_ptr(to + number * factor));
+            }
+            _ if factor.is_power_of_two() => self
+                .asm
+                .shl(number, factor.trailing_zeros().cast_signed())?,
+            _ => self.asm.imul_3(number, number, factor.cast_signed())?,
+        }
+        self.asm.add(to, number)
+    }
+
+    pub(crate) fn shift_by_constant(
         &mut self,
         op: Alu,
         wide: bool,
@@ -143,161 +167,6 @@ impl Emitter<'_> {
             (Alu::Rsh, false) => self.asm.shr(low, cl),
             (_, true) => self.asm.sar(all, cl),
             (_, false) => self.asm.sar(low, cl),
-        }
-    }
-
-    fn divide_by_constant(&mut self, division: Division, divisor: i32) -> Result<(), IcedError> {
-        let Division {
-            signed, wide, dst, ..
-        } = division;
-        // As a 64-bit divisor, a negative constant has its high bits set, so it is a power of two
-        // in 32 bits only.
-        let magnitude = divisor.cast_unsigned();
-        let is_power_of_two = magnitude.is_power_of_two() && (!wide || divisor > 0);
-        match divisor {
-            0 => self.divided_by_zero(division),
-            -1 if signed => self.divided_by_minus_one(division),
-            _ if is_power_of_two && !signed && division.remainder => {
-                by_width!(self.asm, wide, and, dst, imm(magnitude - 1).cast_signed())
-            }
-            _ if is_power_of_two && !signed => self.shift_by_constant(
-                Alu::Rsh,
-                wide,
-                dst,
-                magnitude.trailing_zeros().cast_signed(),
-            ),
-            _ => {
-                self.clobber(r11);
-                if wide {
-                    self.asm.mov(r11, i64::from(divisor))?
-                } else {
-                    self.asm.mov(r11d, divisor)?
-                }
-                self.divide_by_r11(division)
-            }
-        }
-    }
-
-    fn divide_by_register(&mut self, division: Division, src: u8) -> Result<(), IcedError> {
-        let [zero, minus_one, done] = [(); 3].map(|()| self.asm.create_label());
-        self.clobber(r11);
-        if division.wide {
-            self.asm.mov(r11, home64(src))?;
-            self.asm.test(r11, r11)?;
-        } else {
-            self.asm.mov(r11d, home32(src))?;
-            self.asm.test(r11d, r11d)?;
-        }
-        self.asm.je(zero)?;
-        if division.signed {
-            // The smallest number divided by -1 would trap.
-            if division.wide {
-                self.asm.cmp(r11, -1)?
-            } else {
-                self.asm.cmp(r11d, -1)?
-            }
-            self.asm.je(minus_one)?;
-        }
-        self.divide_by_r11(division)?;
-        self.asm.jmp(done)?;
-        if division.signed {
-            self.set(minus_one)?;
-            self.divided_by_minus_one(division)?;
-            self.asm.jmp(done)?;
-        }
-        self.set(zero)?;
-        self.divided_by_zero(division)?;
-        self.set(done)
-    }
-
-    fn divided_by_zero(&mut self, division: Division) -> Result<(), IcedError> {
-        let Division {
-            remainder,
-            wide,
-            dst,
-            ..
-        } = division;
-        if remainder {
-            self.move_(wide, dst, Operand::Reg(dst))
-        } else {
-            self.constant(dst, 0)
-        }
-    }
-
-    fn divided_by_minus_one(&mut self, division: Division) -> Result<(), IcedError> {
-        let Division {
-            remainder,
-            wide,
-            dst,
-            ..
-        } = division;
-        if remainder {
-            self.constant(dst, 0)
-        } else {
-            by_width!(self.asm, wide, neg, dst)
-        }
-    }
-
-    /// Divides `dst` by r11, which is neither 0 nor, where signed, -1. The machine divides rdx:rax
-    /// and leaves the quotient in rax and the remainder in rdx; both are eBPF registers too.
-    fn divide_by_r11(&mut self, division: Division) -> Result<(), IcedError> {
-        let Division {
-            signed,
-            remainder,
-            wide,
-            dst,
-        } = division;
-        let home = home64(dst);
-        self.clobber(r9);
-        self.clobber(r10);
-        if home != rdx {
-            self.asm.mov(r9, rdx)?;
-        }
-        if home != rax {
-            self.asm.mov(r10, rax)?;
-            self.asm.mov(rax, home)?;
-        }
-        match (signed, wide) {
-            (false, _) => self.asm.xor(edx, edx)?,
-            (true, true) => self.asm.cqo()?,
-            (true, false) => self.asm.cdq()?,
-        }
-        match (signed, wide) {
-            (false, true) => self.asm.div(r11)?,
-            (false, false) => self.asm.div(r11d)?,
-            (true, true) => self.asm.idiv(r11)?,
-            (true, false) => self.asm.idiv(r11d)?,
-        }
-        let result = if remainder { rdx } else { rax };
-        if home != result {
-            self.asm.mov(home, result)?;
-        }
-        if home != rdx {
-            self.asm.mov(rdx, r9)?;
-        }
-        if home != rax {
-            self.asm.mov(rax, r10)?;
-        }
-        Ok(())
-    }
-}
-
-/// One of the eight divisions, and its operand.
-#[derive(Clone, Copy)]
-struct Division {
-    signed: bool,
-    remainder: bool,
-    wide: bool,
-    dst: u8,
-}
-
-impl Division {
-    fn of(op: Alu, wide: bool, dst: u8) -> Self {
-        Self {
-            signed: matches!(op, Alu::SignedDiv | Alu::SignedMod),
-            remainder: matches!(op, Alu::Mod | Alu::SignedMod),
-            wide,
-            dst,
         }
     }
 }

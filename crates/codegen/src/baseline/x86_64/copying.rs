@@ -5,16 +5,26 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
+use super::macro_assembler::MacroAssembler;
 use super::registers::home64;
 use crate::baseline::copying::{Copying, Count, Order, Sum};
 
 impl Emitter<'_> {
-    /// Copies words before the loop for as many turns as are certain to come, if a slot begins a
-    /// loop that copies.
+    /// Copies words, if a slot begins a loop that copies.
     pub(crate) fn copy_words(&mut self, index: usize) -> Result<(), IcedError> {
-        let Some(copying) = self.copying.get(&index).cloned() else {
-            return Ok(());
-        };
+        if let Some(copying) = self.copying.get(&index) {
+            let elements = self.masm.copy_words(copying)?;
+            // Few turns are left, so the loop's own jump back leads here.
+            self.ways_back.insert(copying.last, elements);
+        }
+        Ok(())
+    }
+}
+
+impl MacroAssembler {
+    /// Copies words before a loop for as many turns as are certain to come; returns the place
+    /// behind that.
+    fn copy_words(&mut self, copying: &Copying) -> Result<CodeLabel, IcedError> {
         let elements = self.asm.create_label();
         let mut words = self.asm.create_label();
         self.clobber(r10);
@@ -30,13 +40,11 @@ impl Emitter<'_> {
         self.asm.sub(r11, copying.turns)?;
         self.asm.jb(elements)?;
         self.asm.set_label(&mut words)?;
-        self.copy_word(&copying)?;
+        self.copy_word(copying)?;
         self.asm.sub(r11, copying.turns)?;
         self.asm.jae(words)?;
         self.set(elements)?;
-        // Few turns are left, so the loop's own jump back leads here.
-        self.ways_back.insert(copying.last, elements);
-        Ok(())
+        Ok(elements)
     }
 
     /// Sets r11 to the number of turns after which the loop is certain to go on. If there are none,

@@ -1,4 +1,5 @@
-//! The code for each instruction: jumps here; other instructions are in the modules of their kind.
+//! The way through a program: its jumps, and for each instruction the choice among the ways to
+//! emit it.
 
 use std::collections::HashMap;
 
@@ -7,34 +8,62 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::frame::Frame;
-use super::postpone::{Detour, Postponed};
-use super::registers::{by_width, home32, home64, number};
+use super::macro_assembler::MacroAssembler;
+use super::peephole::Peephole;
+use super::postpone::PostponedMoves;
+use super::registers::home64;
 use super::table::Table;
-use crate::baseline::copying::Copying;
-use crate::baseline::liveness::{Liveness, Loops};
+use crate::baseline::copying::{Copying, copying_loops};
 use crate::baseline::outline::{Labels, Outline};
 use crate::baseline::walk::Target;
 use crate::code::Error;
-use crate::registers::RegisterSet;
 use crate::switch::Decisions;
 
 /// A program on its way to machine code.
 pub(crate) struct Emitter<'a> {
-    pub(crate) asm: CodeAssembler,
+    pub(crate) masm: MacroAssembler,
     pub(crate) outline: &'a Outline<'a>,
     pub(crate) labels: &'a Labels<CodeLabel>,
-    pub(crate) clobbers: RegisterSet,
+    pub(crate) peephole: Peephole<'a>,
     pub(crate) decisions: Decisions,
     pub(crate) tables: Vec<Table>,
     /// The copying loops by their first slots.
     pub(crate) copying: HashMap<usize, Copying>,
     /// The actual destinations of jumps that lead elsewhere than to their targets, by their slots.
     pub(crate) ways_back: HashMap<usize, CodeLabel>,
-    pub(crate) liveness: Liveness,
-    pub(crate) loops: Loops,
-    /// The moves that are postponed, up to the next branch.
-    pub(crate) postponed: Vec<Postponed>,
-    pub(crate) detours: Vec<Detour>,
+    pub(crate) moves: PostponedMoves<'a>,
+}
+
+impl<'a> Emitter<'a> {
+    pub(crate) fn new(
+        asm: CodeAssembler,
+        outline: &'a Outline<'a>,
+        labels: &'a Labels<CodeLabel>,
+    ) -> Self {
+        let flow = outline.flow;
+        let peephole = Peephole::new(flow, labels);
+        Self {
+            masm: MacroAssembler::new(asm),
+            outline,
+            labels,
+            peephole,
+            decisions: Decisions::default(),
+            tables: Vec::new(),
+            copying: copying_loops(flow, &|slot| labels.at(slot).is_some()),
+            ways_back: HashMap::new(),
+            moves: PostponedMoves::new(flow, peephole),
+        }
+    }
+
+    /// Puts what has a place of its own behind the code, and returns all.
+    pub(crate) fn finish(self) -> Result<MacroAssembler, IcedError> {
+        let mut masm = self.masm;
+        self.moves.put_detours(&mut masm)?;
+        for table in self.tables {
+            table.put(&mut masm)?;
+        }
+        Ok(masm)
+    }
 }
 
 impl Target for Emitter<'_> {
@@ -42,39 +71,39 @@ impl Target for Emitter<'_> {
     type Frame = Frame;
 
     fn create_label(&mut self) -> CodeLabel {
-        self.asm.create_label()
+        self.masm.asm.create_label()
     }
 
     fn position(&self) -> usize {
-        self.asm.instructions().len()
+        self.masm.asm.instructions().len()
     }
 
     fn bind(&mut self, label: CodeLabel) -> Result<(), Error> {
-        Ok(self.set(label)?)
+        Ok(self.masm.set(label)?)
     }
 
     fn enter(&mut self, frame: &Frame) -> Result<(), Error> {
-        Ok(frame.enter(&mut self.asm)?)
+        Ok(frame.enter(&mut self.masm.asm)?)
     }
 
     fn exit(&mut self, function: usize, frame: &Frame, aborted: bool) -> Result<(), Error> {
-        frame.leave(&mut self.asm)?;
+        frame.leave(&mut self.masm.asm)?;
         if function == 0 {
-            Ok(self.asm.ret()?)
+            Ok(self.masm.asm.ret()?)
         } else {
             Ok(self.return_to_caller(aborted)?)
         }
     }
 
     fn clear_result(&mut self) -> Result<(), Error> {
-        self.clobber(rax);
-        Ok(self.asm.xor(eax, eax)?)
+        self.masm.clobber(rax);
+        Ok(self.masm.asm.xor(eax, eax)?)
     }
 
     fn call_local(&mut self, entry: CodeLabel, aborted: Option<CodeLabel>) -> Result<(), Error> {
-        self.asm.call(entry)?;
+        self.masm.asm.call(entry)?;
         match aborted {
-            Some(aborted) => Ok(self.asm.jb(aborted)?),
+            Some(aborted) => Ok(self.masm.asm.jb(aborted)?),
             None => Ok(()),
         }
     }
@@ -94,15 +123,15 @@ impl Target for Emitter<'_> {
     fn may_goto(&mut self, target: CodeLabel, frame: &Frame) -> Result<(), Error> {
         // The count goes below 0: nothing counts often enough to come round to the other numbers.
         if let Some(count) = frame.count() {
-            self.asm.sub(qword_ptr(rbp + count), 1)?;
-            self.asm.js(target)?;
+            self.masm.asm.sub(qword_ptr(rbp + count), 1)?;
+            self.masm.asm.js(target)?;
         }
         Ok(())
     }
 
     fn ops(&mut self, index: usize, op: Op) -> Result<usize, Error> {
         if let Some(register) = op.written() {
-            self.clobber(home64(register));
+            self.masm.clobber(home64(register));
         }
         self.copy_words(index)?;
         self.look_up(index)?;
@@ -114,7 +143,7 @@ impl Emitter<'_> {
     /// Emits an instruction, with those behind it that become one with it; returns the slot to
     /// continue at.
     pub(crate) fn fused(&mut self, index: usize, op: Op) -> Result<usize, Error> {
-        if self.postpone(index, op) {
+        if self.moves.postpone(index, op) {
             return Ok(index + 1);
         }
         match self.fuse(index, op)? {
@@ -129,67 +158,44 @@ impl Emitter<'_> {
         way_back.or_else(|| self.labels.target(index, off))
     }
 
-    /// Records that compiled code changes a register.
-    pub(crate) fn clobber(&mut self, register: AsmRegister64) -> AsmRegister64 {
-        self.clobbers.insert(number(register));
-        register
-    }
-
-    /// Puts a label here. Several may stand at one place, also at the end of an instruction's code.
-    pub(crate) fn set(&mut self, mut label: CodeLabel) -> Result<(), IcedError> {
-        self.asm.set_label(&mut label)?;
-        self.asm.zero_bytes()
-    }
-
-    /// Returns from a called function with a frame that is already left; tells the caller whether
-    /// poison has ended the program.
-    pub(crate) fn return_to_caller(&mut self, aborted: bool) -> Result<(), IcedError> {
-        match (self.outline.unwinds, aborted) {
-            (true, true) => self.asm.stc()?,
-            (true, false) => self.asm.clc()?,
-            (false, _) => {}
-        }
-        self.asm.ret()
-    }
-
     fn op(&mut self, index: usize, op: Op) -> Result<(), Error> {
         match op {
-            Op::Alu { op, wide, dst, src } => self.alu(op, wide, dst, src)?,
-            Op::Move { wide, dst, src } => self.move_(wide, dst, src)?,
+            Op::Alu { op, wide, dst, src } => self.masm.alu(op, wide, dst, src)?,
+            Op::Move { wide, dst, src } => self.masm.move_(wide, dst, src)?,
             Op::MoveSigned {
                 wide,
                 dst,
                 src,
                 from,
-            } => self.move_signed(wide, dst, src, from)?,
-            Op::Neg { wide, dst } => by_width!(self.asm, wide, neg, dst)?,
-            Op::Swap { swap, dst, size } => self.swap(swap, dst, size)?,
+            } => self.masm.move_signed(wide, dst, src, from)?,
+            Op::Neg { wide, dst } => self.masm.neg(wide, dst)?,
+            Op::Swap { swap, dst, size } => self.masm.swap(swap, dst, size)?,
             Op::Load {
                 size,
                 signed,
                 dst,
                 src,
                 off,
-            } => self.load(size, signed, dst, src, off)?,
+            } => self.masm.load(size, signed, dst, src, off)?,
             // x86 orders loads and stores this way by itself.
             Op::LoadAcquire {
                 size,
                 dst,
                 src,
                 off,
-            } => self.load(size, false, dst, src, off)?,
+            } => self.masm.load(size, false, dst, src, off)?,
             Op::StoreRelease {
                 size,
                 dst,
                 src,
                 off,
-            } => self.store(size, dst, Operand::Reg(src), off)?,
+            } => self.masm.store(size, dst, Operand::Reg(src), off)?,
             Op::Store {
                 size,
                 dst,
                 src,
                 off,
-            } => self.store(size, dst, src, off)?,
+            } => self.masm.store(size, dst, src, off)?,
             Op::Atomic {
                 op,
                 fetch,
@@ -197,8 +203,12 @@ impl Emitter<'_> {
                 dst,
                 src,
                 off,
-            } => self.atomic(op, fetch, wide, [dst, src], off)?,
-            Op::Imm64 { kind, dst, low } => self.imm64(index, kind, dst, low)?,
+            } => self.masm.atomic(op, fetch, wide, [dst, src], off)?,
+            Op::Imm64 { kind, dst, low } => {
+                if let Some(value) = self.outline.value(self.labels, index, kind, low)? {
+                    self.masm.imm64(dst, value)?;
+                }
+            }
             Op::Jump { off } => self.jump(index, off)?,
             Op::Branch {
                 cond,
@@ -208,8 +218,8 @@ impl Emitter<'_> {
                 off,
             } => self.branch(index, cond, wide, dst, src, off)?,
             Op::CallHelper { id } => match self.outline.inline(index) {
-                Some(inline) => self.inline(index, id.0, inline)?,
-                None => self.call_helper(index, id.0)?,
+                Some(inline) => self.masm.inline(index, id.0, inline)?,
+                None => self.masm.call_helper(index, id.0)?,
             },
             Op::CallKernel { .. } => return Err(self.outline.kernel_function(index)),
             Op::CallLocal { .. } | Op::MayGoto { .. } | Op::Poison { .. } | Op::Exit => {}
@@ -219,7 +229,7 @@ impl Emitter<'_> {
 
     fn jump(&mut self, index: usize, off: i32) -> Result<(), IcedError> {
         match self.target(index, off) {
-            Some(target) if off != 0 => self.asm.jmp(target),
+            Some(target) if off != 0 => self.masm.asm.jmp(target),
             _ => Ok(()),
         }
     }
@@ -233,46 +243,13 @@ impl Emitter<'_> {
         src: Operand,
         off: i16,
     ) -> Result<(), IcedError> {
-        let (dst, src) = self.compared(index, dst, src);
-        self.compare(cond, wide, dst, src)?;
+        let (dst, src) = self.moves.compared(index, dst, src);
+        self.masm.compare(cond, wide, dst, src)?;
         let Some(target) = self.target(index, off.into()) else {
             return Ok(());
         };
-        let target = self.detour(index, target);
-        match cond {
-            Cond::Equal => self.asm.je(target)?,
-            Cond::NotEqual | Cond::AnySet => self.asm.jne(target)?,
-            Cond::Greater => self.asm.ja(target)?,
-            Cond::GreaterEqual => self.asm.jae(target)?,
-            Cond::Less => self.asm.jb(target)?,
-            Cond::LessEqual => self.asm.jbe(target)?,
-            Cond::SignedGreater => self.asm.jg(target)?,
-            Cond::SignedGreaterEqual => self.asm.jge(target)?,
-            Cond::SignedLess => self.asm.jl(target)?,
-            Cond::SignedLessEqual => self.asm.jle(target)?,
-        }
-        self.go_on_behind(index)
-    }
-
-    /// Sets the flags for a condition.
-    pub(crate) fn compare(
-        &mut self,
-        cond: Cond,
-        wide: bool,
-        dst: u8,
-        src: Operand,
-    ) -> Result<(), IcedError> {
-        match src {
-            Operand::Reg(src) if cond == Cond::AnySet => {
-                by_width!(self.asm, wide, test, dst, reg src)
-            }
-            Operand::Imm(imm) if cond == Cond::AnySet => {
-                by_width!(self.asm, wide, test, dst, imm imm)
-            }
-            Operand::Reg(src) => by_width!(self.asm, wide, cmp, dst, reg src),
-            // Shorter, and the same flags.
-            Operand::Imm(0) => by_width!(self.asm, wide, test, dst, reg dst),
-            Operand::Imm(imm) => by_width!(self.asm, wide, cmp, dst, imm imm),
-        }
+        let target = self.moves.detour(&mut self.masm, index, target);
+        self.masm.jump_if(cond, target)?;
+        self.moves.go_on_behind(&mut self.masm, index)
     }
 }

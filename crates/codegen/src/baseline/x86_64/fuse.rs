@@ -1,14 +1,11 @@
 //! Combines consecutive instructions that become one of the machine's.
 
-use beeline_isa::{Alu, Cond, Op, Operand};
+use beeline_isa::{Alu, Op, Operand};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 use super::registers::home64;
-
-/// The number of instructions that are searched for a register's later use.
-const NEAR: usize = 8;
 
 /// An address: a register and an index or a distance.
 #[derive(Clone, Copy)]
@@ -21,7 +18,7 @@ impl Emitter<'_> {
     /// Combines the instructions that begin at a slot, if possible; returns the number of slots
     /// done, 0 if none.
     pub(crate) fn fuse(&mut self, index: usize, op: Op) -> Result<usize, IcedError> {
-        let Some(second) = self.follower(index) else {
+        let Some(second) = self.peephole.follower(index) else {
             return Ok(0);
         };
         match (op, second) {
@@ -51,13 +48,6 @@ impl Emitter<'_> {
         }
     }
 
-    /// Returns the operation of the slot behind this one, if control gets there from this one only.
-    fn follower(&self, index: usize) -> Option<Op> {
-        let next = index + 1;
-        let op = self.outline.flow.op(next);
-        op.filter(|_| self.labels.at(next).is_none())
-    }
-
     /// Combines a branch over a jump into a branch to the jump's target, for the opposite
     /// condition. Returns false if the jump has no target.
     fn branch_unless(&mut self, index: usize, branch: Op, off: i32) -> Result<bool, IcedError> {
@@ -74,36 +64,25 @@ impl Emitter<'_> {
         else {
             return Ok(false);
         };
-        let (dst, src) = self.compared(index, dst, src);
-        self.compare(cond, wide, dst, src)?;
-        let target = self.detour(index, target);
-        match cond {
-            Cond::Equal => self.asm.jne(target)?,
-            Cond::NotEqual | Cond::AnySet => self.asm.je(target)?,
-            Cond::Greater => self.asm.jbe(target)?,
-            Cond::GreaterEqual => self.asm.jb(target)?,
-            Cond::Less => self.asm.jae(target)?,
-            Cond::LessEqual => self.asm.ja(target)?,
-            Cond::SignedGreater => self.asm.jle(target)?,
-            Cond::SignedGreaterEqual => self.asm.jl(target)?,
-            Cond::SignedLess => self.asm.jge(target)?,
-            Cond::SignedLessEqual => self.asm.jg(target)?,
-        }
-        self.go_on_behind(index)?;
+        let (dst, src) = self.moves.compared(index, dst, src);
+        self.masm.compare(cond, wide, dst, src)?;
+        let target = self.moves.detour(&mut self.masm, index, target);
+        self.masm.jump_unless(cond, target)?;
+        self.moves.go_on_behind(&mut self.masm, index)?;
         Ok(true)
     }
 
     /// Emits `dst = base + plus`, and the load from there, if one follows after which the sum is no
     /// longer needed.
     fn sum(&mut self, index: usize, dst: u8, sum: Sum) -> Result<usize, IcedError> {
-        let load = match self.follower(index + 1) {
+        let load = match self.peephole.follower(index + 1) {
             Some(Op::Load {
                 size,
                 signed,
                 dst: to,
                 src,
                 off,
-            }) if src == dst && (to == dst || self.is_lost(index + 3, dst)) => {
+            }) if src == dst && (to == dst || self.peephole.is_lost(index + 3, dst)) => {
                 Some((size, signed, to, off))
             }
             _ => None,
@@ -117,34 +96,11 @@ impl Emitter<'_> {
             },
         };
         if let Some((size, signed, to, _)) = load {
-            self.clobber(home64(to));
-            self.load_from(size, signed, to, address)?;
+            self.masm.clobber(home64(to));
+            self.masm.load_from(size, signed, to, address)?;
             return Ok(3);
         }
-        self.asm.lea(home64(dst), qword_ptr(address))?;
+        self.masm.asm.lea(home64(dst), qword_ptr(address))?;
         Ok(2)
-    }
-
-    /// Returns whether a register is written from this slot on before anything may look at it.
-    /// Searches a few instructions, up to a jump.
-    fn is_lost(&self, from: usize, register: u8) -> bool {
-        for index in from..from + NEAR {
-            match self.outline.flow.op(index) {
-                _ if self.labels.at(index).is_some() => return false,
-                Some(
-                    op @ (Op::Alu { .. }
-                    | Op::Move { .. }
-                    | Op::MoveSigned { .. }
-                    | Op::Load { .. }
-                    | Op::Store { .. }),
-                ) if op.read().all(|read| read != register) => {
-                    if op.written() == Some(register) {
-                        return true;
-                    }
-                }
-                _ => return false,
-            }
-        }
-        false
     }
 }

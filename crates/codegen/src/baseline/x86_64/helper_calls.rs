@@ -1,26 +1,24 @@
 //! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
 //! next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS};
 use beeline_uapi::HelperId;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 use super::frame::Frame;
+use super::macro_assembler::MacroAssembler;
 use super::registers::{CALLER_SAVED, RUN};
-use crate::baseline::outline::helper_index;
+use crate::baseline::outline::{TABLES, helper_index};
 use crate::code::Error;
 
-/// The fields of the run that a tail call may change, and that must be restored when the program is
-/// returned to.
-const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 /// The bytes of stack that a function needs to keep the [`TABLES`], a multiple of 16.
 pub(crate) const TABLES_BYTES: u32 = 32;
 /// The bytes of stack between a helper's call of a callback and the callback's return address.
 pub(crate) const CALLBACK_BYTES: u32 = 16;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     pub(crate) fn call_helper(&mut self, index: usize, id: u32) -> Result<(), Error> {
         let id = helper_index(index, id)?;
         self.clobbers = CALLER_SAVED;
@@ -29,16 +27,18 @@ impl Emitter<'_> {
         self.asm.call(qword_ptr(rax + id.cast_signed() * 8))?;
         Ok(())
     }
+}
 
+impl Emitter<'_> {
     /// Emits the program's own tail call: the next program takes its place.
     pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
-        let next = self.asm.create_label();
-        self.call_helper(index, HelperId::TAIL_CALL.0)?;
-        self.asm.test(rax, rax)?;
-        self.asm.je(next)?;
+        let next = self.masm.asm.create_label();
+        self.masm.call_helper(index, HelperId::TAIL_CALL.0)?;
+        self.masm.asm.test(rax, rax)?;
+        self.masm.asm.je(next)?;
         self.leave_for_next_program(frame)?;
-        self.asm.jmp(rax)?;
-        Ok(self.set(next)?)
+        self.masm.asm.jmp(rax)?;
+        Ok(self.masm.set(next)?)
     }
 
     /// Emits a tail call in a called function: the next program takes the function's place, and
@@ -46,56 +46,70 @@ impl Emitter<'_> {
     /// program, and the code that keeps the other's carry flag from being taken for an abort of
     /// this one.
     pub(crate) fn replace_function(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
-        let next = self.asm.create_label();
+        let next = self.masm.asm.create_label();
         let kept = [r11, r10, r9];
-        self.asm.sub(rsp, 8)?;
+        self.masm.asm.sub(rsp, 8)?;
         for table in TABLES {
-            self.asm.push(qword_ptr(RUN + table as i32))?;
+            self.masm.asm.push(qword_ptr(RUN + table as i32))?;
         }
-        self.call_helper(index, HelperId::TAIL_CALL.0)?;
+        self.masm.call_helper(index, HelperId::TAIL_CALL.0)?;
         for register in kept.into_iter().rev() {
-            self.asm.pop(register)?;
+            self.masm.asm.pop(register)?;
         }
-        self.asm.add(rsp, 8)?;
-        self.asm.test(rax, rax)?;
-        self.asm.je(next)?;
+        self.masm.asm.add(rsp, 8)?;
+        self.masm.asm.test(rax, rax)?;
+        self.masm.asm.je(next)?;
         self.leave_for_next_program(frame)?;
         for register in kept {
-            self.asm.push(register)?;
+            self.masm.asm.push(register)?;
         }
         // Behind the return address and three words, the stack is aligned.
-        self.asm.call(rax)?;
+        self.masm.asm.call(rax)?;
         for table in TABLES.into_iter().rev() {
-            self.asm.pop(qword_ptr(RUN + table as i32))?;
+            self.masm.asm.pop(qword_ptr(RUN + table as i32))?;
         }
         self.return_to_caller(false)?;
-        Ok(self.set(next)?)
+        Ok(self.masm.set(next)?)
     }
 
     /// Leaves the frame, with the next program's address in rax and its arguments where it expects
     /// them.
     fn leave_for_next_program(&mut self, frame: &Frame) -> Result<(), IcedError> {
-        self.asm.mov(rdi, qword_ptr(RUN + RUN_CONTEXT as i32))?;
-        self.asm.mov(rsi, RUN)?;
-        frame.leave(&mut self.asm)
+        let asm = &mut self.masm.asm;
+        asm.mov(rdi, qword_ptr(RUN + RUN_CONTEXT as i32))?;
+        asm.mov(rsi, RUN)?;
+        frame.leave(asm)
+    }
+
+    /// Returns from a called function with a frame that is already left; tells the caller whether
+    /// poison has ended the program.
+    pub(crate) fn return_to_caller(&mut self, aborted: bool) -> Result<(), IcedError> {
+        let asm = &mut self.masm.asm;
+        match (self.outline.unwinds, aborted) {
+            (true, true) => asm.stc()?,
+            (true, false) => asm.clc()?,
+            (false, _) => {}
+        }
+        asm.ret()
     }
 
     /// Emits the thunk that helpers call to call a function. The arguments are where the function
     /// expects them. The function keeps all registers that System V wants kept except the run's, so
     /// the thunk keeps that one.
     pub(crate) fn callback_thunk(&mut self, entry: CodeLabel) -> Result<(), IcedError> {
-        self.asm.push(RUN)?;
-        self.asm.mov(RUN, r9)?;
-        self.asm.call(entry)?;
-        self.asm.pop(RUN)?;
+        let asm = &mut self.masm.asm;
+        asm.push(RUN)?;
+        asm.mov(RUN, r9)?;
+        asm.call(entry)?;
+        asm.pop(RUN)?;
         if self.outline.unwinds {
             // The helper stands between this and the program, so poison ends the helper's work: 1
             // means stop.
-            let returned = self.asm.create_label();
-            self.asm.jae(returned)?;
-            self.asm.mov(eax, 1)?;
-            self.set(returned)?;
+            let returned = asm.create_label();
+            asm.jae(returned)?;
+            asm.mov(eax, 1)?;
+            self.masm.set(returned)?;
         }
-        self.asm.ret()
+        self.masm.asm.ret()
     }
 }

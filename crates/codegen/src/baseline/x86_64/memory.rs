@@ -1,16 +1,15 @@
 //! Loads, stores, atomics, and the 64-bit immediates, which name memory.
 
 use beeline_isa::abi::{RUN_MAPS, RUN_VALUES};
-use beeline_isa::{Atomic, Imm64, Operand, Size};
+use beeline_isa::{Atomic, Operand, Size};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::emit::Emitter;
+use super::macro_assembler::MacroAssembler;
 use super::registers::{RUN, home8, home16, home32, home64};
 use crate::baseline::outline::Value;
-use crate::code::Error;
 
-impl Emitter<'_> {
+impl MacroAssembler {
     pub(crate) fn load(
         &mut self,
         size: Size,
@@ -137,26 +136,20 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    pub(crate) fn imm64(
-        &mut self,
-        index: usize,
-        kind: Imm64,
-        dst: u8,
-        low: i32,
-    ) -> Result<(), Error> {
-        match self.outline.value(self.labels, index, kind, low)? {
-            Some(Value::Number(value)) => self.constant(dst, value)?,
-            Some(Value::Map(map)) => self.table_entry(RUN_MAPS, dst, map)?,
-            Some(Value::Memory(map, offset)) => {
+    /// Emits `dst = value`, of a 64-bit immediate.
+    pub(crate) fn imm64(&mut self, dst: u8, value: Value<CodeLabel>) -> Result<(), IcedError> {
+        match value {
+            Value::Number(value) => self.constant(dst, value),
+            Value::Map(map) => self.table_entry(RUN_MAPS, dst, map),
+            Value::Memory(map, offset) => {
                 self.table_entry(RUN_VALUES, dst, map)?;
-                if offset != 0 {
-                    self.asm.add(home64(dst), offset)?;
+                if offset == 0 {
+                    return Ok(());
                 }
+                self.asm.add(home64(dst), offset)
             }
-            Some(Value::Callback(thunk)) => self.asm.lea(home64(dst), ptr(thunk))?,
-            None => {}
+            Value::Callback(thunk) => self.asm.lea(home64(dst), ptr(thunk)),
         }
-        Ok(())
     }
 
     /// Emits `dst = run.table[index]`.

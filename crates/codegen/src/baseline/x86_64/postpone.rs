@@ -1,17 +1,17 @@
 //! Postpones moves that only one way of a branch needs: they are made on that way.
 
 use beeline_isa::{Op, Operand};
+use beeline_verifier::Flow;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::emit::Emitter;
-
-/// The most instructions from a move to its branch.
-const NEAR: usize = 8;
+use super::macro_assembler::MacroAssembler;
+use super::peephole::Peephole;
+use crate::baseline::liveness::{Liveness, Loops};
 
 /// A move that is still to be made.
 #[derive(Clone, Copy)]
-pub(crate) struct Postponed {
+struct Postponed {
     /// The branch's slot.
     branch: usize,
     what: Op,
@@ -30,22 +30,44 @@ enum Way {
 }
 
 /// Moves in a place of their own.
-pub(crate) struct Detour {
+struct Detour {
     start: CodeLabel,
     moves: Vec<Op>,
     target: CodeLabel,
 }
 
-impl Emitter<'_> {
+/// The moves that are not made where they stand: those up to the next branch, and those that have a
+/// place of their own.
+pub(crate) struct PostponedMoves<'a> {
+    peephole: Peephole<'a>,
+    liveness: Liveness,
+    loops: Loops,
+    postponed: Vec<Postponed>,
+    detours: Vec<Detour>,
+}
+
+impl<'a> PostponedMoves<'a> {
+    pub(crate) fn new(flow: &Flow, peephole: Peephole<'a>) -> Self {
+        Self {
+            peephole,
+            liveness: Liveness::of(flow),
+            loops: Loops::of(flow),
+            postponed: Vec::new(),
+            detours: Vec::new(),
+        }
+    }
+
     /// Returns whether a move is not made now, because it is not needed, or later and not always.
     pub(crate) fn postpone(&mut self, index: usize, op: Op) -> bool {
         let Op::Move { dst, .. } = op else {
             return false;
         };
-        let Some(branch) = self.branch_behind(index, op) else {
+        let peephole = self.peephole;
+        let Some(branch) = peephole.branch_behind(index, op) else {
             return false;
         };
-        let (Some(is_read), Some([on, taken])) = (self.compares(branch, dst), self.ways(branch))
+        let (Some(is_read), Some([on, taken])) =
+            (peephole.compares(branch, dst), peephole.ways(branch))
         else {
             return false;
         };
@@ -63,58 +85,9 @@ impl Emitter<'_> {
         true
     }
 
-    /// Returns the next branch, if nothing before it reads or writes the move's destination, or
-    /// writes its source.
-    fn branch_behind(&self, index: usize, op: Op) -> Option<usize> {
-        let written = op.written()?;
-        for slot in index + 1..index + 1 + NEAR {
-            if self.labels.at(slot).is_some() {
-                return None;
-            }
-            match self.outline.flow.op(slot)? {
-                Op::Branch { .. } => return Some(slot),
-                other @ (Op::Alu { .. }
-                | Op::Move { .. }
-                | Op::MoveSigned { .. }
-                | Op::Load { .. }
-                | Op::Store { .. }) => {
-                    let mut reads = other.read();
-                    if reads.any(|read| read == written)
-                        || other.written() == Some(written)
-                        || op.read().any(|read| other.written() == Some(read))
-                    {
-                        return None;
-                    }
-                }
-                _ => return None,
-            }
-        }
-        None
-    }
-
-    /// Returns whether a branch compares a register.
-    fn compares(&self, branch: usize, register: u8) -> Option<bool> {
-        let op = self.outline.flow.op(branch)?;
-        Some(op.read().any(|read| read == register))
-    }
-
-    /// Returns the slots that a branch leads to, not taken and taken. A branch over a jump counts
-    /// as one for the opposite condition.
-    fn ways(&self, branch: usize) -> Option<[usize; 2]> {
-        let flow = self.outline.flow;
-        let mut ways = flow.successors(branch);
-        let (on, taken) = (ways.next()?, ways.next()?);
-        match self.outline.flow.op(on) {
-            Some(Op::Jump { .. }) if taken == on + 1 && self.labels.at(on).is_none() => {
-                Some([taken, flow.successors(on).next()?])
-            }
-            _ => Some([on, taken]),
-        }
-    }
-
     /// Returns whether a branch may compare the move's source in place of its destination.
     fn can_stand_for(&self, op: Op, branch: usize) -> bool {
-        match (op, self.outline.flow.op(branch)) {
+        match (op, self.peephole.op(branch)) {
             (
                 Op::Move {
                     wide: all,
@@ -150,12 +123,17 @@ impl Emitter<'_> {
 
     /// Returns the destination of the branch at a slot that leads to a label: the label, or the
     /// moves on that way.
-    pub(crate) fn detour(&mut self, branch: usize, target: CodeLabel) -> CodeLabel {
+    pub(crate) fn detour(
+        &mut self,
+        masm: &mut MacroAssembler,
+        branch: usize,
+        target: CodeLabel,
+    ) -> CodeLabel {
         let moves = self.moves_on(branch, Way::Taken);
         if moves.is_empty() {
             return target;
         }
-        let start = self.asm.create_label();
+        let start = masm.asm.create_label();
         self.detours.push(Detour {
             start,
             moves,
@@ -165,16 +143,20 @@ impl Emitter<'_> {
     }
 
     /// Makes the moves on the way behind a branch that is not taken.
-    pub(crate) fn go_on_behind(&mut self, branch: usize) -> Result<(), IcedError> {
+    pub(crate) fn go_on_behind(
+        &mut self,
+        masm: &mut MacroAssembler,
+        branch: usize,
+    ) -> Result<(), IcedError> {
         let moves = self.moves_on(branch, Way::On);
         self.postponed.clear();
-        self.moves(&moves)
+        make(masm, &moves)
     }
 
     /// Makes all moves at once, because the instruction is more than a branch.
-    pub(crate) fn make_postponed(&mut self) -> Result<(), IcedError> {
+    pub(crate) fn make_all(&mut self, masm: &mut MacroAssembler) -> Result<(), IcedError> {
         let all = std::mem::take(&mut self.postponed);
-        self.moves(&all.iter().map(|one| one.what).collect::<Vec<_>>())
+        make(masm, &all.iter().map(|one| one.what).collect::<Vec<_>>())
     }
 
     fn moves_on(&self, branch: usize, way: Way) -> Vec<Op> {
@@ -183,22 +165,22 @@ impl Emitter<'_> {
         moves.map(|one| one.what).collect()
     }
 
-    fn moves(&mut self, moves: &[Op]) -> Result<(), IcedError> {
-        for &op in moves {
-            if let Op::Move { wide, dst, src } = op {
-                self.move_(wide, dst, src)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Puts the moves that have a place of their own behind the code.
-    pub(crate) fn put_detours(&mut self) -> Result<(), IcedError> {
-        for detour in std::mem::take(&mut self.detours) {
-            self.set(detour.start)?;
-            self.moves(&detour.moves)?;
-            self.asm.jmp(detour.target)?;
+    pub(crate) fn put_detours(self, masm: &mut MacroAssembler) -> Result<(), IcedError> {
+        for detour in self.detours {
+            masm.set(detour.start)?;
+            make(masm, &detour.moves)?;
+            masm.asm.jmp(detour.target)?;
         }
         Ok(())
     }
+}
+
+fn make(masm: &mut MacroAssembler, moves: &[Op]) -> Result<(), IcedError> {
+    for &op in moves {
+        if let Op::Move { wide, dst, src } = op {
+            masm.move_(wide, dst, src)?;
+        }
+    }
+    Ok(())
 }
