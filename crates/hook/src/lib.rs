@@ -18,30 +18,32 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod exits;
 mod flags;
 mod guard;
 mod incoming;
 mod patch;
 mod plan;
-mod relocate;
 mod survey;
 mod syscalls;
 mod trampoline;
 
-pub use exits::{Exit, Exits, exits};
+pub use arch::{
+    AssembleError, BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, CommonCode, INT3, Instruction,
+    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, Registers, SYSCALL, SYSCALL_LEN, unwinder_exits,
+};
+pub use exits::{Exit, Exits, UnwinderExit, exits};
 pub use flags::Flags;
 pub use guard::{Guard, Trap};
 pub use incoming::Incoming;
-pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
+pub use patch::{ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
-pub use relocate::{RelocateError, branches_sometimes};
-pub use survey::{UnwinderExit, unwinder_exits};
+pub use survey::branches_sometimes;
 pub use syscalls::{
-    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
-    Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
+    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, LONGEST_FUNCTION, Unhookable,
+    UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
 };
 pub use trampoline::{
-    Direct, EmitError, Full, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
-    displaced, emit,
+    Direct, EmitError, Full, RelocateError, SystemCall, Trampoline, TrampolineSpec, displaced, emit,
 };

@@ -43,7 +43,7 @@ impl Tally {
                 if let Some(first) = first.filter(|_| plan.guards.is_empty()) {
                     *self
                         .unguarded
-                        .entry(format!("{:?}", first.code()))
+                        .entry(format!("{:?}", first.decoded().code()))
                         .or_default() += 1;
                 }
             }

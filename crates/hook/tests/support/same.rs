@@ -8,7 +8,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 pub fn check(plan: &Plan, trampoline: &Trampoline, at: u64) -> Result<(), String> {
     let mut map = trampoline.resume_map.iter();
     let mut last = None;
-    for original in plan.instructions() {
+    for original in plan.instructions().map(beeline_hook::Instruction::decoded) {
         let &(address, moved) = map.next().ok_or("an instruction is not in the map")?;
         if address != original.ip() {
             return Err(format!(

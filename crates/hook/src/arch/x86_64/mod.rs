@@ -1,0 +1,35 @@
+//! x86-64.
+
+mod effects;
+mod flags;
+mod frames;
+mod guarded_jump;
+mod guards;
+mod instruction;
+mod jump;
+mod pt_regs;
+mod registers;
+mod relocate;
+mod syscalls;
+mod trampoline;
+
+pub(crate) use flags::{needed as flags_needed, wanted_behind_call as flags_wanted_behind_call};
+pub use frames::unwinder_exits;
+pub(crate) use frames::{returns_by_jump, torn_down};
+pub(crate) use guarded_jump::{disturbed_targets, guarded_jump, guarded_targets};
+pub(crate) use guards::{guarded_len, guards, second_trap};
+pub use iced_x86::IcedError as AssembleError;
+pub use instruction::Instruction;
+pub(crate) use instruction::decode;
+pub use jump::{BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, INT3, JUMP_LEN, JUMP_OPCODE};
+pub(crate) use jump::{DISPLACEMENT_LEN, JUMP_REACH, JUMP_REACH_IN_WORDS, jump, jump_anywhere};
+pub use pt_regs::PT_REGS_LEN;
+pub use registers::Registers;
+pub(crate) use relocate::{Displaced, relocate};
+pub(crate) use syscalls::{
+    BranchScan, CallFinder, CancellationPoint, EXIT, EXIT_GROUP, JumpTable, MUNMAP, NUMBER_WITHIN,
+    RESTORER_MOVES, RT_SIGRETURN, call_stub, calls_one_of, cancellation_points,
+    leads_to_cancellation_point, number_before, number_right_before,
+};
+pub use syscalls::{CommonCode, SYSCALL, SYSCALL_LEN};
+pub(crate) use trampoline::head;
