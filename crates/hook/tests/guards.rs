@@ -106,7 +106,7 @@ fn when_the_first_byte_comes_back_a_breakpoint_is_next() {
             let first = decode(&patch, 0);
             let own = plan.instructions().next().unwrap().decoded();
             if guard.traps.is_empty() {
-                // It branches away by itself, or is the jump.
+                // The instruction branches away by itself, or is the jump.
                 assert!(first.code() == own.code(), "{code:02x?} {patch:02x?}");
                 continue;
             }
@@ -190,7 +190,7 @@ fn there_are_many_ways_to_have_a_breakpoint_next() {
     assert!(last.len() > 20, "{last:02x?}");
 }
 
-/// Returns whether each later instruction whose first byte has come back is whole, or leads to an
+/// True if each later instruction with a first byte that has come back is whole, or leads to an
 /// `int3` that says where to go on.
 fn later_bytes_come_back_unharmed(plan: &Plan, guard: &Guard) -> bool {
     let original = file(plan);
