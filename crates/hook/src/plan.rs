@@ -41,7 +41,7 @@ pub struct Plan {
     /// True if the site is its function's first instruction, so the stack pointer is at the return
     /// address.
     pub at_start: bool,
-    /// True if there may be live data in the 128 bytes below the stack pointer.
+    /// True if there may be live data in the red zone below the stack pointer.
     pub red_zone: bool,
     /// For a jump: the ways to lay it so that kernel uprobes upon it do no harm, the best first.
     /// Empty if there is none.
@@ -206,6 +206,13 @@ pub enum PlanError {
 /// A jump is chosen only if nothing in the function can branch to the middle of the bytes it
 /// overwrites. Branches from other functions are not seen: use [`plan_among`] wherever their code
 /// is at hand.
+///
+/// # Errors
+///
+/// - [`PlanError::Outside`]: the site is not in the function.
+/// - [`PlanError::NotBoundary`]: it is in the middle of an instruction.
+/// - [`PlanError::Undecodable`]: bytes up to and including the site are no instructions.
+/// - [`PlanError::CannotMove`]: the instruction there has to run where it is.
 pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
     decide(site, function, None, Role::Any)
 }
@@ -213,6 +220,10 @@ pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
 /// Decides how `site` is hooked, knowing what the other functions of the same file branch to.
 ///
 /// Exception landing pads stay unknown, for sites that are not their function's start.
+///
+/// # Errors
+///
+/// As [`plan()`].
 pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result<Plan, PlanError> {
     decide(site, function, Some(incoming), Role::Any)
 }
@@ -223,6 +234,10 @@ pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result
 /// The kernel sees the moved instruction's address: it comes back behind it, and when it restarts
 /// the call, to it. The difference is only visible to a process with seccomp filters that look at
 /// addresses, or to one that compares them itself as cancellable calls do.
+///
+/// # Errors
+///
+/// As [`plan()`].
 pub fn plan_system_call(
     site: u64,
     function: &Function,

@@ -43,7 +43,7 @@ pub struct Trampoline {
 /// - [`EmitError::ClobbersStackPointer`]: a [`Direct`] changes the stack pointer.
 /// - [`EmitError::Assemble`]: a defect of this crate.
 pub fn emit(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Trampoline, EmitError> {
-    let head = arch::head(plan, at, spec)?;
+    let head = arch::trampoline_head(plan, at, spec)?;
     let body = displaced(plan, at.wrapping_add(head.bytes.len() as u64))?;
     let mut bytes = head.bytes;
     bytes.extend(body.bytes);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::tables::Jumps;
 use super::{CallPlan, Shape, Unhookable, UnhookableCall, Window};
 use crate::arch::{
-    self, Displaced, EXIT, EXIT_GROUP, Instruction, JUMP_LEN, MUNMAP, NUMBER_WITHIN,
+    self, CALL_NUMBER_WITHIN, Displaced, EXIT, EXIT_GROUP, Instruction, JUMP_LEN, MUNMAP,
     RESTORER_MOVES, RT_SIGRETURN, SYSCALL_LEN,
 };
 use crate::flags::Flags;
@@ -13,7 +13,7 @@ use crate::plan::{self, Function, Reason};
 use crate::survey::Survey;
 
 /// Bytes on both sides of a `syscall` that must be checked for branches to them.
-pub(super) const SENSITIVE: u64 = NUMBER_WITHIN + 32;
+pub(super) const SENSITIVE: u64 = CALL_NUMBER_WITHIN + 32;
 
 /// Addresses in a function that something other than the previous instruction leads to.
 pub(crate) struct Targets {
@@ -237,7 +237,7 @@ impl Look<'_> {
     }
 
     fn number(&self, index: usize) -> Option<u32> {
-        arch::number_before(self.survey, index, self.targets)
+        arch::call_number_before(self.survey, index, self.targets)
     }
 
     /// Returns the reason if it is one of those that are left alone.

@@ -14,7 +14,7 @@ pub const WATCHED_COMPACTLY: u8 = 2;
 ///
 /// All functions are of the System V calling convention and use general registers only: vector and
 /// x87 state is not kept for them. The direction flag is clear and the stack aligned when they are
-/// called; the 128 bytes below the process's stack pointer are not touched.
+/// called; the red zone below the process's stack pointer is not touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSpec {
     /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called before the call is

@@ -3,10 +3,10 @@
 //! functions; functions that hold data are treated in the same way.
 //!
 //! It is not certain where instructions begin there, nor what branches to them, and some bytes are
-//! data. Only bytes that cannot be anything else are hooked, and in such a way that it does not
-//! matter what branches there: `mov eax, NUMBER; syscall`, by a jump in place of the `mov`. The
-//! `syscall` stays behind it for code that reaches it in another way; that call is made, and not
-//! seen.
+//! data. Only bytes that cannot be anything else are hooked: an instruction that loads the number of a
+//! call, with the `syscall` right behind it. A jump takes the place of that instruction only, so it
+//! does not matter what branches there. The `syscall` stays for code that reaches it in another way;
+//! that call is made, and not seen.
 
 use memchr::memmem;
 
@@ -39,7 +39,7 @@ impl CallSites {
     /// Adds the bytes of a `syscall` at that offset, hooked or not, if they are certainly an
     /// instruction. Returns false otherwise.
     pub(super) fn add_unknown(&mut self, start: u64, code: &[u8], call: usize) -> bool {
-        let Some((first, number)) = arch::number_right_before(code, call) else {
+        let Some((first, number)) = arch::call_number_right_before(code, call) else {
             return false;
         };
         match plan(start, code, first, call, number) {
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// `mov r8d, 8; syscall`, `movabs rax, ...` and `mov ax, 8` in some place.
+    /// These are `mov r8d, 8; syscall`, `movabs rax, ...` and `mov ax, 8; syscall`.
     #[test]
     fn a_move_to_another_register_is_no_call_number() {
         for code in [
@@ -204,7 +204,8 @@ mod tests {
             assert!(patch.bytes.ends_with(&SYSCALL), "{:x?}", patch.bytes);
             assert_eq!(patch.bytes.len(), code.len());
             assert!(!stub.feigns_a_call());
-            // So far that the displacement is 0x50f, and that between two of its bytes.
+            // The displacement is 0x50f, which has the bytes of a `syscall`, and then has them in its
+            // middle.
             for far in [0x50f + 5, 0x5_0f00 + 5] {
                 let stub = sites.plans[0].emit(START + far, &common, 0).unwrap();
                 assert!(stub.feigns_a_call());

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::arch::AssembleError;
+use crate::arch::{AssembleError, STACK_POINTER};
 use crate::patch::ReachError;
 
 /// The reason why no trampoline was written.
@@ -35,7 +35,9 @@ pub enum EmitError {
         site: u64,
     },
     /// The hook changes the stack pointer.
-    #[error("a hook that changes the stack pointer cannot be called: remove rsp from its clobbers")]
+    #[error(
+        "a hook that changes the stack pointer cannot be called: remove {STACK_POINTER} from its clobbers"
+    )]
     ClobbersStackPointer,
     /// The assembler refused: a defect of this crate.
     #[error("assembling the trampoline at {at:#x}: {source}")]

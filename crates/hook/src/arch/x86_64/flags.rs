@@ -15,7 +15,7 @@ const ARITHMETIC: u32 = RflagsBits::OF
 
 /// Returns the flags to keep at the instruction of that index. `by_call` says that only calls lead
 /// there; the calling convention then defines no arithmetic flag and a clear direction flag.
-pub(crate) fn needed(survey: &Survey, index: usize, by_call: bool) -> Flags {
+pub(crate) fn flags_needed(survey: &Survey, index: usize, by_call: bool) -> Flags {
     if !by_call && survey.instructions.iter().any(sets_direction) {
         return Flags::All;
     }
@@ -37,7 +37,7 @@ fn sets_direction(instruction: &Instruction) -> bool {
 }
 
 /// Returns the flags that may be read behind the `syscall` of that index and were set before it.
-pub(crate) fn wanted_behind_call(survey: &Survey, index: usize) -> Flags {
+pub(crate) fn flags_wanted_behind_call(survey: &Survey, index: usize) -> Flags {
     if direction_may_be_set(survey, index) {
         return Flags::All;
     }

@@ -13,7 +13,7 @@ mod relocate;
 mod syscalls;
 mod trampoline;
 
-pub(crate) use flags::{needed as flags_needed, wanted_behind_call as flags_wanted_behind_call};
+pub(crate) use flags::{flags_needed, flags_wanted_behind_call};
 pub use frames::unwinder_exits;
 pub(crate) use frames::{returns_by_jump, torn_down};
 pub(crate) use guarded_jump::{disturbed_targets, guarded_jump, guarded_targets};
@@ -25,11 +25,12 @@ pub use jump::{BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, INT3, JUMP_LEN, JUMP_OPC
 pub(crate) use jump::{DISPLACEMENT_LEN, JUMP_REACH, JUMP_REACH_IN_WORDS, jump, jump_anywhere};
 pub use pt_regs::PT_REGS_LEN;
 pub use registers::Registers;
+pub(crate) use registers::STACK_POINTER;
 pub(crate) use relocate::{Displaced, relocate};
 pub(crate) use syscalls::{
-    BranchScan, CallFinder, CancellationPoint, EXIT, EXIT_GROUP, JumpTable, MUNMAP, NUMBER_WITHIN,
-    RESTORER_MOVES, RT_SIGRETURN, call_stub, calls_one_of, cancellation_points,
-    leads_to_cancellation_point, number_before, number_right_before,
+    BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, EXIT, EXIT_GROUP, JumpTable,
+    MUNMAP, RESTORER_MOVES, RT_SIGRETURN, call_number_before, call_number_right_before, call_stub,
+    calls_one_of, cancellation_points, leads_to_cancellation_point,
 };
 pub use syscalls::{CommonCode, SYSCALL, SYSCALL_LEN};
-pub(crate) use trampoline::head;
+pub(crate) use trampoline::trampoline_head;

@@ -13,7 +13,7 @@ mod tables;
 
 pub(crate) use cancel::{CancellationPoint, cancellation_points, leads_to_cancellation_point};
 pub use common::CommonCode;
-pub(crate) use number::{NUMBER_WITHIN, number_before, number_right_before};
+pub(crate) use number::{CALL_NUMBER_WITHIN, call_number_before, call_number_right_before};
 pub(crate) use numbers::{EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN};
 pub(crate) use scan::{BranchScan, CallFinder, calls_one_of};
 pub(crate) use stub::call_stub;

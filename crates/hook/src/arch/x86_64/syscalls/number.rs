@@ -12,17 +12,17 @@ use crate::survey::Survey;
 use crate::syscalls::Targets;
 
 /// The most bytes before a `syscall` that are looked at for its number.
-pub(crate) const NUMBER_WITHIN: u64 = 96;
+pub(crate) const CALL_NUMBER_WITHIN: u64 = 96;
 
 /// The known contents of general registers, by the numbers of the processor's encoding.
 type Known = [Option<u64>; 16];
 
 /// Returns what eax holds whenever the instruction of that index is reached.
-pub(crate) fn number_before(survey: &Survey, index: usize, targets: &Targets) -> Option<u32> {
+pub(crate) fn call_number_before(survey: &Survey, index: usize, targets: &Targets) -> Option<u32> {
     let site = survey.instructions.get(index)?.address();
-    let first = survey
-        .instructions
-        .partition_point(|instruction| instruction.address() < site.saturating_sub(NUMBER_WITHIN));
+    let first = survey.instructions.partition_point(|instruction| {
+        instruction.address() < site.saturating_sub(CALL_NUMBER_WITHIN)
+    });
     let mut known: Known = [None; 16];
     let mut pushed = None;
     let mut info = InstructionInfoFactory::new();
@@ -136,7 +136,7 @@ const NUMBERS: u32 = 512;
 
 /// Returns the start of the instruction right before, if it loads the number of a call, and the
 /// number.
-pub(crate) fn number_right_before(code: &[u8], call: usize) -> Option<(usize, u32)> {
+pub(crate) fn call_number_right_before(code: &[u8], call: usize) -> Option<(usize, u32)> {
     let at = call.checked_sub(NUMBER)?;
     let number = u32::from_le_bytes(code.get(at..call)?.try_into().ok()?);
     // The longer one first: the shorter one's bytes may be the end of others.

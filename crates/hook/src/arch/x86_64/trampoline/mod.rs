@@ -15,7 +15,11 @@ mod full;
 /// # Errors
 ///
 /// As [`emit`](crate::emit), which also writes the body.
-pub(crate) fn head(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Head, EmitError> {
+pub(crate) fn trampoline_head(
+    plan: &Plan,
+    at: u64,
+    spec: &TrampolineSpec,
+) -> Result<Head, EmitError> {
     match spec {
         TrampolineSpec::Full(full) => full::head(plan, at, full),
         TrampolineSpec::Direct(direct) => direct::head(plan, at, direct),
