@@ -34,7 +34,8 @@ mod trampoline;
 
 pub use arch::{
     AssembleError, BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, CommonCode, INT3, Instruction,
-    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, Registers, SYSCALL, SYSCALL_LEN, unwinder_exits,
+    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, notice_stub,
+    unwinder_exits,
 };
 pub use exits::{Exit, Exits, UnwinderExit, exits};
 pub use flags::Flags;

@@ -18,13 +18,13 @@
 //! - **Shapes of code.** The end of a frame ([`torn_down`]), unwinders ([`unwinder_exits`],
 //!   [`returns_by_jump`]) and the tables of a `switch` ([`JumpTable`]).
 //! - **Trampolines.** [`trampoline_head`] writes the part that calls the hook; [`AssembleError`] is
-//!   the assembler's refusal.
+//!   the assembler's refusal. [`notice_stub`] is code before a trampoline that reports a thread.
 //! - **System calls, found.** The instruction ([`SYSCALL`], [`SYSCALL_LEN`]), the search for it
 //!   ([`CallFinder`]) and for branches to it ([`BranchScan`], [`calls_one_of`]), and the call's number
 //!   in the code before it ([`call_number_before`], [`call_number_right_before`],
 //!   [`CALL_NUMBER_WITHIN`]). The C library's special places: [`cancellation_points`],
-//!   [`CancellationPoint`], [`leads_to_cancellation_point`], [`RESTORER_MOVES`]. The numbers of special
-//!   calls: [`EXIT`], [`EXIT_GROUP`], [`MUNMAP`], [`RT_SIGRETURN`].
+//!   [`CancellationPoint`], [`leads_to_cancellation_point`], [`RESTORER`], [`RESTORER_MOVES`]. The
+//!   numbers of special calls: [`EXIT`], [`EXIT_GROUP`], [`MUNMAP`], [`RT_SIGRETURN`].
 //! - **System calls, hooked.** [`CommonCode`] is what the hooks of a process share, [`call_stub`]
 //!   writes a site's own code.
 
@@ -39,7 +39,8 @@ compile_error!("hook does not know this machine: it needs a module beside arch::
 
 pub use machine::{
     AssembleError, BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, CommonCode, INT3, Instruction,
-    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, Registers, SYSCALL, SYSCALL_LEN, unwinder_exits,
+    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, notice_stub,
+    unwinder_exits,
 };
 pub(crate) use machine::{
     BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, DISPLACEMENT_LEN, Displaced,

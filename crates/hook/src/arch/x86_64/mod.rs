@@ -7,6 +7,7 @@ mod guarded_jump;
 mod guards;
 mod instruction;
 mod jump;
+mod notice;
 mod pt_regs;
 mod registers;
 mod relocate;
@@ -23,6 +24,7 @@ pub use instruction::Instruction;
 pub(crate) use instruction::decode;
 pub use jump::{BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, INT3, JUMP_LEN, JUMP_OPCODE};
 pub(crate) use jump::{DISPLACEMENT_LEN, JUMP_REACH, JUMP_REACH_IN_WORDS, jump, jump_anywhere};
+pub use notice::notice_stub;
 pub use pt_regs::PT_REGS_LEN;
 pub use registers::Registers;
 pub(crate) use registers::STACK_POINTER;
@@ -32,5 +34,5 @@ pub(crate) use syscalls::{
     MUNMAP, RESTORER_MOVES, RT_SIGRETURN, call_number_before, call_number_right_before, call_stub,
     calls_one_of, cancellation_points, leads_to_cancellation_point,
 };
-pub use syscalls::{CommonCode, SYSCALL, SYSCALL_LEN};
+pub use syscalls::{CommonCode, RESTORER, SYSCALL, SYSCALL_LEN};
 pub(crate) use trampoline::trampoline_head;

@@ -24,6 +24,9 @@ pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Their number.
 pub const SYSCALL_LEN: u64 = SYSCALL.len() as u64;
 
+/// The code that a signal handler returns to, as unwinders know it: `mov rax, 15; syscall`.
+pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+
 /// The instructions that load the number of `rt_sigreturn` where a signal handler returns to: `mov
 /// rax, 15` and `mov eax, 15`.
 pub(crate) const RESTORER_MOVES: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
