@@ -43,6 +43,7 @@ impl Ranges {
     }
 
     /// True if one of them holds the address.
+    #[inline]
     pub fn hold(&self, address: u64) -> bool {
         let granule = address >> GRANULE;
         self.granules[(granule % GRANULES / 64) as usize] >> (granule % 64) & 1 != 0 && {

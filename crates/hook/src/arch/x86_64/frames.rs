@@ -72,6 +72,7 @@ pub fn unwinder_exits(function: &Function) -> Vec<(u64, UnwinderExit)> {
 
 /// True if it is a jump to an address that the instruction before has taken from the stack.
 /// Unwinders go on in this way where an exception is caught.
+#[inline]
 pub(crate) fn returns_by_jump(before: Option<&Instruction>, jump: &Instruction) -> bool {
     let jump = jump.decoded();
     before.map(Instruction::decoded).is_some_and(|pop| {

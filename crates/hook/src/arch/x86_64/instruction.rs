@@ -15,51 +15,59 @@ pub(crate) const FUNCTION_ALIGN: u64 = 16;
 
 /// Decodes code that is mapped at `start`, one instruction after the other. Yields `None` for a byte
 /// at which none can begin, and continues behind that byte.
+#[inline]
 pub(crate) fn decode(code: &[u8], start: u64) -> impl Iterator<Item = Option<Instruction>> {
     let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
     std::iter::from_fn(move || {
         if !decoder.can_decode() {
             return None;
         }
-        let at = decoder.position();
-        let instruction = decoder.decode();
-        if !instruction.is_invalid() {
-            return Some(Some(Instruction(instruction)));
+        let decoded = decoder.decode();
+        if decoded.is_invalid() {
+            let behind = decoded.ip().wrapping_add(1);
+            let offset = behind.wrapping_sub(start) as usize;
+            decoder.set_position(offset).ok()?;
+            decoder.set_ip(behind);
+            return Some(None);
         }
-        decoder.set_position(at + 1).ok()?;
-        decoder.set_ip(start.wrapping_add(at as u64 + 1));
-        Some(None)
+        Some(Some(Instruction(decoded)))
     })
 }
 
 impl Instruction {
     /// Takes over what the decoder made.
+    #[inline]
     pub(super) fn new(decoded: iced_x86::Instruction) -> Self {
         Self(decoded)
     }
 
     /// Returns the decoder's own description.
+    #[inline]
     pub fn decoded(&self) -> &iced_x86::Instruction {
         &self.0
     }
 
     /// Returns the address of its first byte.
+    #[inline]
     pub fn address(&self) -> u64 {
         self.0.ip()
     }
 
     /// Returns the address behind its last byte.
+    #[inline]
     pub fn end(&self) -> u64 {
         self.0.next_ip()
     }
 
     /// Returns the number of its bytes.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Returns the address that the instruction names relative to its own: a branch's or call's
     /// target, or an operand's address.
+    #[inline]
     pub(crate) fn target(&self) -> Option<u64> {
         if self.has_near_target() {
             return Some(self.0.near_branch_target());
@@ -70,17 +78,20 @@ impl Instruction {
     }
 
     /// True if its first operand is a target within the address space's 64 bits.
+    #[inline]
     pub(super) fn has_near_target(&self) -> bool {
         self.0.op_count() > 0 && self.0.op0_kind() == OpKind::NearBranch64
     }
 
     /// Returns the target of a direct branch: one within the address space's 64 bits, other than a
     /// call, with its target in the instruction.
+    #[inline]
     pub(crate) fn branch_target(&self) -> Option<u64> {
         (self.has_near_target() && !self.0.is_call_near()).then(|| self.0.near_branch_target())
     }
 
     /// Returns the target of a direct branch that is a jump, conditional or not.
+    #[inline]
     pub(crate) fn jump_target(&self) -> Option<u64> {
         let is_jump = matches!(
             self.0.flow_control(),
@@ -90,43 +101,51 @@ impl Instruction {
     }
 
     /// Returns the target of a conditional branch.
+    #[inline]
     pub(crate) fn conditional_target(&self) -> Option<u64> {
         let is_conditional = self.0.flow_control() == FlowControl::ConditionalBranch;
         is_conditional.then(|| self.0.near_branch_target())
     }
 
     /// Returns the address that a direct call calls.
+    #[inline]
     pub(crate) fn called(&self) -> Option<u64> {
         self.0.is_call_near().then(|| self.0.near_branch_target())
     }
 
     /// True for a jump with unknown targets. A jump through a fixed slot (a tail call to an imported
     /// function) has only one target, elsewhere.
+    #[inline]
     pub(crate) fn jumps_anywhere(&self) -> bool {
         self.0.flow_control() == FlowControl::IndirectBranch && !self.0.is_ip_rel_memory_operand()
     }
 
     /// True for a near call, direct or not.
+    #[inline]
     pub(crate) fn is_call(&self) -> bool {
         self.0.is_call_near() || self.0.is_call_near_indirect()
     }
 
     /// True if it returns from the function.
+    #[inline]
     pub(crate) fn is_return(&self) -> bool {
         self.0.flow_control() == FlowControl::Return
     }
 
     /// True for the instruction by which a thread calls the kernel.
+    #[inline]
     pub(crate) fn is_system_call(&self) -> bool {
         self.0.mnemonic() == Mnemonic::Syscall
     }
 
     /// True if the processor always goes on to the next instruction.
+    #[inline]
     pub(crate) fn runs_on(&self) -> bool {
         self.0.flow_control() == FlowControl::Next
     }
 
     /// True if the processor never goes on to the next instruction.
+    #[inline]
     pub(crate) fn ends_flow(&self) -> bool {
         matches!(
             self.0.flow_control(),
@@ -139,6 +158,7 @@ impl Instruction {
 
     /// True if its moved form can ever reach its own end. A moved call returns to where the call
     /// was.
+    #[inline]
     pub(crate) fn goes_on(&self) -> bool {
         !self.is_call() && !self.ends_flow()
     }
