@@ -6,12 +6,12 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register}
 
 use super::relocate::{Movement, movement};
 
-/// A decoded instruction of a code, at its address.
+/// A decoded instruction, at its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Instruction(iced_x86::Instruction);
 
 /// The boundary on which functions start, including those without a symbol.
-pub(crate) const FUNCTION_ALIGN: u64 = 16;
+const FUNCTION_ALIGN: u64 = 16;
 
 /// Decodes code that is mapped at `start`, one instruction after the other. Yields `None` for a byte
 /// at which none can begin, and continues behind that byte.
