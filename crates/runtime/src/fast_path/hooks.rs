@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use beeline_agent::abi::{ORIGINAL_BYTES, Site};
 use beeline_agent::fast_path::DECLINED;
-use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
+use beeline_hook::{Function, Kind, Plan, SYSCALL, SystemCall, TrampolineSpec};
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 
 use crate::agent::Agent;
@@ -228,6 +228,3 @@ impl Visited {
         }
     }
 }
-
-/// `syscall`.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];

@@ -20,7 +20,6 @@ use crate::environment::manifest;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::memory::{Memory, PAGE};
-use crate::patch;
 use crate::trampoline_pool::ARENA_BYTES;
 
 /// A target's pads.
@@ -460,11 +459,11 @@ impl Target {
             return Ok(trampoline);
         };
         let at = pool.next(NOTICE_ALIGN);
-        match patch::notice_stub(at, flag, count, trampoline) {
-            Some(stub) => pool
+        match beeline_hook::notice_stub(at, flag, count, trampoline) {
+            Ok(stub) => pool
                 .bytes(&stub, NOTICE_ALIGN)
                 .map_err(os("filling a pool")),
-            None => Ok(trampoline),
+            Err(_) => Ok(trampoline),
         }
     }
 }
