@@ -1,7 +1,6 @@
 //! The exits of a function, for functions with a return address that must stay as it is.
 
-use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
-
+use crate::arch;
 use crate::incoming::Incoming;
 use crate::plan::{Function, Kind, plan_among};
 use crate::survey::Survey;
@@ -40,65 +39,40 @@ pub fn exits(function: &Function, incoming: &Incoming) -> Exits {
         ..Exits::default()
     };
     for (index, instruction) in survey.instructions.iter().enumerate() {
-        match instruction.flow_control() {
-            FlowControl::Return => {
-                let before = &survey.instructions[..index];
-                let by_jump = |exit: &Exit| {
-                    let plan = plan_among(exit.site, function, incoming);
-                    plan.is_ok_and(|plan| plan.kind == Kind::Jump)
-                };
-                let bare = Exit {
-                    site: instruction.ip(),
-                    frame: 0,
-                    pops_frame_pointer: false,
-                };
-                let early = torn_down(before).filter(by_jump);
-                exits.returns.push(early.unwrap_or(bare));
-            }
-            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
-                if instruction.op0_kind() == OpKind::NearBranch64
-                    && !code.contains(&instruction.near_branch_target()) =>
-            {
-                exits.jumps.push(instruction.ip());
-            }
-            _ => {}
+        if instruction.is_return() {
+            let before = &survey.instructions[..index];
+            let by_jump = |exit: &Exit| {
+                let plan = plan_among(exit.site, function, incoming);
+                plan.is_ok_and(|plan| plan.kind == Kind::Jump)
+            };
+            let bare = Exit {
+                site: instruction.address(),
+                frame: 0,
+                pops_frame_pointer: false,
+            };
+            let early = arch::torn_down(before).filter(by_jump);
+            exits.returns.push(early.unwrap_or(bare));
+        } else if let Some(target) = instruction.jump_target()
+            && !code.contains(&target)
+        {
+            exits.jumps.push(instruction.address());
         }
     }
     exits
 }
 
-/// Returns the exit at the first of the instructions that tear a frame down and end with the last
-/// of these.
-fn torn_down(before: &[Instruction]) -> Option<Exit> {
-    let (last, rest) = before.split_last()?;
-    let pops_frame_pointer = last.code() == Code::Pop_r64 && last.op0_register() == Register::RBP;
-    let (add, popped) = match pops_frame_pointer {
-        true => (rest.last()?, 8),
-        false => (last, 0),
-    };
-    let is_frame = add.op_count() == 2
-        && add.op0_kind() == OpKind::Register
-        && add.op0_register() == Register::RSP
-        && add.op1_kind() != OpKind::Register
-        && add.op1_kind() != OpKind::Memory;
-    let bytes = match add.mnemonic() {
-        Mnemonic::Add if is_frame => add.immediate(1) as i64,
-        // The shorter encoding for 128.
-        Mnemonic::Sub if is_frame => (add.immediate(1) as i64).checked_neg()?,
-        _ => return None,
-    };
-    let frame = u32::try_from(bytes.checked_add(popped)?).ok()?;
-    (frame % 8 == 0 && frame < FRAME_LIMIT).then_some(Exit {
-        site: add.ip(),
-        frame,
-        pops_frame_pointer,
-    })
+/// The way in which an unwinder leaves the stack that it has unwound; see
+/// [`unwinder_exits`](crate::unwinder_exits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnwinderExit {
+    /// To where the exception is caught, or something is cleaned up: rcx has the address on the
+    /// stack of that place's address.
+    Lands,
+    /// To its caller.
+    Returns,
 }
 
-/// An upper bound for the size of a frame.
-const FRAME_LIMIT: u32 = 1 << 24;
-
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
 

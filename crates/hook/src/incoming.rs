@@ -4,10 +4,8 @@
 //! saves a byte: several of a C library's string functions begin by jumping a few bytes into the
 //! next one.
 
-use iced_x86::{Decoder, DecoderOptions};
-
+use crate::arch;
 use crate::plan::Function;
-use crate::relocate;
 
 /// The places inside functions that code of other functions leads to. Made once for a file's text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,22 +57,12 @@ impl Incoming {
 /// Adds the addresses that the function names outside of itself, each with the address of the
 /// instruction.
 pub(crate) fn collect(function: &Function, targets: &mut Vec<(u64, u64)>) {
-    let mut decoder = Decoder::with_ip(64, function.code, function.start, DecoderOptions::NONE);
-    while decoder.can_decode() {
-        let at = decoder.position();
-        let instruction = decoder.decode();
-        if instruction.is_invalid() {
-            // Data, perhaps: misreading it can only make the answer more careful.
-            if decoder.set_position(at + 1).is_err() {
-                return;
-            }
-            decoder.set_ip(function.start.wrapping_add(at as u64 + 1));
-            continue;
-        }
-        if let Some(target) = relocate::absolute_target(&instruction)
+    // What does not decode is data, perhaps: misreading it can only make the answer more careful.
+    for instruction in arch::decode(function.code, function.start).flatten() {
+        if let Some(target) = instruction.target()
             && target.wrapping_sub(function.start) >= function.code.len() as u64
         {
-            targets.push((target, instruction.ip()));
+            targets.push((target, instruction.address()));
         }
     }
 }

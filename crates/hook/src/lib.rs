@@ -2,15 +2,18 @@
 //! trampoline.
 //!
 //! Bytes and addresses go in, bytes come out; no process is touched here. A *site* is the address
-//! to hook. [`plan()`] decides whether it can take a five-byte jump or only a breakpoint, and why.
+//! to hook. [`plan()`] decides whether it can take a jump or only a breakpoint, and why.
 //! [`emit`] writes the *trampoline*: code near the site that saves the registers, calls the hook,
 //! restores them, runs the displaced instructions and jumps back behind them. [`jump_patch`] and
-//! [`INT3`] are the bytes for the site itself. [`displaced`] moves only the instructions, for a
+//! [`BREAKPOINT`] are the bytes for the site itself. [`displaced`] moves only the instructions, for a
 //! signal handler that does the rest. [`Incoming`] holds what a file's other functions know about a
 //! site, for [`plan_among`].
 //!
 //! System calls are hooked as a whole: [`CallSites`] finds every `syscall` instruction of a text,
 //! and hooks both ways through it, into the kernel and back.
+//!
+//! The modules here plan; `arch` knows the machine: its instructions, their encoding and the code of
+//! trampolines. Only x86-64 is there yet.
 //!
 //! Two things are not preserved. `endbr64` at the site is displaced like any other instruction, so
 //! a process that enforces indirect-branch tracking must not be hooked. With a shadow stack, the
@@ -18,30 +21,33 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod exits;
 mod flags;
 mod guard;
 mod incoming;
 mod patch;
 mod plan;
-mod relocate;
 mod survey;
 mod syscalls;
 mod trampoline;
 
-pub use exits::{Exit, Exits, exits};
+pub use arch::{
+    AssembleError, BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, CommonCode, INT3, Instruction,
+    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, notice_stub,
+    unwinder_exits,
+};
+pub use exits::{Exit, Exits, UnwinderExit, exits};
 pub use flags::Flags;
 pub use guard::{Guard, Trap};
 pub use incoming::Incoming;
-pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
+pub use patch::{ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
-pub use relocate::{RelocateError, branches_sometimes};
-pub use survey::{UnwinderExit, unwinder_exits};
+pub use survey::branches_sometimes;
 pub use syscalls::{
-    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
-    Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
+    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, LONGEST_FUNCTION, Unhookable,
+    UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
 };
 pub use trampoline::{
-    Direct, EmitError, Full, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
-    displaced, emit,
+    Direct, EmitError, Full, RelocateError, SystemCall, Trampoline, TrampolineSpec, displaced, emit,
 };

@@ -4,24 +4,18 @@ use std::ops::RangeInclusive;
 
 use thiserror::Error;
 
-/// Bytes of a jump with a 32-bit displacement.
-pub const JUMP_LEN: usize = 5;
+use crate::arch::{self, BREAKPOINT, JUMP_LEN, JUMP_REACH, JUMP_REACH_IN_WORDS};
 
-/// The breakpoint instruction.
-pub const INT3: u8 = 0xcc;
-
-const JMP_REL32: u8 = 0xe9;
-
-/// The reach of a 32-bit displacement, less room for the longest trampoline.
-const REACH: u64 = (1 << 31) - SLACK;
+/// The reach of a jump, less room for the longest trampoline.
+const REACH: u64 = JUMP_REACH - SLACK;
 
 /// An upper bound for the size of a trampoline: all of it reaches what its start reaches.
-pub(crate) const SLACK: u64 = 64 << 10;
+const SLACK: u64 = 64 << 10;
 
 /// A branch or an operand does not reach its target.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{target:#x} is more than 2 GiB from {from:#x}: place the trampoline nearer, or use a breakpoint"
+    "{target:#x} is more than {JUMP_REACH_IN_WORDS} from {from:#x}: place the trampoline nearer, or use a breakpoint"
 )]
 pub struct ReachError {
     /// The instruction, or the address behind it.
@@ -30,45 +24,34 @@ pub struct ReachError {
     pub target: u64,
 }
 
-/// Returns the displacement that leads from the end of an instruction to `target`.
-pub(crate) fn displacement(end: u64, target: u64) -> Result<i32, ReachError> {
-    i32::try_from(target.wrapping_sub(end) as i64).map_err(|_| ReachError { from: end, target })
-}
-
 /// Returns a jump to `target` that fills the `window_len` bytes at `site`. The bytes left over are
 /// breakpoints, which no thread reaches as long as none was inside the window when it was patched.
 ///
-/// The window of a [`Kind::Jump`](crate::Kind::Jump) has room for the jump; a shorter one gives an
-/// error too.
+/// The window of a [`Kind::Jump`](crate::Kind::Jump) has room for the jump.
+///
+/// # Errors
+///
+/// [`ReachError`] if `target` is out of a jump's reach, or the window is shorter than a jump.
 pub fn jump_patch(site: u64, window_len: usize, target: u64) -> Result<Vec<u8>, ReachError> {
-    if window_len < JUMP_LEN {
+    let Some(rest) = window_len.checked_sub(JUMP_LEN) else {
         return Err(ReachError { from: site, target });
-    }
-    let displacement = displacement(site.wrapping_add(JUMP_LEN as u64), target)?;
-    let mut bytes = vec![INT3; window_len];
-    bytes[0] = JMP_REL32;
-    bytes[1..JUMP_LEN].copy_from_slice(&displacement.to_le_bytes());
+    };
+    let mut bytes = arch::jump(site, target)?.to_vec();
+    bytes.extend(BREAKPOINT.iter().cycle().take(rest));
     Ok(bytes)
 }
 
-/// Returns a jump to anywhere that changes no register: `jmp [rip]`, and the address behind it.
-pub(crate) fn far_jump(target: u64) -> Vec<u8> {
-    const JMP_LITERAL: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
-    let mut bytes = JMP_LITERAL.to_vec();
-    bytes.extend(target.to_le_bytes());
-    bytes
-}
-
-/// Returns where a trampoline may start to be reached from `site` and to reach back: 2 GiB to both
-/// sides, less some room. [`Plan::reach`](crate::Plan::reach) also takes into account what the
-/// displaced instructions address.
+/// Returns where a trampoline may start to be reached from `site` and to reach back: a jump's reach
+/// to both sides, less some room. [`Plan::reach`](crate::Plan::reach) also takes into account what
+/// the displaced instructions address.
 pub fn reach(site: u64) -> RangeInclusive<u64> {
     site.saturating_sub(REACH)..=site.saturating_add(REACH)
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
+    use crate::arch::INT3;
 
     #[test]
     fn jump_patch_fills_the_window() {

@@ -4,14 +4,13 @@ mod reason;
 
 use std::ops::RangeInclusive;
 
-use iced_x86::{FlowControl, Instruction, Mnemonic};
 use thiserror::Error;
 
-use crate::flags::{self, Flags};
-use crate::guard::{self, Guard, Live, Trap};
+use crate::arch::{self, BREAKPOINT, BREAKPOINT_LEN, Displaced, Instruction, JUMP_LEN};
+use crate::flags::Flags;
+use crate::guard::{Guard, Live, Trap};
 use crate::incoming::Incoming;
-use crate::patch::{self, JUMP_LEN};
-use crate::relocate::{self, Displaced};
+use crate::patch;
 use crate::survey::Survey;
 
 pub use reason::Reason;
@@ -42,7 +41,7 @@ pub struct Plan {
     /// True if the site is its function's first instruction, so the stack pointer is at the return
     /// address.
     pub at_start: bool,
-    /// True if there may be live data in the 128 bytes below the stack pointer.
+    /// True if there may be live data in the red zone below the stack pointer.
     pub red_zone: bool,
     /// For a jump: the ways to lay it so that kernel uprobes upon it do no harm, the best first.
     /// Empty if there is none.
@@ -93,10 +92,10 @@ impl Plan {
 
     /// Returns the bytes to store for a breakpoint.
     pub fn breakpoint_patch(&self) -> Vec<u8> {
-        let mut bytes = vec![patch::INT3];
+        let mut bytes = BREAKPOINT.to_vec();
         if let (Some(_), Some(first)) = (self.second, self.window.first()) {
-            bytes.extend(&first.bytes[1..]);
-            bytes.push(patch::INT3);
+            bytes.extend(&first.bytes[BREAKPOINT_LEN..]);
+            bytes.extend(BREAKPOINT);
         }
         bytes
     }
@@ -104,7 +103,7 @@ impl Plan {
     /// Takes the second instruction along only if it gets a breakpoint too.
     fn settle_breakpoint(&mut self) {
         self.second = match &*self.window {
-            [first, _] if relocate::goes_on(&first.instruction) => guard::second_trap(first),
+            [first, _] if first.instruction.goes_on() => arch::second_trap(first),
             _ => None,
         };
         if self.second.is_none() {
@@ -126,8 +125,8 @@ impl Plan {
         };
         let (mut low, mut high) = around.into_inner();
         for displaced in &self.window {
-            let needs_target = is_near || !relocate::leads_far(&displaced.instruction);
-            let target = relocate::absolute_target(&displaced.instruction);
+            let needs_target = is_near || !displaced.instruction.leads_far();
+            let target = displaced.instruction.target();
             if let Some(target) = target.filter(|_| needs_target) {
                 let (target_low, target_high) = patch::reach(target).into_inner();
                 low = low.max(target_low);
@@ -143,7 +142,7 @@ impl Plan {
 pub enum Kind {
     /// A jump to the trampoline; see [`jump_patch`](crate::jump_patch).
     Jump,
-    /// A breakpoint, [`INT3`](crate::INT3), because a jump would not be safe.
+    /// A breakpoint, because a jump would not be safe.
     Breakpoint {
         /// The reason against a jump.
         reason: Reason,
@@ -207,6 +206,13 @@ pub enum PlanError {
 /// A jump is chosen only if nothing in the function can branch to the middle of the bytes it
 /// overwrites. Branches from other functions are not seen: use [`plan_among`] wherever their code
 /// is at hand.
+///
+/// # Errors
+///
+/// - [`PlanError::Outside`]: the site is not in the function.
+/// - [`PlanError::NotBoundary`]: it is in the middle of an instruction.
+/// - [`PlanError::Undecodable`]: bytes up to and including the site are no instructions.
+/// - [`PlanError::CannotMove`]: the instruction there has to run where it is.
 pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
     decide(site, function, None, Role::Any)
 }
@@ -214,6 +220,10 @@ pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
 /// Decides how `site` is hooked, knowing what the other functions of the same file branch to.
 ///
 /// Exception landing pads stay unknown, for sites that are not their function's start.
+///
+/// # Errors
+///
+/// As [`plan()`].
 pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result<Plan, PlanError> {
     decide(site, function, Some(incoming), Role::Any)
 }
@@ -224,6 +234,10 @@ pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result
 /// The kernel sees the moved instruction's address: it comes back behind it, and when it restarts
 /// the call, to it. The difference is only visible to a process with seccomp filters that look at
 /// addresses, or to one that compares them itself as cancellable calls do.
+///
+/// # Errors
+///
+/// As [`plan()`].
 pub fn plan_system_call(
     site: u64,
     function: &Function,
@@ -250,7 +264,7 @@ fn decide(
     let first = survey
         .displaced(index, function)
         .ok_or(undecodable(site, function, site))?;
-    if let Err(why) = relocate::movement(&first.instruction) {
+    if let Err(why) = first.instruction.can_move() {
         let offset = site.wrapping_sub(function.start);
         return Err(PlanError::CannotMove {
             offset,
@@ -278,7 +292,7 @@ fn decide(
         site,
         window_len,
         kind,
-        flags: flags::needed(&survey, index, entered_by_call_only),
+        flags: arch::flags_needed(&survey, index, entered_by_call_only),
         at_start,
         red_zone: !entered_by_call_only,
         guards: Vec::new(),
@@ -292,7 +306,7 @@ fn decide(
                 red_zone: plan.red_zone,
             };
             let padding = padding_behind(function, &survey, index, &plan);
-            plan.guards = guard::guards(&plan.window, &padding, live);
+            plan.guards = arch::guards(&plan.window, &padding, live);
         }
         Kind::Breakpoint { .. } => {
             plan.window.truncate(2);
@@ -309,13 +323,10 @@ fn guarded_window(
     role: Role,
     checked: impl Fn(usize) -> Result<(Vec<Displaced>, usize), Reason>,
 ) -> Result<(Vec<Displaced>, usize), Reason> {
-    let len = first.bytes.len();
-    let is_alone = role == Role::SystemCall || !relocate::goes_on(&first.instruction);
-    let wanted = match len {
-        _ if is_alone => JUMP_LEN,
-        // A prefix and an int3 behind it.
-        JUMP_PREFIXED => JUMP_LEN + 1,
-        _ => JUMP_LEN.max(len + 1),
+    let is_alone = role == Role::SystemCall || !first.instruction.goes_on();
+    let wanted = match is_alone {
+        true => JUMP_LEN,
+        false => arch::guarded_len(first),
     };
     match checked(wanted) {
         Err(_) if wanted > JUMP_LEN => checked(JUMP_LEN),
@@ -332,11 +343,9 @@ fn padding_behind(
 ) -> Vec<Displaced> {
     let end = plan.site + plan.window_len as u64;
     let rest = (index + plan.window.len()..).map_while(|next| survey.displaced(next, function));
-    rest.take_while(|one| one.instruction.ip() < end).collect()
+    rest.take_while(|one| one.instruction.address() < end)
+        .collect()
 }
-
-/// The length of a first instruction behind which there is one byte of the jump.
-const JUMP_PREFIXED: usize = JUMP_LEN - 1;
 
 /// Returns the index of the instruction at the site.
 fn find_site(site: u64, function: &Function, survey: &Survey) -> Result<usize, PlanError> {
@@ -352,19 +361,19 @@ fn find_site(site: u64, function: &Function, survey: &Survey) -> Result<usize, P
     }
     let index = survey
         .instructions
-        .partition_point(|instruction| instruction.ip() < site);
+        .partition_point(|instruction| instruction.address() < site);
     match survey.instructions.get(index) {
-        Some(instruction) if instruction.ip() == site => return Ok(index),
+        Some(instruction) if instruction.address() == site => return Ok(index),
         _ => {}
     }
     match index
         .checked_sub(1)
         .and_then(|before| survey.instructions.get(before))
     {
-        Some(around) if around.next_ip() > site => Err(PlanError::NotBoundary {
+        Some(around) if around.end() > site => Err(PlanError::NotBoundary {
             offset,
             instruction: around.to_string(),
-            instruction_offset: around.ip().wrapping_sub(function.start),
+            instruction_offset: around.address().wrapping_sub(function.start),
         }),
         _ => Err(undecodable(survey.end, function, site)),
     }
@@ -406,22 +415,22 @@ fn fill_window(
         if ended {
             // Nothing runs behind a return or a jump, so the bytes there must be padding, or they
             // belong to something else.
-            if !is_padding(&displaced.instruction) {
+            if !displaced.instruction.is_padding() {
                 return Err(Reason::TooShort { len });
             }
             len += displaced.bytes.len();
         } else {
             let is_the_call = role == Role::SystemCall
                 && window.is_empty()
-                && displaced.instruction.mnemonic() == Mnemonic::Syscall;
+                && displaced.instruction.is_system_call();
             if !is_the_call {
                 check_member(&displaced.instruction)?;
             }
             len += displaced.bytes.len();
-            if relocate::is_call(&displaced.instruction) && len < wanted {
+            if displaced.instruction.is_call() && len < wanted {
                 return Err(Reason::CallNotLast);
             }
-            ended = ends_flow(&displaced.instruction);
+            ended = displaced.instruction.ends_flow();
             window.push(displaced);
         }
         next += 1;
@@ -431,8 +440,9 @@ fn fill_window(
 
 /// Fails unless the instruction can be one of several that move.
 pub(crate) fn check_member(instruction: &Instruction) -> Result<(), Reason> {
-    relocate::movement(instruction)
-        .and_then(|_| relocate::moves_with_others(instruction))
+    instruction
+        .can_move()
+        .and_then(|()| instruction.can_move_with_others())
         .map_err(|why| Reason::CannotMove {
             instruction: instruction.to_string(),
             why,
@@ -453,15 +463,16 @@ fn check_references(
     let offset_of = |address: u64| address.wrapping_sub(function.start);
     let inside = |target: u64| target > site && target - site < len as u64;
     for instruction in &survey.instructions {
-        let Some(target) = relocate::absolute_target(instruction) else {
+        let Some(target) = instruction.target() else {
             continue;
         };
         if inside(target) {
             return Err(Reason::BranchInside {
-                offset: offset_of(instruction.ip()),
+                offset: offset_of(instruction.address()),
             });
         }
-        if target == site && instruction.ip() == site && relocate::is_direct_branch(instruction) {
+        if target == site && instruction.address() == site && instruction.branch_target().is_some()
+        {
             return Err(Reason::SelfLoop);
         }
     }
@@ -484,25 +495,4 @@ fn check_references(
         });
     }
     Ok(())
-}
-
-/// True if the processor never goes on to the next instruction.
-pub(crate) fn ends_flow(instruction: &Instruction) -> bool {
-    matches!(
-        instruction.flow_control(),
-        FlowControl::Return
-            | FlowControl::UnconditionalBranch
-            | FlowControl::IndirectBranch
-            | FlowControl::Exception
-    )
-}
-
-/// The boundary on which functions start, including those without a symbol.
-const FUNCTION_ALIGN: u64 = 16;
-
-/// True for filler between functions. Filler that starts at a function's alignment may be a
-/// function's patchable entry.
-pub(crate) fn is_padding(instruction: &Instruction) -> bool {
-    use iced_x86::Mnemonic::{Int3, Nop};
-    matches!(instruction.mnemonic(), Nop | Int3) && !instruction.ip().is_multiple_of(FUNCTION_ALIGN)
 }

@@ -2,7 +2,7 @@
 //!
 //! [`CallSites::of`] finds the instructions of a file's functions and plans each, once, at the
 //! file's addresses. [`CallPlan::at`] takes a plan to where a process has the file.
-//! [`CommonCode::emit`] writes the code that all hooks of a process share; [`CallPlan::emit`]
+//! [`CommonCode::emit`](crate::CommonCode::emit) writes the code that all hooks of a process share; [`CallPlan::emit`]
 //! writes a site's own [`CallStub`], with the patches that lead to it.
 //!
 //! A table of bytes ([`CallSpec::watched`]) chooses the calls for which the hooks ask. Its owner
@@ -32,27 +32,24 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use iced_x86::Code;
-
-use crate::patch::{self, JUMP_LEN};
+use crate::arch::{Displaced, SYSCALL_LEN};
+use crate::patch;
 use crate::plan::Reason;
-use crate::relocate::{self, Displaced};
 
-mod cancel;
 mod choose;
-mod code;
-mod common;
-mod compact;
 mod find;
-mod number;
-mod opcodes;
+mod ranges;
 mod restorer;
+mod spec;
 mod stub;
 mod tables;
 mod unknown;
 
-pub use common::{CallSpec, CommonCode, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN};
+pub(crate) use choose::Targets;
 pub use find::LONGEST_FUNCTION;
+pub(crate) use ranges::Ranges;
+pub(crate) use spec::NUMBERS;
+pub use spec::{CallSpec, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN};
 pub use stub::{CallPatch, CallStub};
 
 /// The `syscall` instructions of a text. Made once for a file.
@@ -247,16 +244,13 @@ impl Window {
     }
 
     /// Returns the address behind it.
-    fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.start.wrapping_add(self.original.len() as u64)
     }
 
-    /// True if it displaces only `mov eax, imm32`.
-    fn moves_number(&self) -> bool {
-        let [only] = &*self.code else {
-            return false;
-        };
-        only.instruction.code() == Code::Mov_r32_imm32 && only.bytes.len() == JUMP_LEN
+    /// True if a jump takes just the place of an instruction that loads the call's number.
+    pub(crate) fn moves_number(&self) -> bool {
+        matches!(&*self.code, [only] if only.loads_number())
     }
 }
 
@@ -326,7 +320,7 @@ impl CallPlan {
         let windows = self.original().map(|(start, _)| start);
         let targets = self
             .displaced()
-            .filter_map(|displaced| relocate::absolute_target(&displaced.instruction));
+            .filter_map(|displaced| displaced.instruction.target());
         for address in windows.chain(targets) {
             let (lowest, highest) = patch::reach(address).into_inner();
             low = low.max(lowest);
@@ -368,16 +362,3 @@ impl CallPlan {
         first.iter().chain(second)
     }
 }
-
-/// Bytes of `syscall`.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
-const SYSCALL_LEN: u64 = SYSCALL.len() as u64;
-
-// Numbers of the calls that differ from all others (`arch/x86/entry/syscalls/syscall_64.tbl`).
-const MUNMAP: u32 = 11;
-const RT_SIGRETURN: u32 = 15;
-const CLONE: u32 = 56;
-const VFORK: u32 = 58;
-const EXIT: u32 = 60;
-const EXIT_GROUP: u32 = 231;
-const CLONE3: u32 = 435;

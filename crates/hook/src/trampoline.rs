@@ -3,34 +3,14 @@
 //! A trampoline is two pieces: the *head* calls the hook and puts the registers back as they were;
 //! the *body* is the displaced instructions, and the jump back.
 
-use iced_x86::IcedError;
-use iced_x86::code_asm::CodeAssembler;
-use thiserror::Error;
+mod error;
+mod spec;
 
-use crate::patch::{JUMP_LEN, displacement, far_jump};
+use crate::arch;
 use crate::plan::Plan;
-use crate::relocate::{self, RelocateError};
 
-mod call;
-mod direct;
-pub(crate) mod full;
-mod registers;
-
-pub use call::SystemCall;
-pub use direct::Direct;
-pub use full::{Full, PT_REGS_LEN};
-pub use registers::Registers;
-
-/// The action of the trampoline before the displaced instructions run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TrampolineSpec {
-    /// Calls a function with all registers.
-    Full(Full),
-    /// Calls a function that needs nothing.
-    Direct(Direct),
-    /// Asks a function before a system call is made, at the instruction that makes it.
-    SystemCall(SystemCall),
-}
+pub use error::{EmitError, RelocateError};
+pub use spec::{Direct, Full, SystemCall, TrampolineSpec};
 
 /// Code for one address. Only its bytes have to be mapped, readable and executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,57 +31,19 @@ pub struct Trampoline {
     pub return_entry: Option<u64>,
 }
 
-/// The reason why no trampoline was written.
-#[derive(Debug, Error)]
-pub enum EmitError {
-    /// A displaced instruction cannot run there.
-    #[error(transparent)]
-    Relocate(#[from] RelocateError),
-    /// The jump back does not reach.
-    #[error("the moved instructions at {at:#x} cannot jump back: {source}")]
-    JumpBack {
-        /// The body's address.
-        at: u64,
-        /// The origin and the target.
-        source: crate::ReachError,
-    },
-    /// A return probe elsewhere than at a function's start.
-    #[error(
-        "{site:#x} is not its function's first instruction, so the return address is not known there: \
-         put the return probe at the function's start"
-    )]
-    ReturnInside {
-        /// The site.
-        site: u64,
-    },
-    /// A hook in place of a system call, where there is none.
-    #[error("there is no syscall instruction at {site:#x}")]
-    NoSystemCall {
-        /// The site.
-        site: u64,
-    },
-    /// The hook changes the stack pointer.
-    #[error("a hook that changes the stack pointer cannot be called: remove rsp from its clobbers")]
-    ClobbersStackPointer,
-    /// The assembler refused: a defect of this crate.
-    #[error("assembling the trampoline at {at:#x}: {source}")]
-    Assemble {
-        /// The trampoline's address.
-        at: u64,
-        /// From the assembler.
-        source: IcedError,
-    },
-}
-
 /// Writes the trampoline of a site, to be placed at `at`. Choose `at` by [`Plan::reach`].
 ///
 /// For a breakpoint plan too: a signal handler may send the thread to the trampoline's first byte.
+///
+/// # Errors
+///
+/// - [`EmitError::Relocate`]: a displaced instruction cannot run there.
+/// - [`EmitError::ReturnInside`]: [`Full::leave`] is given, and the site is not its function's start.
+/// - [`EmitError::NoSystemCall`]: a [`SystemCall`] is given, and the site is none.
+/// - [`EmitError::ClobbersStackPointer`]: a [`Direct`] changes the stack pointer.
+/// - [`EmitError::Assemble`]: a defect of this crate.
 pub fn emit(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Trampoline, EmitError> {
-    let head = match spec {
-        TrampolineSpec::Full(full) => full::head(plan, at, full)?,
-        TrampolineSpec::Direct(direct) => direct::head(plan, at, direct)?,
-        TrampolineSpec::SystemCall(call) => call::head(plan, at, call)?,
-    };
+    let head = arch::trampoline_head(plan, at, spec)?;
     let body = displaced(plan, at.wrapping_add(head.bytes.len() as u64))?;
     let mut bytes = head.bytes;
     bytes.extend(body.bytes);
@@ -114,29 +56,25 @@ pub fn emit(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Trampoline, E
 
 /// Writes only the body, to be placed at `at`, for a signal handler that has run the hook itself
 /// and goes on there.
+///
+/// # Errors
+///
+/// [`EmitError::Relocate`] if a displaced instruction cannot run there.
 pub fn displaced(plan: &Plan, at: u64) -> Result<Trampoline, EmitError> {
-    const JMP_REL32: u8 = 0xe9;
     let mut bytes: Vec<u8> = Vec::new();
     let mut resume_map = Vec::new();
     let mut goes_on = true;
     for displaced in &plan.window {
         let address = at.wrapping_add(bytes.len() as u64);
-        resume_map.push((displaced.instruction.ip(), address));
-        bytes.extend_from_slice(&relocate::relocate(displaced, address)?);
-        goes_on = relocate::goes_on(&displaced.instruction);
+        resume_map.push((displaced.instruction.address(), address));
+        bytes.extend_from_slice(&arch::relocate(displaced, address)?);
+        goes_on = displaced.instruction.goes_on();
     }
     if goes_on {
         let back = plan.site.wrapping_add(plan.window_len as u64);
         let jump = at.wrapping_add(bytes.len() as u64);
-        let end = jump.wrapping_add(JUMP_LEN as u64);
         resume_map.push((back, jump));
-        match displacement(end, back) {
-            Ok(displacement) => {
-                bytes.push(JMP_REL32);
-                bytes.extend(displacement.to_le_bytes());
-            }
-            Err(_) => bytes.extend(far_jump(back)),
-        }
+        bytes.extend(arch::jump_anywhere(jump, back));
     }
     Ok(Trampoline {
         bytes,
@@ -147,24 +85,9 @@ pub fn displaced(plan: &Plan, at: u64) -> Result<Trampoline, EmitError> {
 }
 
 /// The code before the body.
-struct Head {
-    bytes: Vec<u8>,
-    return_entry: Option<u64>,
+pub(crate) struct Head {
+    /// To be placed right before it.
+    pub bytes: Vec<u8>,
+    /// See [`Trampoline::return_entry`].
+    pub return_entry: Option<u64>,
 }
-
-/// Assembles a head, with the errors of this crate.
-pub(crate) fn assemble<T>(
-    at: u64,
-    write: impl FnOnce(&mut CodeAssembler) -> Result<T, IcedError>,
-) -> Result<(iced_x86::code_asm::CodeAssemblerResult, T), EmitError> {
-    let build = || {
-        let mut assembler = CodeAssembler::new(64)?;
-        let extra = write(&mut assembler)?;
-        let options = iced_x86::BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-        Ok((assembler.assemble_options(at, options)?, extra))
-    };
-    build().map_err(|source| EmitError::Assemble { at, source })
-}
-
-/// Bytes below the stack pointer that a function may use without moving it (System V ABI, 3.2.2).
-pub(crate) const RED_ZONE: i32 = 128;

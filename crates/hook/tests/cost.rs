@@ -1,5 +1,5 @@
-//! The cost of a hook. Prints it; fails only on a cost out of all proportion, since machines differ
-//! and may be busy.
+//! Prints the cost of a hook. Fails only on a cost out of all proportion, since machines differ and
+//! may be busy.
 
 mod support;
 

@@ -302,7 +302,7 @@ fn same_at_every_site(spec: TrampolineSpec) {
                 // SAFETY: samples return and keep the stack.
                 let (wanted, mut got) = unsafe { (before.call(plain), before.call(start)) };
                 if plan.at_start && !plan.flags.live() {
-                    // Entering the function they meant nothing, and some samples pass them on.
+                    // Flags mean nothing on entry to a function, and some samples pass them on.
                     got.flags = wanted.flags;
                 }
                 assert_eq!(got, wanted, "{name} +{offset:#x} {:?}", plan.kind);
@@ -341,7 +341,7 @@ fn moved_instructions_alone_change_nothing() {
     moved_alone(None);
 }
 
-/// The same, where no displacement reaches back.
+/// A moved body alone, too far away for a displacement to reach back.
 #[test]
 fn instructions_moved_far_away_change_nothing() {
     let near = Pool::new(1 << 12).next();
@@ -538,7 +538,7 @@ fn keeps_arguments_and_results(spec: &TrampolineSpec) {
     assert_eq!((hook::entered(), hook::left()), (1, 1));
 }
 
-/// With a `leave` but a hook that does not request the return.
+/// The return goes to the caller if a hook with a `leave` does not request it.
 #[test]
 fn a_return_that_is_not_wanted_is_not_seen() {
     let _turn = hook::TURN

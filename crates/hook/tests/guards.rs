@@ -83,7 +83,7 @@ fn every_usual_first_instruction_can_be_guarded() {
 fn behind_the_first_instruction_that_the_kernel_runs_is_a_breakpoint() {
     for code in CODE {
         let plan = jump(code);
-        let first = plan.instructions().next().unwrap();
+        let first = plan.instructions().next().unwrap().decoded();
         let ends = matches!(
             first.code(),
             Code::Retnq | Code::Jmp_rel32_64 | Code::Jmp_rm64
@@ -104,9 +104,9 @@ fn when_the_first_byte_comes_back_a_breakpoint_is_next() {
         for (guard, mut patch) in patches(&plan) {
             patch[0] = original[0];
             let first = decode(&patch, 0);
-            let own = plan.instructions().next().unwrap();
+            let own = plan.instructions().next().unwrap().decoded();
             if guard.traps.is_empty() {
-                // It branches away by itself, or is the jump.
+                // The instruction branches away by itself, or is the jump.
                 assert!(first.code() == own.code(), "{code:02x?} {patch:02x?}");
                 continue;
             }
@@ -190,11 +190,11 @@ fn there_are_many_ways_to_have_a_breakpoint_next() {
     assert!(last.len() > 20, "{last:02x?}");
 }
 
-/// Returns whether each later instruction whose first byte has come back is whole, or leads to an
+/// True if each later instruction with a first byte that has come back is whole, or leads to an
 /// `int3` that says where to go on.
 fn later_bytes_come_back_unharmed(plan: &Plan, guard: &Guard) -> bool {
     let original = file(plan);
-    let lens = plan.instructions().map(Instruction::len);
+    let lens = plan.instructions().map(|one| one.decoded().len());
     let starts = lens.scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
     let later: Vec<usize> = starts.filter(|start| (1..4).contains(start)).collect();
     let (low, high) = reach(SITE).into_inner();

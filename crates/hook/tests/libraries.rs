@@ -43,7 +43,7 @@ impl Tally {
                 if let Some(first) = first.filter(|_| plan.guards.is_empty()) {
                     *self
                         .unguarded
-                        .entry(format!("{:?}", first.code()))
+                        .entry(format!("{:?}", first.decoded().code()))
                         .or_default() += 1;
                 }
             }
@@ -86,7 +86,7 @@ fn reason_of(reason: &Reason) -> String {
         .to_owned()
 }
 
-/// Trampolines of all kinds on both sides.
+/// Checks trampolines of all kinds on both sides of the site.
 fn check(plan: &Plan) -> Result<(), String> {
     let leave = plan.at_start.then_some(0x7f00_0000_2000);
     let full = TrampolineSpec::Full(Full {

@@ -322,7 +322,7 @@ fn a_record_holds_the_number_and_the_arguments_or_the_result() {
         ];
         assert_eq!(full.len(), compact.len(), "{name}");
         assert!(compact.iter().all(|seen| seen.is_compact), "{name}");
-        // Where both sides have one frame, it is one of registers.
+        // The frame is one of registers where both sides have one.
         let is_one = |seen: &[syscalls::Seen]| seen.iter().all(|one| !one.is_compact);
         assert!(
             either.iter().all(|seen| is_one(seen) != *is_known),

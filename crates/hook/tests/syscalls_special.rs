@@ -334,7 +334,7 @@ fn a_call_that_sleeps_is_taken_into_the_hook() {
             let first = function(libc::SYS_read, ends[0] as u64, bytes.as_mut_ptr() as u64, 1);
             let seen = syscalls::numbers();
             let second = function(libc::SYS_read, ends[0] as u64, bytes.as_mut_ptr() as u64, 1);
-            // For a call with an unknown number, no exit without an entry.
+            // A call with an unknown number has no exit without an entry.
             let woken: &[_] = if way == Way::Dynamic {
                 &[]
             } else {

@@ -123,7 +123,7 @@ fn check(library: &Library, plans: &[CallPlan]) {
 /// The beginning of a stub far from the table, which checks whether an exit is watched.
 const MOV_RCX_WATCHED: &[u8] = &[0x48, 0xb9];
 
-/// Returns whether the instruction before is `mov eax, number`.
+/// True if the instruction before is `mov eax, number`.
 fn follows_a_number(library: &Library, call: u64) -> bool {
     let before = library.data(call - 5).unwrap();
     before[0] == 0xb8 && before[3..5] == [0, 0]

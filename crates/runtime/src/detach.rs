@@ -80,7 +80,7 @@ pub struct Presence {
 
 /// The number of milliseconds that threads inside a program get to come out.
 const PATIENCE: u32 = 2_000;
-const JUMP: u8 = 0xe9;
+const JUMP: u8 = beeline_hook::JUMP_OPCODE;
 const INT3: u8 = beeline_hook::INT3;
 
 /// The appearance of a place that is hooked.

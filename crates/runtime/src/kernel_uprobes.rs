@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use beeline_agent::abi::Site;
-use beeline_hook::INT3;
+use beeline_hook::{CALL_OPCODE, INT3};
 use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
 
 use crate::error::{Error, os};
@@ -170,7 +170,6 @@ impl<'a> Stored<'a> {
 
 /// The instruction that the kernel may turn into a call when it probes it: `nop` of five bytes.
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-const CALL: u8 = 0xe8;
 
 impl Text {
     /// Classifies the code that stands there now.
@@ -209,7 +208,7 @@ impl Text {
 
 /// True if the kernel has turned the instruction there into a call of its own.
 pub fn is_call_of_kernels(now: &[u8], original: &[u8]) -> bool {
-    now.first() == Some(&CALL) && original.starts_with(&NOP5)
+    now.first() == Some(&CALL_OPCODE) && original.starts_with(&NOP5)
 }
 
 /// Merges `bytes` for the code at `address` with the bytes `now` there: those that belong to kernel

@@ -63,7 +63,7 @@ pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<
 
 /// `mov rax, rt_sigreturn; syscall`: the code by which handlers return to the kernel, here and in
 /// every C library, as unwinders look for it.
-pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+pub const RESTORER: [u8; 9] = beeline_hook::RESTORER;
 
 /// Records what the target's own handlers return to, if it installs them by its C library.
 pub fn know_libc_restorer(

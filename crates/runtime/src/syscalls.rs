@@ -290,7 +290,7 @@ fn sites_of<'a>(
 }
 
 /// The number of bytes that identify a restorer of signal frames.
-const RESTORER: u64 = 9;
+const RESTORER: u64 = beeline_hook::RESTORER.len() as u64;
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ pub enum Reason {
     },
     /// The first instruction branches to itself.
     SelfLoop,
-    /// Fewer than five bytes belong to the function from the site on.
+    /// Fewer bytes than a jump takes belong to the function from the site on.
     TooShort {
         /// The number of bytes.
         len: usize,

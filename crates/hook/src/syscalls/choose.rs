@@ -2,26 +2,21 @@
 
 use std::sync::Arc;
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
-
-use super::cancel;
-use super::number::{self, LOOKED_AT};
 use super::tables::Jumps;
-use super::{
-    CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Unhookable,
-    UnhookableCall, Window,
+use super::{CallPlan, Shape, Unhookable, UnhookableCall, Window};
+use crate::arch::{
+    self, CALL_NUMBER_WITHIN, Displaced, EXIT, EXIT_GROUP, Instruction, JUMP_LEN, MUNMAP,
+    RESTORER_MOVES, RT_SIGRETURN, SYSCALL_LEN,
 };
-use crate::flags::{self, Flags};
-use crate::patch::JUMP_LEN;
-use crate::plan::{self, Function, Reason, ends_flow};
-use crate::relocate::{self, Displaced};
+use crate::flags::Flags;
+use crate::plan::{self, Function, Reason};
 use crate::survey::Survey;
 
 /// Bytes on both sides of a `syscall` that must be checked for branches to them.
-pub(super) const SENSITIVE: u64 = LOOKED_AT + 32;
+pub(super) const SENSITIVE: u64 = CALL_NUMBER_WITHIN + 32;
 
 /// Addresses in a function that something other than the previous instruction leads to.
-pub(super) struct Targets {
+pub(crate) struct Targets {
     /// Ascending.
     addresses: Vec<u64>,
     /// An indirect jump that leads to unknown ones.
@@ -31,7 +26,7 @@ pub(super) struct Targets {
 impl Targets {
     /// Collects those that the function's own instructions and its jumps' tables name, and
     /// `others`.
-    pub fn of(
+    pub(super) fn of(
         function: &Function,
         survey: &Survey,
         jumps: Jumps,
@@ -42,7 +37,7 @@ impl Targets {
         let mut addresses: Vec<u64> = survey
             .instructions
             .iter()
-            .filter_map(relocate::absolute_target)
+            .filter_map(Instruction::target)
             .chain(jumps.targets)
             .chain(others)
             .filter(inside)
@@ -216,11 +211,11 @@ struct Look<'a> {
 impl Look<'_> {
     fn site(&self, point: Point) -> Site {
         let Point { index, calls } = point;
-        let at = self.survey.instructions[index].ip();
+        let at = self.survey.instructions[index].address();
         let number = self.number(index).filter(|_| calls.is_none());
         let flags = match calls {
             Some(_) => Flags::Dead,
-            None => flags::wanted_behind_call(self.survey, index),
+            None => arch::flags_wanted_behind_call(self.survey, index),
         };
         let outcome = match (calls, self.unhookable(index, number)) {
             (Some(_), _) => self
@@ -242,23 +237,22 @@ impl Look<'_> {
     }
 
     fn number(&self, index: usize) -> Option<u32> {
-        number::before(self.survey, index, self.targets)
+        arch::call_number_before(self.survey, index, self.targets)
     }
 
     /// Returns the reason if it is one of those that are left alone.
     fn unhookable(&self, index: usize, number: Option<u32>) -> Option<Unhookable> {
-        // Unwind information has the restorer start a byte early, so its first instruction may not
-        // be seen.
-        const RESTORERS: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
         let before = self.bytes_before(index);
         match number {
             Some(RT_SIGRETURN) => Some(Unhookable::Restorer),
-            _ if RESTORERS.iter().any(|bytes| before.ends_with(bytes)) => {
+            // Unwind information has the restorer start a byte early, so its first instruction may
+            // not be seen.
+            _ if RESTORER_MOVES.iter().any(|bytes| before.ends_with(bytes)) => {
                 Some(Unhookable::Restorer)
             }
             Some(EXIT) if self.stack_was_given_away(index) => Some(Unhookable::WithoutStack),
             Some(MUNMAP) if self.thread_ends_behind(index) => Some(Unhookable::WithoutStack),
-            _ if cancel::leads_to_one(before) => Some(Unhookable::CancellationPoint),
+            _ if arch::leads_to_cancellation_point(before) => Some(Unhookable::CancellationPoint),
             _ => self.odd_form(index),
         }
     }
@@ -267,7 +261,7 @@ impl Look<'_> {
     /// it to be. No compiler writes such code.
     fn odd_form(&self, index: usize) -> Option<Unhookable> {
         let call = &self.survey.instructions[index];
-        (call.mnemonic() == Mnemonic::Syscall && call.len() as u64 != SYSCALL_LEN).then(|| {
+        (call.is_system_call() && call.len() as u64 != SYSCALL_LEN).then(|| {
             Unhookable::CannotHook(Reason::CannotMove {
                 instruction: call.to_string(),
                 why: "it has prefixes",
@@ -278,27 +272,24 @@ impl Look<'_> {
     /// Go's thread stores a zero, and musl's unmaps its stack, right before `exit`.
     fn stack_was_given_away(&self, index: usize) -> bool {
         self.near_before(index).any(|(i, instruction)| {
-            let unmaps = instruction.mnemonic() == Mnemonic::Syscall;
-            (unmaps && self.number(i) == Some(MUNMAP)) || stores_zero_for_others(instruction)
+            let unmaps = instruction.is_system_call() && self.number(i) == Some(MUNMAP);
+            unmaps || instruction.stores_zero_for_others()
         })
     }
 
     fn thread_ends_behind(&self, index: usize) -> bool {
         (index + 1..self.survey.instructions.len())
             .take(NEAR)
-            .find(|i| self.survey.instructions[*i].flow_control() != FlowControl::Next)
+            .find(|i| !self.survey.instructions[*i].runs_on())
             .is_some_and(|i| {
-                self.survey.instructions[i].mnemonic() == Mnemonic::Syscall
-                    && self.number(i) == Some(EXIT)
+                self.survey.instructions[i].is_system_call() && self.number(i) == Some(EXIT)
             })
     }
 
     /// Returns the few instructions that always run before.
     fn near_before(&self, index: usize) -> impl Iterator<Item = (usize, &Instruction)> {
-        let runs_on = |instruction: &Instruction| {
-            instruction.flow_control() == FlowControl::Next
-                || instruction.mnemonic() == Mnemonic::Syscall
-        };
+        let runs_on =
+            |instruction: &Instruction| instruction.runs_on() || instruction.is_system_call();
         (0..index)
             .rev()
             .take(NEAR)
@@ -307,7 +298,7 @@ impl Look<'_> {
     }
 
     fn bytes_before(&self, index: usize) -> &[u8] {
-        let at = self.survey.instructions[index].ip();
+        let at = self.survey.instructions[index].address();
         let offset = at.wrapping_sub(self.function.start) as usize;
         self.function.code.get(..offset).unwrap_or_default()
     }
@@ -315,7 +306,7 @@ impl Look<'_> {
     /// Windows over a `call`, and behind it.
     fn caller(&self, index: usize) -> Result<Choice, Reason> {
         let instruction = &self.survey.instructions[index];
-        let (start, behind) = (instruction.ip(), instruction.next_ip());
+        let (start, behind) = (instruction.address(), instruction.end());
         let entry = self.window(index, self.displaced(index..index + 1), behind)?;
         if entry.original.len() < JUMP_LEN {
             return Err(Reason::TooShort {
@@ -333,7 +324,7 @@ impl Look<'_> {
 
     /// Returns the window behind an instruction, which nothing else may lead to.
     fn exit(&self, index: usize) -> Result<Window, Reason> {
-        let start = self.survey.instructions[index].next_ip();
+        let start = self.survey.instructions[index].end();
         if self.targets.holds(start) {
             return Err(self.branch_inside(start));
         }
@@ -374,7 +365,7 @@ impl Look<'_> {
 
     /// Returns both windows around a call that stays.
     fn in_place(&self, index: usize, number: u32) -> Result<Choice, Reason> {
-        let call = self.survey.instructions[index].ip();
+        let call = self.survey.instructions[index].address();
         let behind = call.wrapping_add(SYSCALL_LEN);
         let first = self.furthest_start(index);
         let len = self.bytes(first, index);
@@ -398,7 +389,7 @@ impl Look<'_> {
 
     /// Returns one window, from the instruction `first` on, around a call that moves.
     fn moved(&self, first: usize, index: usize) -> Result<Choice, Reason> {
-        let start = self.survey.instructions[first].ip();
+        let start = self.survey.instructions[first].address();
         let before = self.displaced(first..index);
         let len = self.bytes(first, index) + SYSCALL_LEN as usize;
         let (behind, more) = plan::window_from(
@@ -426,7 +417,7 @@ impl Look<'_> {
     }
 
     fn window(&self, first: usize, code: Vec<Displaced>, end: u64) -> Result<Window, Reason> {
-        let start = self.survey.instructions[first].ip();
+        let start = self.survey.instructions[first].address();
         self.check_targets(start, end, code.len() == 1)?;
         Ok(Window {
             start,
@@ -457,12 +448,12 @@ impl Look<'_> {
     /// Something leads to an address, or to one behind it.
     fn branch_inside(&self, start: u64) -> Reason {
         let leads_near = |instruction: &&Instruction| {
-            relocate::absolute_target(instruction)
-                .is_some_and(|target| target.wrapping_sub(start) < SENSITIVE)
+            let target = instruction.target();
+            target.is_some_and(|target| target.wrapping_sub(start) < SENSITIVE)
         };
         match self.survey.instructions.iter().find(leads_near) {
             Some(instruction) => Reason::BranchInside {
-                offset: instruction.ip().wrapping_sub(self.function.start),
+                offset: instruction.address().wrapping_sub(self.function.start),
             },
             None => Reason::BranchFromOutside { from: start },
         }
@@ -476,8 +467,7 @@ impl Look<'_> {
             && self.bytes(first, index) < JUMP_LEN
         {
             let instruction = &self.survey.instructions[before];
-            let goes_on = !ends_flow(instruction) && !relocate::is_call(instruction);
-            if !goes_on || plan::check_member(instruction).is_err() {
+            if !instruction.goes_on() || plan::check_member(instruction).is_err() {
                 break;
             }
             first = before;
@@ -487,7 +477,7 @@ impl Look<'_> {
 
     /// Returns the bytes of the instructions from `first` to before `index`.
     fn bytes(&self, first: usize, index: usize) -> usize {
-        let at = |i: usize| self.survey.instructions[i].ip();
+        let at = |i: usize| self.survey.instructions[i].address();
         at(index).wrapping_sub(at(first)) as usize
     }
 
@@ -502,16 +492,4 @@ impl Look<'_> {
         let bytes = self.function.code.get(offset(start)..offset(end));
         bytes.unwrap_or_default().into()
     }
-}
-
-/// True if it stores a zero somewhere else than on the stack.
-fn stores_zero_for_others(instruction: &Instruction) -> bool {
-    let on_stack = matches!(
-        instruction.memory_base(),
-        Register::RSP | Register::RBP | Register::RIP | Register::None
-    );
-    instruction.mnemonic() == Mnemonic::Mov
-        && instruction.op0_kind() == OpKind::Memory
-        && !on_stack
-        && instruction.try_immediate(1).is_ok_and(|value| value == 0)
 }

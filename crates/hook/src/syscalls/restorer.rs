@@ -4,12 +4,10 @@
 //! information identifies it (a description with the augmentation `S`) nobody looks at its bytes,
 //! and they may be a jump. Elsewhere it is recognized by its bytes: `mov rax, 15; syscall`.
 
-use super::{CallPlan, CallSites, RT_SIGRETURN, SYSCALL, Shape, Window};
+use super::{CallPlan, CallSites, Shape, Window};
+use crate::arch::{RESTORER_MOVES, RT_SIGRETURN, SYSCALL};
 use crate::plan::Function;
 use crate::survey::Survey;
-
-/// `mov rax, 15` and `mov eax, 15`.
-const MOVES: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
 
 impl CallSites {
     /// Hooks the calls of restorers that unwind information describes, given with their code.
@@ -34,7 +32,7 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
         let rest = code.strip_prefix(**bytes);
         rest.is_some_and(|rest| rest.starts_with(&SYSCALL))
     };
-    let original = *MOVES.iter().find(is_there)?;
+    let original = *RESTORER_MOVES.iter().find(is_there)?;
     let function = Function {
         start,
         code: code.get(..original.len() + SYSCALL.len())?,
@@ -56,7 +54,7 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
     use crate::syscalls::{CallForm, Unhookable};
@@ -73,7 +71,7 @@ mod tests {
 
     #[test]
     fn restorers_are_hooked_in_place() {
-        for bytes in MOVES {
+        for bytes in RESTORER_MOVES {
             let sites = found(&[bytes, &SYSCALL, b"\x0f\x1f\x40\0"].concat());
             assert!(sites.unhookable.is_empty());
             let [plan] = sites.plans.as_slice() else {

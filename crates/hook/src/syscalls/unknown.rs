@@ -3,33 +3,19 @@
 //! functions; functions that hold data are treated in the same way.
 //!
 //! It is not certain where instructions begin there, nor what branches to them, and some bytes are
-//! data. Only bytes that cannot be anything else are hooked, and in such a way that it does not
-//! matter what branches there: `mov eax, NUMBER; syscall`, by a jump in place of the `mov`. The
-//! `syscall` stays behind it for code that reaches it in another way; that call is made, and not
-//! seen.
+//! data. Only bytes that cannot be anything else are hooked: an instruction that loads the number of a
+//! call, with the `syscall` right behind it. A jump takes the place of that instruction only, so it
+//! does not matter what branches there. The `syscall` stays for code that reaches it in another way;
+//! that call is made, and not seen.
 
-use std::ops::RangeInclusive;
-
-use iced_x86::Mnemonic;
 use memchr::memmem;
 
-use super::{
-    CallPlan, CallSites, EXIT, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN, Shape, Unhookable,
-    UnhookableCall,
-};
-use crate::flags::{self, Flags};
+use super::{CallPlan, CallSites, Shape, Unhookable, UnhookableCall};
+use crate::arch::{self, EXIT, Instruction, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN};
+use crate::flags::Flags;
 use crate::plan::{Function, Reason};
 use crate::survey::Survey;
 
-/// `mov eax, imm32` and `mov rax, imm32`, up to the number.
-const MOVES: [&[u8]; 2] = [&[0xb8], &[0x48, 0xc7, 0xc0]];
-/// REX prefixes, and the one for operands of 16 bits.
-const PREFIXES: RangeInclusive<u8> = 0x40..=0x4f;
-const NARROW: u8 = 0x66;
-/// Bytes of a number.
-const NUMBER: usize = 4;
-/// Numbers of system calls are below this: the bytes can then hardly be anything else.
-const NUMBERS: u32 = 512;
 /// The most calls that are found in one piece of code. Each takes some hundreds of bytes of memory.
 const MOST_CALLS: usize = 1 << 16;
 /// Bytes behind a `syscall` that are checked for a use of the flags.
@@ -53,7 +39,7 @@ impl CallSites {
     /// Adds the bytes of a `syscall` at that offset, hooked or not, if they are certainly an
     /// instruction. Returns false otherwise.
     pub(super) fn add_unknown(&mut self, start: u64, code: &[u8], call: usize) -> bool {
-        let Some((first, number)) = number_before(code, call) else {
+        let Some((first, number)) = arch::call_number_right_before(code, call) else {
             return false;
         };
         match plan(start, code, first, call, number) {
@@ -65,22 +51,6 @@ impl CallSites {
         }
         true
     }
-}
-
-/// Returns the start of the instruction right before, if it loads the number of a call, and the
-/// number.
-fn number_before(code: &[u8], call: usize) -> Option<(usize, u32)> {
-    let at = call.checked_sub(NUMBER)?;
-    let number = u32::from_le_bytes(code.get(at..call)?.try_into().ok()?);
-    // The longer one first: the shorter one's bytes may be the end of others.
-    let is_move = |bytes: &&&[u8]| code.get(..at).is_some_and(|before| before.ends_with(bytes));
-    let bytes = MOVES.iter().rev().find(is_move)?;
-    // With a prefix the short one moves to another register, or is longer.
-    let before = code[..at - bytes.len()].last();
-    if bytes.len() == 1 && before.is_some_and(|byte| PREFIXES.contains(byte) || *byte == NARROW) {
-        return None;
-    }
-    (number < NUMBERS).then_some((at - bytes.len(), number))
 }
 
 fn plan(
@@ -105,13 +75,11 @@ fn plan(
     };
     let survey = Survey::of(&function);
     let undecodable = Unhookable::CannotHook(Reason::Undecodable { offset: 0 });
-    let is_call = |index| {
-        let instruction = survey.instructions.get(index);
-        instruction.is_some_and(|one: &iced_x86::Instruction| one.mnemonic() == Mnemonic::Syscall)
-    };
-    let before = survey.displaced(0, &function).filter(|_| is_call(1));
+    let second = survey.instructions.get(1);
+    let is_call = second.is_some_and(Instruction::is_system_call);
+    let before = survey.displaced(0, &function).filter(|_| is_call);
     let before = before.ok_or(undecodable)?;
-    let flags = flags::wanted_behind_call(&survey, 1);
+    let flags = arch::flags_wanted_behind_call(&survey, 1);
     if flags == Flags::All {
         return Err(Unhookable::CannotHook(Reason::FlagsWanted));
     }
@@ -129,10 +97,11 @@ fn plan(
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
-    use crate::syscalls::{CallSpec, CommonCode};
+    use crate::arch::{CommonCode, JUMP_OPCODE};
+    use crate::syscalls::CallSpec;
 
     const START: u64 = 0x7000_0000;
     const SHORT: &[u8] = b"\xb8\x6e\0\0\0\x0f\x05";
@@ -176,7 +145,7 @@ mod tests {
         }
     }
 
-    /// `mov r8d, 8; syscall`, `movabs rax, ...` and `mov ax, 8` in some place.
+    /// These are `mov r8d, 8; syscall`, `movabs rax, ...` and `mov ax, 8; syscall`.
     #[test]
     fn a_move_to_another_register_is_no_call_number() {
         for code in [
@@ -231,11 +200,12 @@ mod tests {
                 panic!("{:?}", stub.patches);
             };
             assert_eq!(patch.original, code);
-            assert_eq!(patch.bytes[0], 0xe9);
+            assert_eq!(patch.bytes[0], JUMP_OPCODE);
             assert!(patch.bytes.ends_with(&SYSCALL), "{:x?}", patch.bytes);
             assert_eq!(patch.bytes.len(), code.len());
             assert!(!stub.feigns_a_call());
-            // So far that the displacement is 0x50f, and that between two of its bytes.
+            // The displacement is 0x50f, which has the bytes of a `syscall`, and then has them in its
+            // middle.
             for far in [0x50f + 5, 0x5_0f00 + 5] {
                 let stub = sites.plans[0].emit(START + far, &common, 0).unwrap();
                 assert!(stub.feigns_a_call());

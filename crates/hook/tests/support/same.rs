@@ -8,7 +8,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 pub fn check(plan: &Plan, trampoline: &Trampoline, at: u64) -> Result<(), String> {
     let mut map = trampoline.resume_map.iter();
     let mut last = None;
-    for original in plan.instructions() {
+    for original in plan.instructions().map(beeline_hook::Instruction::decoded) {
         let &(address, moved) = map.next().ok_or("an instruction is not in the map")?;
         if address != original.ip() {
             return Err(format!(
@@ -63,7 +63,7 @@ fn decode(code: &[u8], at: u64) -> Instruction {
     far
 }
 
-/// Returns whether the code at `at` means the same as the original instruction.
+/// Fails unless the code at `at` means the same as the original instruction.
 pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> {
     let moved = decode(code, at);
     match original.mnemonic() {
@@ -86,8 +86,7 @@ pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> 
     }
 }
 
-/// Returns whether it is a branch that reaches 127 bytes only, or a conditional one made from such
-/// a branch.
+/// True for a branch that reaches 127 bytes only, or a conditional one made from such a branch.
 fn is_short(original: &Instruction, moved: &Instruction) -> bool {
     original.is_loop()
         || original.is_loopcc()

@@ -178,7 +178,7 @@ pub fn reset(mode: Mode, value: u64) {
     watch(|_| (false, false));
 }
 
-/// Sets whether enter and exit of each call are watched.
+/// Chooses for each call if its enter and its exit are watched.
 pub fn watch(watched: impl Fn(u32) -> (bool, bool)) {
     watch_how(|number| {
         let (enter, exit) = watched(number);
@@ -186,7 +186,7 @@ pub fn watch(watched: impl Fn(u32) -> (bool, bool)) {
     });
 }
 
-/// Sets how enter and exit of each call are watched.
+/// Chooses for each call in which way its enter and its exit are watched.
 pub fn watch_how(watched: impl Fn(u32) -> (u8, u8)) {
     for (number, entry) in WATCHED.iter().enumerate() {
         let (enter, exit) = watched(number as u32 % 1024);
@@ -198,7 +198,7 @@ pub fn watch_all() {
     watch(|_| (true, true));
 }
 
-/// Returns the records since `reset`, and whether the stack was always aligned.
+/// Returns the records since `reset`, and true if the stack was always aligned.
 pub fn seen() -> Vec<Seen> {
     // SAFETY: as in `reset`.
     unsafe {
@@ -243,7 +243,7 @@ fn read_memory(process: libc::pid_t, at: u64, words: &mut [u64]) {
     assert_eq!(read, size_of_val(words) as isize);
 }
 
-/// Returns the numbers in order, each with whether it is an exit.
+/// Returns the numbers in order, each with true if it is an exit.
 pub fn numbers() -> Vec<(u64, bool)> {
     seen()
         .iter()

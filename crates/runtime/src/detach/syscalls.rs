@@ -5,14 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::{Move, Patch};
+use beeline_hook::{JUMP_LEN, SYSCALL_LEN};
 use beeline_inject::{Process, Stopped, signal_frames};
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
 use crate::kernel_uprobes::{beside, kernel_uprobes};
-
-/// The length of a `syscall` instruction. The kernel moves back by it to restart a call.
-const SYSCALL_LEN: u64 = 2;
 
 /// The page size. What lies between the jumps of one page is mapped, and is read with them.
 const PAGE: u64 = 4096;
@@ -20,16 +18,18 @@ const PAGE: u64 = 4096;
 impl Presence {
     /// Returns the jumps that are now in the process's code for its system calls, with the bytes
     /// there. A jump with a first byte that a kernel uprobe has changed is included.
-    fn patched_calls(&self, stopped: &Stopped) -> Vec<(&Patch, [u8; 5])> {
+    fn patched_calls(&self, stopped: &Stopped) -> Vec<(&Patch, [u8; JUMP_LEN])> {
         let mut patches: Vec<&Patch> = self.calls.patches.iter().collect();
         patches.sort_by_key(|patch| patch.address);
         // A process has hundreds of them, and waits meanwhile.
         let together = patches.chunk_by(|one, next| one.address / PAGE == next.address / PAGE);
         let patched = together.flat_map(|patches| {
             let code = code_of(stopped, patches);
-            let jumps = move |(patch, now): &(&Patch, [u8; 5])| {
+            let jumps = move |(patch, now): &(&Patch, [u8; JUMP_LEN])| {
                 let is_first = now[0] == JUMP || now[0] == INT3 || now[0] == patch.original[0];
-                is_first && now[1..] != patch.original[1..5] && self.jumps_here(patch.address, now)
+                is_first
+                    && now[1..] != patch.original[1..JUMP_LEN]
+                    && self.jumps_here(patch.address, now)
             };
             patches.iter().copied().zip(code).filter(jumps)
         });
@@ -49,9 +49,11 @@ impl Presence {
     /// True if calls are hooked. If the session gives way, only the code shows it.
     pub(crate) fn hooks_calls(&self, process: &Process) -> bool {
         let is_patched = |patch: &Patch| {
-            let mut now = [0; 5];
+            let mut now = [0; JUMP_LEN];
             let is_read = process.read_memory(patch.address, &mut now).is_ok();
-            is_read && now[1..] != patch.original[1..5] && self.jumps_here(patch.address, &now)
+            is_read
+                && now[1..] != patch.original[1..JUMP_LEN]
+                && self.jumps_here(patch.address, &now)
         };
         let may_be_gone = self.manifest.gives_way.load(Relaxed) != 0;
         self.calls.hooked > 0 && (!may_be_gone || self.calls.patches.iter().any(is_patched))
@@ -68,7 +70,7 @@ impl Presence {
     /// another party's breakpoint.
     pub(super) fn restore_calls(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let patched = self.patched_calls(stopped);
-        let is_disturbed = |(_, now): &&(&Patch, [u8; 5])| now[0] != JUMP;
+        let is_disturbed = |(_, now): &&(&Patch, [u8; JUMP_LEN])| now[0] != JUMP;
         let disturbed = patched.iter().filter(is_disturbed);
         let places = disturbed.map(|(patch, _)| patch.address..patch.address + 1);
         let places: Vec<_> = places.collect();
@@ -115,6 +117,7 @@ impl Presence {
     /// Returns where in the code a thread belongs that stands at or behind a moved call, and its
     /// stack pointer there.
     fn home_of(&self, stopped: &Stopped, ip: u64, sp: u64) -> Option<(u64, u64)> {
+        // The kernel moves back by the instruction to restart a call.
         let of = |one: &&Move| ip == one.moved || ip + SYSCALL_LEN == one.moved;
         let one = self.calls.moves.iter().find(of)?;
         let back = one.moved - ip;
@@ -134,18 +137,20 @@ impl Presence {
 
 /// Returns the bytes at stored jumps, which are in ascending order within one page. Where nothing
 /// can be read any more they are zeros.
-fn code_of(stopped: &Stopped, patches: &[&Patch]) -> Vec<[u8; 5]> {
+fn code_of(stopped: &Stopped, patches: &[&Patch]) -> Vec<[u8; JUMP_LEN]> {
     let (Some(first), Some(last)) = (patches.first(), patches.last()) else {
         return Vec::new();
     };
-    let mut code = vec![0; (last.address - first.address) as usize + 5];
+    let mut code = vec![0; (last.address - first.address) as usize + JUMP_LEN];
     let is_whole = stopped.read(first.address, &mut code).is_ok();
     let code = patches.iter().map(|patch| {
-        let mut now = [0; 5];
+        let mut now = [0; JUMP_LEN];
         match is_whole {
-            true => now.copy_from_slice(&code[(patch.address - first.address) as usize..][..5]),
+            true => {
+                now.copy_from_slice(&code[(patch.address - first.address) as usize..][..JUMP_LEN])
+            }
             // Some of it has been unmapped.
-            false if stopped.read(patch.address, &mut now).is_err() => now = [0; 5],
+            false if stopped.read(patch.address, &mut now).is_err() => now = [0; JUMP_LEN],
             false => {}
         }
         now

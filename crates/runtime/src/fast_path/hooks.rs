@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_agent::abi::{ORIGINAL_BYTES, Site};
 use beeline_agent::fast_path::DECLINED;
-use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
+use beeline_hook::{Function, Kind, Plan, SYSCALL, SystemCall, TrampolineSpec};
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 use parking_lot::Mutex;
 
@@ -225,6 +225,3 @@ impl Visited {
         }
     }
 }
-
-/// `syscall`.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];

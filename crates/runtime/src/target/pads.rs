@@ -21,7 +21,6 @@ use crate::environment::manifest;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::memory::{Memory, PAGE};
-use crate::patch;
 use crate::shared::Shared;
 use crate::trampoline_pool::ARENA_BYTES;
 
@@ -447,11 +446,11 @@ fn write_notice(memory: &mut TargetMemory, trampoline: u64) -> Result<u64, Error
         return Ok(trampoline);
     };
     let at = pool.next(NOTICE_ALIGN);
-    match patch::notice_stub(at, flag, count, trampoline) {
-        Some(stub) => pool
+    match beeline_hook::notice_stub(at, flag, count, trampoline) {
+        Ok(stub) => pool
             .bytes(&stub, NOTICE_ALIGN)
             .map_err(os("filling a pool")),
-        None => Ok(trampoline),
+        Err(_) => Ok(trampoline),
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use beeline_agent::abi::syscalls::ORIGINAL;
-use beeline_hook::Unhookable as Why;
+use beeline_hook::{SYSCALL, Unhookable as Why};
 use beeline_inject::{Asleep, Region};
 
 use super::stubs::{Listed, list, spared_one};
@@ -54,8 +54,6 @@ const THREADS: usize = 16;
 /// The most instructions that are reported in the life of a process: code that is written anew may
 /// be anywhere each time.
 const LIMIT: usize = 256;
-
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 impl Syscalls {
     /// Looks at the instructions by which some of the sleeping threads have called the kernel.

@@ -1,15 +1,15 @@
 //! Machine code that is written instruction by instruction: most of a stub is the same each time.
 
 use super::opcodes::JMP;
-use crate::patch::displacement;
-use crate::relocate::{self, Displaced};
+use crate::arch::x86_64::jump::displacement;
+use crate::arch::x86_64::relocate::{Displaced, relocate};
 use crate::trampoline::EmitError;
 
 /// Code being written.
 pub(super) struct Code {
     at: u64,
     pub bytes: Vec<u8>,
-    /// See [`CallStub::addresses`](super::CallStub::addresses).
+    /// See [`CallStub::addresses`](crate::CallStub::addresses).
     pub addresses: Vec<usize>,
 }
 
@@ -77,10 +77,10 @@ impl Code {
     ) -> Result<(), EmitError> {
         for displaced in code {
             let address = self.here();
-            resume_map.push((displaced.instruction.ip(), address));
-            let bytes = relocate::relocate(displaced, address)?;
+            resume_map.push((displaced.instruction.address(), address));
+            let bytes = relocate(displaced, address)?;
             self.put(&bytes);
-            if relocate::is_call(&displaced.instruction) {
+            if displaced.instruction.is_call() {
                 // The address that it returns to.
                 self.addresses.push(self.bytes.len() - size_of::<u64>());
             }
@@ -96,10 +96,7 @@ impl Code {
         resume_map: &mut Vec<(u64, u64)>,
     ) -> Result<(), EmitError> {
         self.displaced(code, resume_map)?;
-        if code
-            .last()
-            .is_none_or(|last| relocate::goes_on(&last.instruction))
-        {
+        if code.last().is_none_or(|last| last.instruction.goes_on()) {
             resume_map.push((end, self.here()));
             self.jump(end)?;
         }

@@ -7,11 +7,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, Encoder, FlowControl, Instruction, OpKind, Register,
+    Code, Decoder, DecoderOptions, Encoder, FlowControl, Instruction as Decoded, OpKind, Register,
 };
-use thiserror::Error;
 
-use crate::patch::{JUMP_LEN, ReachError, displacement, far_jump};
+use super::instruction::Instruction;
+use super::jump::{JUMP_LEN, displacement, far_jump, jump_anywhere};
+use crate::patch::ReachError;
+use crate::trampoline::RelocateError;
 
 /// An instruction that a hook displaces.
 #[derive(Debug, Clone)]
@@ -21,57 +23,52 @@ pub(crate) struct Displaced {
     /// As found there.
     pub bytes: Arc<[u8]>,
     /// The offset in `bytes` of a 32-bit memory displacement.
-    pub displacement: Option<usize>,
+    displacement: Option<usize>,
 }
 
 impl Displaced {
+    /// Decodes the first instruction of code that is mapped at `address`. `None` if that has no
+    /// instruction there.
+    pub fn first_of(code: &[u8], address: u64) -> Option<Self> {
+        let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        let decoded = decoder.decode();
+        let constants = decoder.get_constant_offsets(&decoded);
+        let displacement = (constants.has_displacement() && constants.displacement_size() == 4)
+            .then(|| constants.displacement_offset());
+        Some(Self {
+            instruction: Instruction::new(decoded),
+            bytes: code.get(..decoded.len())?.into(),
+            displacement,
+        })
+    }
+
     /// The same instruction of a text that is mapped `bias` bytes higher (wrapping).
     pub fn shifted(&self, bias: u64) -> Self {
-        let mut instruction = self.instruction;
-        instruction.set_ip(instruction.ip().wrapping_add(bias));
-        if let Some(target) = absolute_target(&self.instruction) {
+        let mut decoded = *self.instruction.decoded();
+        decoded.set_ip(decoded.ip().wrapping_add(bias));
+        if let Some(target) = self.instruction.target() {
             let target = target.wrapping_add(bias);
-            if instruction.op0_kind() == OpKind::NearBranch64 {
-                instruction.set_near_branch64(target);
+            if decoded.op0_kind() == OpKind::NearBranch64 {
+                decoded.set_near_branch64(target);
             } else {
-                instruction.set_memory_displacement64(target);
+                decoded.set_memory_displacement64(target);
             }
         }
         Self {
-            instruction,
+            instruction: Instruction::new(decoded),
             ..self.clone()
         }
     }
-}
 
-/// The reason why the displaced instructions cannot run at the chosen place.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum RelocateError {
-    /// Something they address is too far from there.
-    #[error("moving `{instruction}` from {address:#x}: {source}")]
-    Reach {
-        /// In Intel syntax.
-        instruction: String,
-        /// Its original address.
-        address: u64,
-        /// The origin and the target.
-        source: ReachError,
-    },
-    /// The moved form has no encoding.
-    #[error("moving `{instruction}` from {address:#x}: {why}: use a kernel uprobe there")]
-    Encode {
-        /// In Intel syntax.
-        instruction: String,
-        /// Its original address.
-        address: u64,
-        /// The reason, as a phrase.
-        why: String,
-    },
+    /// True if it does nothing but load the number of a system call, and a jump takes just its place.
+    pub fn loads_number(&self) -> bool {
+        self.instruction.decoded().code() == Code::Mov_r32_imm32 && self.bytes.len() == JUMP_LEN
+    }
 }
 
 /// The way an instruction is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Movement {
+pub(super) enum Movement {
     /// It does not depend on where it is.
     Copy,
     /// Its memory operand is relative to its address.
@@ -87,7 +84,7 @@ pub(crate) enum Movement {
 }
 
 /// Returns the way the instruction is moved, or, as a phrase, why it cannot be.
-pub(crate) fn movement(instruction: &Instruction) -> Result<Movement, &'static str> {
+pub(super) fn movement(instruction: &Decoded) -> Result<Movement, &'static str> {
     if instruction.is_privileged()
         || matches!(
             instruction.flow_control(),
@@ -126,7 +123,7 @@ pub(crate) fn movement(instruction: &Instruction) -> Result<Movement, &'static s
     operand_movement(instruction)
 }
 
-fn operand_movement(instruction: &Instruction) -> Result<Movement, &'static str> {
+fn operand_movement(instruction: &Decoded) -> Result<Movement, &'static str> {
     if !instruction.is_ip_rel_memory_operand() {
         return Ok(Movement::Copy);
     }
@@ -136,7 +133,7 @@ fn operand_movement(instruction: &Instruction) -> Result<Movement, &'static str>
     }
 }
 
-fn call_movement(instruction: &Instruction) -> Result<Movement, &'static str> {
+fn call_movement(instruction: &Decoded) -> Result<Movement, &'static str> {
     match instruction.code() {
         Code::Call_rel32_64 => Ok(Movement::Call),
         Code::Call_rm64 if instruction.op0_kind() == OpKind::Register => {
@@ -155,74 +152,28 @@ fn call_movement(instruction: &Instruction) -> Result<Movement, &'static str> {
     }
 }
 
-/// Fails, with a phrase, if the instruction may not move together with neighbours: such an
-/// instruction is moved only on its own.
-pub(crate) fn moves_with_others(instruction: &Instruction) -> Result<(), &'static str> {
-    match instruction.flow_control() {
-        FlowControl::XbeginXabortXend => Err("it is part of a transaction"),
-        FlowControl::Call if !is_call(instruction) => Err("its address is seen by the kernel"),
-        _ => Ok(()),
-    }
-}
-
-/// True if the output of [`relocate`] for the instruction can ever reach its own end.
-pub(crate) fn goes_on(instruction: &Instruction) -> bool {
-    !is_call(instruction) && !crate::plan::ends_flow(instruction)
-}
-
-/// True for a near call, direct or not.
-pub(crate) fn is_call(instruction: &Instruction) -> bool {
-    instruction.is_call_near() || instruction.is_call_near_indirect()
-}
-
-/// True for a branch within the address space's 64 bits, other than a call, with its target in the
-/// instruction.
-pub(crate) fn is_direct_branch(instruction: &Instruction) -> bool {
-    instruction.op_count() > 0
-        && instruction.op0_kind() == OpKind::NearBranch64
-        && !instruction.is_call_near()
-}
-
-/// True if the first of these instructions is a conditional branch: not a call, and not a jump.
-pub fn branches_sometimes(code: &[u8]) -> bool {
-    let first = Decoder::new(64, code, DecoderOptions::NONE).decode();
-    is_direct_branch(&first) && goes_on(&first)
-}
-
-/// Returns the address that the instruction names relative to its own: a branch's or call's target,
-/// or an operand's address.
-pub(crate) fn absolute_target(instruction: &Instruction) -> Option<u64> {
-    if instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64 {
-        return Some(instruction.near_branch_target());
-    }
-    instruction
-        .is_ip_rel_memory_operand()
-        .then(|| instruction.ip_rel_memory_address())
-}
-
-/// True if it can be moved to where a displacement does not reach what it names. An instruction
-/// without a relative operand always can.
-pub(crate) fn leads_far(instruction: &Instruction) -> bool {
-    !instruction.is_ip_rel_memory_operand()
-        && !matches!(movement(instruction), Ok(Movement::Transaction))
-}
-
 /// Returns the bytes that do at `at` what the instruction did at its own address.
 ///
 /// A call becomes the last thing that runs there: it returns to its original successor.
+///
+/// # Errors
+///
+/// [`RelocateError`] if the instruction has to stay, its moved form has no encoding, or what it
+/// addresses is too far from there.
 pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Cow<'_, [u8]>, RelocateError> {
     let Displaced {
         instruction, bytes, ..
     } = displaced;
-    let movement = movement(instruction).map_err(|why| encode_error(instruction, why))?;
-    let target = absolute_target(instruction).unwrap_or_default();
+    let decoded = instruction.decoded();
+    let movement = movement(decoded).map_err(|why| encode_error(decoded, why))?;
+    let target = instruction.target().unwrap_or_default();
     let moved = match movement {
         Movement::Copy => return Ok(Cow::Borrowed(bytes)),
         Movement::Operand => move_operand(displaced, at, target),
-        Movement::Branch => move_branch(instruction, at, target),
-        Movement::Transaction => encode(instruction, instruction, at),
+        Movement::Branch => move_branch(decoded, at, target),
+        Movement::Transaction => encode(decoded, decoded, at),
         Movement::ShortBranch => Ok(move_short_branch(bytes, at, target)),
-        Movement::Call => move_call(instruction, at),
+        Movement::Call => move_call(decoded, at),
     };
     moved.map(Cow::Owned)
 }
@@ -236,14 +187,14 @@ fn move_operand(displaced: &Displaced, at: u64, target: u64) -> Result<Vec<u8>, 
     let value = displacement(at.wrapping_add(bytes.len() as u64), target).map_err(|source| {
         RelocateError::Reach {
             instruction: instruction.to_string(),
-            address: instruction.ip(),
+            address: instruction.address(),
             source,
         }
     })?;
     let mut bytes = bytes.to_vec();
     let field = offset.and_then(|offset| bytes.get_mut(offset..offset + 4));
     field
-        .ok_or_else(|| encode_error(instruction, "its displacement was not found"))?
+        .ok_or_else(|| encode_error(instruction.decoded(), "its displacement was not found"))?
         .copy_from_slice(&value.to_le_bytes());
     Ok(bytes)
 }
@@ -256,7 +207,7 @@ fn reaches(at: u64, target: u64) -> bool {
         .all(|end| displacement(end, target).is_ok())
 }
 
-fn move_branch(branch: &Instruction, at: u64, target: u64) -> Result<Vec<u8>, RelocateError> {
+fn move_branch(branch: &Decoded, at: u64, target: u64) -> Result<Vec<u8>, RelocateError> {
     if reaches(at, target) {
         let mut near = *branch;
         near.as_near_branch();
@@ -275,29 +226,25 @@ fn move_branch(branch: &Instruction, at: u64, target: u64) -> Result<Vec<u8>, Re
 /// `loop taken; jmp short behind; taken: jmp target; behind:`
 fn move_short_branch(original: &[u8], at: u64, target: u64) -> Vec<u8> {
     const JMP_REL8: u8 = 0xeb;
-    const JMP_REL32: u8 = 0xe9;
+    const JMP_REL8_LEN: usize = 2;
     let mut bytes = original.to_vec();
     if let Some(rel8) = bytes.last_mut() {
-        *rel8 = 2;
+        *rel8 = JMP_REL8_LEN as u8;
     }
-    let end = at.wrapping_add((bytes.len() + 2 + JUMP_LEN) as u64);
-    let jump = match displacement(end, target) {
-        Ok(displacement) => [&[JMP_REL32][..], &displacement.to_le_bytes()].concat(),
-        Err(_) => far_jump(target),
-    };
+    let jump = jump_anywhere(at.wrapping_add((bytes.len() + JMP_REL8_LEN) as u64), target);
     bytes.extend([JMP_REL8, jump.len() as u8]);
     bytes.extend(jump);
     bytes
 }
 
 /// `push qword [rip+literal]; jmp target; literal: dq original return address`
-fn move_call(call: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
+fn move_call(call: &Decoded, at: u64) -> Result<Vec<u8>, RelocateError> {
     const PUSH_LITERAL: [u8; 2] = [0xff, 0x35];
     const PUSH_LEN: u64 = 6;
     let jump = call_as_jump(call)?;
     let jump_at = at.wrapping_add(PUSH_LEN);
     let far = |target: &u64| call.is_call_near() && !reaches(jump_at, *target);
-    let jump_bytes = match absolute_target(call).filter(far) {
+    let jump_bytes = match Instruction::new(*call).target().filter(far) {
         Some(target) => far_jump(target),
         None => encode(&jump, call, jump_at)?,
     };
@@ -309,7 +256,7 @@ fn move_call(call: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
 }
 
 /// Returns the jump that goes where the call goes, when the return address is already on the stack.
-fn call_as_jump(call: &Instruction) -> Result<Instruction, RelocateError> {
+fn call_as_jump(call: &Decoded) -> Result<Decoded, RelocateError> {
     const PUSHED: i64 = 8;
     let mut jump = *call;
     if call.is_call_near() {
@@ -332,11 +279,11 @@ fn call_as_jump(call: &Instruction) -> Result<Instruction, RelocateError> {
 }
 
 /// Encodes `moved` at `at`; `original` is for the error message.
-fn encode(moved: &Instruction, original: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
+fn encode(moved: &Decoded, original: &Decoded, at: u64) -> Result<Vec<u8>, RelocateError> {
     let mut encoder = Encoder::new(64);
     encoder
         .encode(moved, at)
-        .map_err(|error| match absolute_target(original) {
+        .map_err(|error| match Instruction::new(*original).target() {
             Some(target) if displacement(at, target).is_err() => RelocateError::Reach {
                 instruction: original.to_string(),
                 address: original.ip(),
@@ -347,7 +294,7 @@ fn encode(moved: &Instruction, original: &Instruction, at: u64) -> Result<Vec<u8
     Ok(encoder.take_buffer())
 }
 
-fn encode_error(instruction: &Instruction, why: &str) -> RelocateError {
+fn encode_error(instruction: &Decoded, why: &str) -> RelocateError {
     RelocateError::Encode {
         instruction: instruction.to_string(),
         address: instruction.ip(),

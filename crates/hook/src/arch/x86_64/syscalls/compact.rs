@@ -7,11 +7,9 @@ use iced_x86::code_asm::{
     r11, rax, rbp, rcx, rdi, rdx, rsi, rsp,
 };
 
-use super::common::{
-    AT, BEHIND, CallSpec, DESCRIPTOR, FIRST_ARGUMENT, FRAME, NUMBERS, RECORD, WATCHED,
-    WATCHED_COMPACTLY,
-};
-use crate::trampoline::full::{IP, SP, WORD};
+use super::common::{AT, BEHIND, DESCRIPTOR, FIRST_ARGUMENT, FRAME, RECORD};
+use crate::arch::x86_64::pt_regs::{IP, SP, WORD};
+use crate::syscalls::{CallSpec, NUMBERS, WATCHED, WATCHED_COMPACTLY};
 
 // The record's words are in place of the first eight of `struct pt_regs`.
 const NOTHING: i32 = AT;

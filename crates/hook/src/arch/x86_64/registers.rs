@@ -4,6 +4,9 @@ use std::ops::BitOr;
 
 use iced_x86::Register;
 
+/// The name of the stack pointer.
+pub(crate) const STACK_POINTER: &str = "rsp";
+
 /// A set of general registers, as a bit for each number that the processor's encoding gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Registers(

@@ -6,63 +6,21 @@ use iced_x86::code_asm::{
     r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
-use super::{EmitError, Head, RED_ZONE, assemble};
+use super::{RED_ZONE, assemble};
+use crate::arch::x86_64::pt_regs::{
+    CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
+};
 use crate::flags::Flags;
 use crate::plan::Plan;
+use crate::trampoline::{EmitError, Full, Head};
 
-/// A hook written as a function of the System V calling convention that uses general registers
-/// only: vector and x87 state is not kept for it. The direction flag is clear when it is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Full {
-    /// The second argument of both functions: an address that stands for the site.
-    pub descriptor: u64,
-    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called when the site is
-    /// reached.
-    ///
-    /// `pt_regs` is the kernel's structure as a uprobe program sees it. Changes to the registers
-    /// that a call may change (rax, rcx, rdx, rsi, rdi, r8 to r11) take effect; changes to others
-    /// do not.
-    ///
-    /// With `leave`, anything but 0 says that this call's return is wanted, and that the function
-    /// has saved the return address, which is at `pt_regs.sp`. The slot there will hold another one
-    /// while the call runs.
-    pub enter: u64,
-    /// Address of a function of the same signature, called when such a call has returned.
-    /// `pt_regs.ip` is 0, `sp` is that after the return (8 above the slot), `ax` and `dx` hold the
-    /// result. The function returns the saved return address. Only for sites at a function's start.
-    pub leave: Option<u64>,
-    /// True if the functions look at other registers than `sp`. If not, `pt_regs.cs` is 0, and the
-    /// registers that calls keep are not shown, nor are the flags and `ip`.
-    pub shows_registers: bool,
-}
-
-/// Bytes of the kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`): 21 words.
-pub const PT_REGS_LEN: usize = 21 * 8;
-
-pub(crate) const REGS: i32 = PT_REGS_LEN as i32;
-pub(crate) const WORD: i32 = 8;
-
-// Byte offsets in `struct pt_regs`.
-pub(crate) const ORIG_AX: i32 = 15 * WORD;
-pub(crate) const IP: i32 = 16 * WORD;
-pub(crate) const CS: i32 = 17 * WORD;
-pub(crate) const FLAGS: i32 = 18 * WORD;
-pub(crate) const SP: i32 = 19 * WORD;
-pub(crate) const SS: i32 = 20 * WORD;
-
-/// The kernel's selectors for 64-bit user code and for user data.
-pub(crate) const USER_CS: i32 = 0x33;
-pub(crate) const USER_SS: i32 = 0x2b;
 /// Not in a system call.
 const NO_SYSCALL: i32 = -1;
-/// Interrupts on, and the bit that is always set: a program sees these where the flags mean
-/// nothing.
-pub(crate) const PLAIN_FLAGS: i32 = 0x202;
 const INTERRUPTS_ON: i32 = 0x200;
 const OVERFLOW_BIT: i32 = 11;
 
 /// In the order of `struct pt_regs`; a call keeps the first [`KEPT_BY_CALLS`].
-pub(crate) const STORED: [AsmRegister64; 15] = [
+const STORED: [AsmRegister64; 15] = [
     r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi,
 ];
 const KEPT_BY_CALLS: usize = 6;

@@ -1,39 +1,24 @@
 //! A hook in place of a system call.
 
+use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, eax, ptr, r8, r9, r10, r11, rax, rbp, rcx, rdi, rdx, rsi, rsp,
 };
-use iced_x86::{IcedError, Mnemonic};
 
-use super::{EmitError, Head, RED_ZONE, assemble};
+use super::{RED_ZONE, assemble};
+use crate::arch::x86_64::syscalls::SYSCALL_LEN;
 use crate::plan::Plan;
+use crate::trampoline::{EmitError, Head, SystemCall};
 
-/// A function that is asked first at a `syscall` instruction: `(first, second, third argument,
-/// data) -> result`, by the System V ABI, with general registers only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SystemCall {
-    /// The number of the call that it is asked about.
-    pub number: u32,
-    /// Address of the function.
-    pub function: u64,
-    /// Its last argument.
-    pub data: u64,
-    /// The result by which it declines. The call is made then.
-    pub declined: i64,
-}
-
-/// Bytes of `syscall`.
-const SYSCALL_LEN: u8 = 2;
 /// Bytes of `mov eax, imm32`.
 const MOV_EAX_LEN: u8 = 5;
+/// `jmp rel8`, without the displacement.
+const JMP_REL8: u8 = 0xeb;
 
 /// Writes the head for a site. The body follows it at once.
 pub(super) fn head(plan: &Plan, at: u64, spec: &SystemCall) -> Result<Head, EmitError> {
-    let first = plan
-        .window
-        .first()
-        .map(|first| first.instruction.mnemonic());
-    if first != Some(Mnemonic::Syscall) {
+    let first = plan.window.first();
+    if !first.is_some_and(|first| first.instruction.is_system_call()) {
         return Err(EmitError::NoSystemCall { site: plan.site });
     }
     let (code, ()) = assemble(at, |asm| write_head(asm, spec))?;
@@ -67,7 +52,7 @@ fn write_head(asm: &mut CodeAssembler, spec: &SystemCall) -> Result<(), IcedErro
     asm.cmp(rax, r11)?;
     asm.je(decline)?;
     // Over the two instructions that make the call after all.
-    asm.db(&[0xeb, MOV_EAX_LEN + SYSCALL_LEN])?;
+    asm.db(&[JMP_REL8, MOV_EAX_LEN + SYSCALL_LEN as u8])?;
     asm.set_label(&mut decline)?;
     asm.mov(eax, spec.number)?;
     asm.set_label(&mut body)?;

@@ -9,11 +9,12 @@
 use iced_x86::Mnemonic;
 use memchr::memmem;
 
+use crate::arch::x86_64::instruction::Instruction;
 use crate::plan::Function;
 use crate::survey::Survey;
 
 /// A cancellation point.
-pub(super) struct CancellationPoint {
+pub(crate) struct CancellationPoint {
     /// The addresses at which the function is called: its start, or an `endbr64` before it.
     pub starts: [u64; 2],
     /// Its `syscall`.
@@ -27,22 +28,23 @@ const ARGUMENTS: &[u8] =
     \x4c\x8b\x44\x24\x08\x4c\x8b\x4c\x24\x10\x4c\x89\x5c\x24\x08";
 
 /// True if these are the bytes before the `syscall` of a cancellation point.
-pub(super) fn leads_to_one(before: &[u8]) -> bool {
+pub(crate) fn leads_to_cancellation_point(before: &[u8]) -> bool {
     before.ends_with(ARGUMENTS)
 }
 
 /// Returns the cancellation points of a function, or of several that are taken for one.
-pub(super) fn find(function: &Function, survey: &Survey) -> Vec<CancellationPoint> {
+pub(crate) fn cancellation_points(function: &Function, survey: &Survey) -> Vec<CancellationPoint> {
     memmem::find_iter(function.code, ARGUMENTS)
         .filter_map(|offset| {
             let arguments = function.start.wrapping_add(offset as u64);
             // The load of the flag, the test, and the jump.
             let first = survey.index_of(arguments)?.checked_sub(3)?;
-            let start = survey.instructions[first].ip();
+            let start = survey.instructions[first].address();
             let before = first.checked_sub(1).map(|i| &survey.instructions[i]);
-            let landing = before.filter(|before| before.mnemonic() == Mnemonic::Endbr64);
+            let is_landing = |one: &&Instruction| one.decoded().mnemonic() == Mnemonic::Endbr64;
+            let landing = before.filter(is_landing);
             Some(CancellationPoint {
-                starts: [start, landing.map_or(start, |landing| landing.ip())],
+                starts: [start, landing.map_or(start, Instruction::address)],
                 call: arguments.wrapping_add(ARGUMENTS.len() as u64),
             })
         })

@@ -1,7 +1,10 @@
 //! The instructions that stubs consist of, without their operands.
 
-pub const JMP: &[u8] = &[0xe9];
-pub const CALL: &[u8] = &[0xe8];
+use crate::arch::x86_64::jump::{CALL_OPCODE, JUMP_LEN, JUMP_OPCODE};
+use crate::syscalls::WATCHED;
+
+pub const JMP: &[u8] = &[JUMP_OPCODE];
+pub const CALL: &[u8] = &[CALL_OPCODE];
 pub const JE: &[u8] = &[0x0f, 0x84];
 pub const JAE: &[u8] = &[0x0f, 0x83];
 pub const JNE: &[u8] = &[0x0f, 0x85];
@@ -29,7 +32,7 @@ pub const STORE_STUB: &[u8] = &[0x4c, 0x89, 0x5c, 0x24, 0xe8];
 /// `cmp [rsp - 24], r11`
 pub const CMP_STUB: &[u8] = &[0x4c, 0x39, 0x5c, 0x24, 0xe8];
 /// `cmp byte [rcx], WATCHED`
-pub const CMP_AT_RCX: &[u8] = &[0x80, 0x39, super::WATCHED];
+pub const CMP_AT_RCX: &[u8] = &[0x80, 0x39, WATCHED];
 /// `cmp byte [rip + disp32], imm8` without these.
 pub const CMP_AT_RIP: &[u8] = &[0x80, 0x3d];
 /// `cmp byte [r11 + rcx], 0`
@@ -42,10 +45,10 @@ pub const LEA_RSP: &[u8] = &[0x48, 0x8d, 0xa4, 0x24];
 pub const MOVZX_ECX_AT_RIP: &[u8] = &[0x0f, 0xb6, 0x0d];
 /// `movzx ecx, byte [rcx]`
 pub const MOVZX_ECX_AT_RCX: &[u8] = &[0x0f, 0xb6, 0x09];
-/// `jrcxz`, over a jump of five bytes.
-pub const JRCXZ_OVER_JMP: &[u8] = &[0xe3, 5];
+/// `jrcxz`, over a jump.
+pub const JRCXZ_OVER_JMP: &[u8] = &[0xe3, JUMP_LEN as u8];
 /// `cmp cl, WATCHED`
-pub const CMP_CL: &[u8] = &[0x80, 0xf9, super::WATCHED];
+pub const CMP_CL: &[u8] = &[0x80, 0xf9, WATCHED];
 /// `pushfq`, `pop [rsp + disp32]` without that.
 pub const STORE_FLAGS: &[u8] = &[0x9c, 0x8f, 0x84, 0x24];
 /// `push [rsp + disp32]` without that.

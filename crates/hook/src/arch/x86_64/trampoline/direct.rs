@@ -4,19 +4,11 @@ use iced_x86::code_asm::{CodeAssembler, al, get_gpr64, ptr, r11, rax, rsp};
 use iced_x86::{IcedError, Register};
 
 use super::full::load_flags;
-use super::{EmitError, Head, RED_ZONE, Registers, assemble};
+use super::{RED_ZONE, assemble};
+use crate::arch::x86_64::registers::Registers;
 use crate::flags::Flags;
 use crate::plan::Plan;
-
-/// A hook without arguments. Vector and x87 state is not kept for it; the direction flag is clear
-/// when it is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Direct {
-    /// Address of the code, entered by a call.
-    pub entry: u64,
-    /// The general registers that it does not preserve. Flags need not be named.
-    pub clobbers: Registers,
-}
+use crate::trampoline::{Direct, EmitError, Head};
 
 /// Writes the head for a site.
 pub(super) fn head(plan: &Plan, at: u64, spec: &Direct) -> Result<Head, EmitError> {
