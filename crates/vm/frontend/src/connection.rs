@@ -17,6 +17,8 @@ use crate::Error;
 
 /// The error that the tool gets for a call when there is no guest any more.
 pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
+/// The error for an answer that breaks the protocol.
+pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
 
 /// A connection to a proxy that was greeted.
 ///

@@ -18,7 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::closing::open_again;
-use crate::commands::EPROTO;
+use crate::connection::EPROTO;
 use crate::polling::Sleeper;
 use crate::sharing::part;
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::Builder;
 
 use beeline_supervisor::keys::{anchor, errno};
-use beeline_supervisor::{Answer, Reply};
+use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::{Command, Errno, MapType, ProgramType};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, long_at, number_at, put_number};
@@ -28,11 +28,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SendFlags, send};
 
-use crate::Handler;
-use crate::commands::EPROTO;
+use super::kernel::Kernel;
+use crate::Guest;
 use crate::connection::Connection;
 use crate::memory::{Memory, Shape};
 use crate::objects::Object;
+use crate::rings::Rings;
 
 /// The bytes of records that wait to be read: some 3900 lines in the guest, and as many here.
 const DATA: usize = 4 << 20;
@@ -100,10 +101,23 @@ impl Source {
     }
 }
 
-impl Handler<'_> {
+/// Opens `trace_pipe`.
+pub(super) struct TracePipe<'a> {
+    kernel: Kernel<'a>,
+    rings: &'a Rings,
+}
+
+impl<'a> TracePipe<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            kernel: Kernel::new(guest, call),
+            rings: &guest.rings,
+        }
+    }
+
     /// Returns a descriptor from which lines can be read as from `trace_pipe`.
-    pub(super) fn open_trace_pipe(&self, flags: u64) -> Answer {
-        let source = self.trace()?;
+    pub(super) fn open(&self, flags: u64) -> Answer {
+        let source = self.source()?;
         let (into, file) = anchor().map_err(errno)?;
         if flags & libc::O_NONBLOCK as u64 != 0 {
             fcntl_setfl(&file, OFlags::NONBLOCK).map_err(|error| Errno(error.raw_os_error()))?;
@@ -116,7 +130,8 @@ impl Handler<'_> {
         })
     }
 
-    fn trace(&self) -> Result<Source, Errno> {
+    /// Attaches the program that makes records of lines.
+    fn source(&self) -> Result<Source, Errno> {
         let mut attr = vec![0; 72];
         put_number(&mut attr, 0, MapType::RINGBUF.0);
         put_number(&mut attr, 12, DATA as u32);
@@ -145,10 +160,10 @@ impl Handler<'_> {
         let parts = vec![given(0, TRACEPOINT.to_vec())];
         let link = self.make(Command::RAW_TRACEPOINT_OPEN, attr, parts, Kind::Link)?;
 
-        let connection = &self.guest.connection;
+        let connection = self.kernel.connection;
         let shape = Shape::Ring { data: DATA };
         Ok(Source {
-            memory: self.guest.rings.memory(connection, None, &ring, shape)?,
+            memory: self.rings.memory(connection, None, &ring, shape)?,
             connection: Arc::clone(connection),
             counts,
             _made: [link, program, ring],
@@ -163,21 +178,17 @@ impl Handler<'_> {
         parts: Vec<Part>,
         kind: Kind,
     ) -> Result<Object, Errno> {
-        let done = self.ask_bpf(Bpf {
+        let done = self.kernel.bpf(Bpf {
             command: command.0,
             attr,
             parts,
             ..Bpf::default()
         })?;
-        match (done.errno, done.handle) {
-            (0, 0) => Err(EPROTO),
-            (0, handle) => Ok(Object::new(&self.guest.connection, handle, kind)),
-            (errno, _) => {
-                let connection = &self.guest.connection;
-                connection.say("the guest's kernel does not tell what programs print");
-                Err(Errno(errno as i32))
-            }
+        if done.errno != 0 {
+            let connection = self.kernel.connection;
+            connection.say("the guest's kernel does not tell what programs print");
         }
+        self.kernel.made(&done, kind)
     }
 }
 
