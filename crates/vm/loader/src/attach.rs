@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use beeline_uapi::flags::KPROBE_MULTI_RETURN;
 use beeline_uapi::{AttachType, Command};
 
 use crate::error::{Error, Refusal};
@@ -11,8 +12,6 @@ use crate::load::{Loaded, LoadedProgram};
 use crate::perf::{Event, Source, online_cpus, run_at};
 use crate::symbols;
 
-/// `BPF_F_KPROBE_MULTI_RETURN`.
-const RETURNS: u32 = 1;
 /// The most functions that one link may have here: more would be a mistake in a pattern.
 const MOST_FUNCTIONS: usize = 1 << 16;
 
@@ -324,7 +323,7 @@ fn kprobe_multi(
     let attr = Attr::new(64)
         .with(0, program.handle.number)
         .with(8, program.attach_type.max(AttachType::TRACE_KPROBE_MULTI).0)
-        .with(16, if returns { RETURNS } else { 0 })
+        .with(16, if returns { KPROBE_MULTI_RETURN } else { 0 })
         .with(20, count)
         .bytes();
     let names: Vec<u8> = functions

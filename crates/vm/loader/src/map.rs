@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use beeline_object::{Contents, MapDefinition};
+use beeline_uapi::flags::RDONLY_PROG;
 use beeline_uapi::{Command, MapType};
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -13,8 +14,6 @@ use beeline_vm_protocol::messages::{BpfDone, Part, Walk, Welcome};
 use crate::error::Error;
 use crate::handle::{Answer, Attr, Handle, Line, given, room};
 
-/// `BPF_F_RDONLY_PROG`.
-const RDONLY_PROG: u32 = 1 << 7;
 /// Bytes of an address in a stack trace, and frames where the file leaves that open
 /// (`kernel.perf_event_max_stack`).
 const FRAME: u32 = 8;

@@ -28,22 +28,24 @@ pub enum Root {
     Boot,
 }
 
-/// Magic numbers of `linux/magic.h`.
-const PROC: u64 = 0x9fa0;
-const SYS: u64 = 0x6265_6572;
-const TRACE: u64 = 0x7472_6163;
-const DEBUG: u64 = 0x6462_6720;
-const SECURITY: u64 = 0x7363_6673;
-
 impl Root {
     /// Returns its customary place, its name and its magic number.
     fn facts(self) -> (&'static str, Option<(&'static CStr, u64)>) {
         match self {
-            Root::Proc => ("/proc", Some((c"proc", PROC))),
-            Root::Sys => ("/sys", Some((c"sysfs", SYS))),
-            Root::Tracing => ("/sys/kernel/tracing", Some((c"tracefs", TRACE))),
-            Root::Debug => ("/sys/kernel/debug", Some((c"debugfs", DEBUG))),
-            Root::Security => ("/sys/kernel/security", Some((c"securityfs", SECURITY))),
+            Root::Proc => ("/proc", Some((c"proc", libc::PROC_SUPER_MAGIC as u64))),
+            Root::Sys => ("/sys", Some((c"sysfs", libc::SYSFS_MAGIC as u64))),
+            Root::Tracing => (
+                "/sys/kernel/tracing",
+                Some((c"tracefs", libc::TRACEFS_MAGIC as u64)),
+            ),
+            Root::Debug => (
+                "/sys/kernel/debug",
+                Some((c"debugfs", libc::DEBUGFS_MAGIC as u64)),
+            ),
+            Root::Security => (
+                "/sys/kernel/security",
+                Some((c"securityfs", libc::SECURITYFS_MAGIC as u64)),
+            ),
             Root::Boot => ("/boot", None),
         }
     }

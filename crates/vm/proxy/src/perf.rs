@@ -56,8 +56,9 @@ fn source(number: u32) -> Result<Source, Refusal> {
         PERF_TYPE_BREAKPOINT => Source::Breakpoint,
         _ if *kprobe == Some(number) => Source::Kprobe,
         _ if *uprobe == Some(number) => Source::Uprobe,
-        // Hardware, software, cache and raw.
-        0 | 1 | 3 | 4 => Source::Counter,
+        PERF_TYPE_HARDWARE | PERF_TYPE_SOFTWARE | PERF_TYPE_HW_CACHE | PERF_TYPE_RAW => {
+            Source::Counter
+        }
         _ => {
             let why = format!("events of type {number} are not opened for hosts");
             return Err(Refusal::new(libc::EOPNOTSUPP, why));

@@ -6,6 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
+use beeline_uapi::perf::mmap_page::{DATA_HEAD, DATA_TAIL};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
 
@@ -45,13 +47,8 @@ pub enum Stop {
     Full,
 }
 
-/// In a record's first word in a ring buffer: it is being written, or was given up.
-const BUSY: u32 = 1 << 31;
-const DISCARDED: u32 = 1 << 30;
-const HEADER: usize = 8;
-/// Offsets in `struct perf_event_mmap_page`.
-const HEAD: usize = 1024;
-const TAIL: usize = 1032;
+/// The bytes of a record's header, in either ring.
+const HEADER: usize = RINGBUF_HDR_SZ as usize;
 
 impl Ring {
     /// Maps an object's ring; the same one each time. `pages` is the number of pages of data, for
@@ -123,7 +120,7 @@ impl Ring {
     pub fn written(&self) -> u64 {
         match self {
             Ring::Buffer { data, .. } => data.load(0),
-            Ring::Event { pages, .. } => pages.load(HEAD),
+            Ring::Event { pages, .. } => pages.load(DATA_HEAD),
         }
     }
 
@@ -131,7 +128,7 @@ impl Ring {
     pub fn read(&self) -> u64 {
         match self {
             Ring::Buffer { consumer, .. } => consumer.load(0),
-            Ring::Event { pages, .. } => pages.load(TAIL),
+            Ring::Event { pages, .. } => pages.load(DATA_TAIL),
         }
     }
 
@@ -168,14 +165,14 @@ impl Ring {
         let at = page + (read as usize & (size - 1) & !7);
         let head = data.load_half(at);
         // The program that finishes the next record announces it.
-        if head & BUSY != 0 {
+        if head & RINGBUF_BUSY_BIT != 0 {
             return Err(Stop::Empty);
         }
-        let len = ((head & !DISCARDED) as usize + HEADER).next_multiple_of(8);
+        let len = ((head & !RINGBUF_DISCARD_BIT) as usize + HEADER).next_multiple_of(8);
         if len > *size {
             return Err(Stop::Empty);
         }
-        if head & DISCARDED == 0 {
+        if head & RINGBUF_DISCARD_BIT == 0 {
             if len > room {
                 return Err(Stop::Full);
             }
@@ -211,7 +208,7 @@ impl Ring {
         let first = len.min(size - at);
         pages.copy(page + at, first, to);
         pages.copy(*page, len - first, to);
-        pages.store(TAIL, read + len as u64);
+        pages.store(DATA_TAIL, read + len as u64);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use beeline_uapi::Command;
+use beeline_uapi::perf::PERF_FLAG_FD_CLOEXEC;
 use beeline_vm_protocol::layout::{ATTR_BYTES, put_long, put_number};
 use rustix::io::Errno;
 
@@ -100,7 +101,6 @@ pub unsafe fn perf_event_open(
     group: Option<BorrowedFd<'_>>,
     flags: u64,
 ) -> Result<OwnedFd, Errno> {
-    const CLOSE_ON_EXEC: u64 = 1 << 3;
     let group = group.map_or(-1, |group| group.as_raw_fd());
     // SAFETY: the kernel reads as many bytes as the structure's own `size` says, which the caller
     // has checked; it writes that field at most.
@@ -111,7 +111,7 @@ pub unsafe fn perf_event_open(
             pid,
             cpu,
             group,
-            flags | CLOSE_ON_EXEC,
+            flags | PERF_FLAG_FD_CLOEXEC,
         )
     };
     // SAFETY: the descriptor was just made, and belongs to nobody else.

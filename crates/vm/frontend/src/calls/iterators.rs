@@ -13,7 +13,7 @@ use std::thread::Builder;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Reply};
-use beeline_uapi::{Command, Errno};
+use beeline_uapi::{Command, Errno, LinkType};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -30,7 +30,6 @@ use crate::objects::{Object, Objects};
 
 /// Offsets in `struct bpf_link_info` of the link's type, and the type of iterators.
 const LINK_TYPE: usize = 0;
-const ITERATOR: u32 = 4;
 const ONLY_PATH: u64 = libc::O_PATH as u64;
 
 /// Runs iterators, and gives the tool their output.
@@ -87,11 +86,16 @@ impl<'a> Iterators<'a> {
         let link = self.names.get(inside).ok();
         let link = link.filter(|object| object.kind == Kind::Link && flags & ONLY_PATH == 0);
         if let Some(link) = link
-            && number_at(&self.kernel.info(link.handle, LINK_TYPE + 4)?, LINK_TYPE) == ITERATOR
+            && self.link_type(link.handle)? == LinkType::ITER
         {
             return self.iterate(link.handle);
         }
         self.names.open(inside, flags)
+    }
+
+    fn link_type(&self, link: u32) -> Result<LinkType, Errno> {
+        let info = self.kernel.info(link, LINK_TYPE + 4)?;
+        Ok(LinkType(number_at(&info, LINK_TYPE)))
     }
 
     /// Runs an iterator, as `BPF_ITER_CREATE` does.
