@@ -46,6 +46,10 @@ impl Connection {
     ///
     /// `tool` is the command line, for the guest's log. `say` tells the user a line. `lost` is
     /// called with the reason if the connection ends before [`Self::close`].
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the proxy does not answer the greeting as it should, [`Error::Thread`]
+    /// if no thread could be started.
     pub fn greet(
         channel: Channel,
         tool: &str,

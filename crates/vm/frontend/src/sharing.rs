@@ -62,6 +62,9 @@ impl Sharing {
     ///
     /// The guest writes a given mark to a page, which must be found in the memory. The error says
     /// why the memory cannot be used.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the reason why the memory cannot be used.
     pub fn new(connection: &Connection, memory: GuestMemory) -> Result<Arc<Self>, Error> {
         if connection.welcome().page_size as usize != PAGE {
             return Err(Error::Guest("its pages are not of 4 KiB".into()));

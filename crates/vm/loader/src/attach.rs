@@ -73,6 +73,13 @@ impl Loaded {
     /// Programs with names that attach to nothing (sockets, packets, `syscall`, ...) are left
     /// alone; [`Self::unattached`] lists them. If no program at all is attached, the error names
     /// them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Attach`] if a section's name is wrong, or the guest refuses the place that it
+    /// names. [`Error::NothingToAttach`] if nothing is attached in the end. [`Error::File`] if the
+    /// guest does not show a file that is needed for that. [`Error::Lost`] and [`Error::Nonsense`]
+    /// if the guest does not answer as it should.
     pub fn attach(&mut self, attachment: &Attachment) -> Result<(), Error> {
         let machine = self.guest.welcome().machine.clone();
         for program in &self.programs {

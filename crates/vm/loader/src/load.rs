@@ -90,6 +90,10 @@ impl Loaded {
     }
 
     /// Returns the map of a name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuch`].
     pub fn map(&self, name: &str) -> Result<&Map, Error> {
         let found = self.maps.iter().find(|map| map.name() == name);
         found.ok_or_else(|| Error::NoSuch {

@@ -160,6 +160,11 @@ impl Map {
     }
 
     /// Returns the value of a key; `None` if there is no such element.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Length`] if the key is not as long as the map's. [`Error::Map`] if the guest
+    /// refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         self.check("key", key.len(), self.key_len())?;
         let parts = vec![given(8, key), room(16, self.value_len())];
@@ -175,6 +180,11 @@ impl Map {
     }
 
     /// Stores a value under a key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Length`] if the key or the value is not as long as the map's. [`Error::Map`] if the
+    /// guest refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
         self.check("key", key.len(), self.key_len())?;
         self.check("value", value.len(), self.value_len())?;
@@ -184,6 +194,11 @@ impl Map {
     }
 
     /// Deletes an element. Returns whether it was there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Length`] if the key is not as long as the map's. [`Error::Map`] if the guest
+    /// refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         self.check("key", key.len(), self.key_len())?;
         match self.bpf(Command::MAP_DELETE_ELEM, vec![given(8, key)])? {
@@ -193,6 +208,11 @@ impl Map {
     }
 
     /// Returns all elements. One that comes or goes meanwhile may be missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Map`] if the guest refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not
+    /// answer as it should.
     pub fn elements(&self) -> Result<Elements, Error> {
         let mut elements = Elements::new();
         let (mut last, mut seen) = (Vec::new(), 0);

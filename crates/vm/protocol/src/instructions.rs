@@ -92,6 +92,10 @@ pub fn digest(insns: &[u8]) -> [u8; 32] {
 }
 
 /// Replaces every descriptor by the result of `other` for it.
+///
+/// # Errors
+///
+/// The first of `other`; then some descriptors may have been replaced.
 pub fn replace_objects<E>(
     insns: &mut [u8],
     mut other: impl FnMut(u32) -> Result<u32, E>,

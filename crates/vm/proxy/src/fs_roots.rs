@@ -81,11 +81,19 @@ impl Root {
 
     /// Opens a file below it, and nothing else: no step leads out of it, over a symbolic link, or
     /// into another file system.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, among them `EXDEV` and `ELOOP` for a step that leads elsewhere.
     pub fn open(self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         beneath(self.directory()?, path, flags, ResolveFlags::NO_SYMLINKS)
     }
 
     /// The same, if a first part of the path may be or hold symbolic links.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
     pub fn open_behind(self, link: &str, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let directory = beneath(
             self.directory()?,
@@ -97,12 +105,20 @@ impl Root {
     }
 
     /// Reads a small file's content.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read_all`].
     pub fn read(self, path: &str) -> Result<String, Errno> {
         let bytes = self.read_all(path)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Reads a file's content, which should not be large.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`], and of reading.
     pub fn read_all(self, path: &str) -> Result<Vec<u8>, Errno> {
         const STEP: usize = 64 << 10;
         let file = self.open(path, OFlags::RDONLY)?;

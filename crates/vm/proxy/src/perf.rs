@@ -79,6 +79,12 @@ pub struct Event {
 
 impl Event {
     /// Checks a host's request.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an attribute or a name that is not as it should be, `EOPNOTSUPP` for a kind of
+    /// event that is not opened for hosts; for uprobes those of [`attach_points::executable`] and
+    /// [`build_id::compare`].
     pub fn new(mut request: PerfEventOpen) -> Result<Self, Refusal> {
         let mut attr = std::mem::take(&mut request.attr);
         if !LENGTHS.contains(&attr.len()) || number_at(&attr, SIZE) as usize != attr.len() {
@@ -126,6 +132,10 @@ impl Event {
     }
 
     /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` or `EINVAL` if the group's handle is no event's, and the kernel's errors.
     pub fn open(mut self, handles: &Handles) -> Result<Object, Refusal> {
         let group = match self.request.group {
             0 => None,
@@ -156,6 +166,11 @@ impl Event {
 }
 
 /// Carries out a command. Returns the event's number where that is asked for.
+///
+/// # Errors
+///
+/// `EBADF` or `EINVAL` if a handle is not of the right object, `EINVAL` for a filter with a zero in
+/// it, `EOPNOTSUPP` for any other command, and the kernel's errors.
 pub fn control(
     request: &PerfEventControl,
     event: &Object,

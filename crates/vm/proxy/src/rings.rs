@@ -53,6 +53,11 @@ const HEADER: usize = RINGBUF_HDR_SZ as usize;
 impl Ring {
     /// Maps an object's ring; the same one each time. `pages` is the number of pages of data, for
     /// perf events, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the ring is mapped with another size, `EINVAL` for an object without a ring or a
+    /// number that is no power of two, and the errors of mapping it.
     pub fn of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
         let page = rustix::param::page_size();
         let mut mapped = object.ring();
@@ -95,6 +100,10 @@ impl Ring {
 
     /// Maps only the positions of an object's ring. The data of a ring buffer is not mapped, so
     /// nothing can be [taken](Self::take).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::of`].
     pub fn positions_of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
         let Some(facts) = object.facts.filter(MapFacts::is_ring) else {
             return Self::of(object, pages);
@@ -214,6 +223,10 @@ impl Ring {
 }
 
 /// Maps all of an array's values.
+///
+/// # Errors
+///
+/// `EINVAL` for an object that is no such array, and the errors of mapping it.
 pub fn array(object: &Object, writable: bool) -> Result<Shared, Refusal> {
     let facts = object.facts.filter(|facts| facts.is_mappable_array());
     let facts =

@@ -1,8 +1,8 @@
 //! The guest's files that describe its kernel, for which tools load programs.
 //!
-//! A file is fetched when the tool opens it (`fetch`). A directory becomes one of the host's with the same
-//! names, so that the tool can list it. A path relative to such a directory is resolved by the
-//! directory's path.
+//! A file is fetched when the tool opens it (`fetch`). A directory becomes one of the host's with
+//! the same names, so that the tool can list it. A path relative to such a directory is resolved by
+//! the directory's path.
 
 mod fetch;
 

@@ -28,7 +28,7 @@ use crate::Guest;
 use crate::connection::{Connection, EPROTO, LOST};
 use crate::objects::{Object, Objects};
 
-/// Offsets in `struct bpf_link_info` of the link's type, and the type of iterators.
+/// The offset in `struct bpf_link_info` of the link's type.
 const LINK_TYPE: usize = 0;
 const ONLY_PATH: u64 = libc::O_PATH as u64;
 
