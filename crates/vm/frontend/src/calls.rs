@@ -1,8 +1,11 @@
 //! The system calls of a tool, and the area that answers each.
 //!
-//! An area is a module with one type, which is made for a call and holds the parts of the guest
-//! that it needs. The areas share `kernel` (requests to the guest), `descriptors` (the tool's),
-//! `forward` and `attr` (the way of a `bpf(2)` command to the guest and back) and `memory_files`.
+//! There are two tables: of system calls ([`Dispatcher::answer`]), and of the commands of `bpf(2)`
+//! ([`Dispatcher::carry_out`]). An area is a module with one type, which is made for a call and
+//! holds the parts of the guest that it needs.
+//!
+//! The areas share `kernel` (requests to the guest), `descriptors` (the tool's), `forward` and
+//! `attr` (the way of a `bpf(2)` command to the guest and back) and `memory_files`.
 
 mod attr;
 mod btf;
@@ -36,17 +39,17 @@ use beeline_vm_protocol::layout::{Layout, is_batch, is_for_elements, layout, num
 
 use crate::Guest;
 use crate::objects::Object;
-use btf::Btf;
+use btf::BtfObjects;
 use descriptors::Descriptors;
 use elements::Elements;
 use files::Files;
 use forward::{BpfCall, Forward};
-use info::Info;
+use info::ObjectInfo;
 use iterators::Iterators;
 use links::Links;
 use maps::Maps;
 use mmap::Mmap;
-use perf::Perf;
+use perf::PerfEvents;
 use pins::Pins;
 use programs::Programs;
 use refused::Refusals;
@@ -74,9 +77,9 @@ impl<'a> Dispatcher<'a> {
         let [a, b, c, ..] = call.args;
         match nr {
             libc::SYS_bpf => self.bpf(),
-            libc::SYS_perf_event_open => Perf::new(guest, call).open(),
-            libc::SYS_ioctl => Perf::new(guest, call).ioctl(),
-            libc::SYS_read => Perf::new(guest, call).read(a, b, c),
+            libc::SYS_perf_event_open => PerfEvents::new(guest, call).open(),
+            libc::SYS_ioctl => PerfEvents::new(guest, call).ioctl(),
+            libc::SYS_read => PerfEvents::new(guest, call).read(a, b, c),
             libc::SYS_mmap => Mmap::new(guest, call).map(),
             libc::SYS_epoll_ctl => Wait::new(guest, call).epoll_ctl(),
             libc::SYS_poll | libc::SYS_ppoll => Wait::new(guest, call).poll(a, b),
@@ -103,7 +106,7 @@ impl<'a> Dispatcher<'a> {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
                 guest.objects.none_to_wait_for()
             }
-            libc::SYS_read => Perf::new(guest, call).is_no_object(call.args[0]),
+            libc::SYS_read => PerfEvents::new(guest, call).is_no_object(call.args[0]),
             libc::SYS_rt_sigreturn => guest.rings.none_to_settle(),
             _ => false,
         }
@@ -153,7 +156,7 @@ impl<'a> Dispatcher<'a> {
         let Self { guest, call } = *self;
         match layout.objects.first() {
             _ if command == Command::TASK_FD_QUERY => {
-                Info::new(guest, call).queried(attr).map(Some)
+                ObjectInfo::new(guest, call).queried(attr).map(Some)
             }
             Some(object) if object.at == FIRST || is_batch(command) => {
                 let fd = number_at(attr, object.at) as i32;
@@ -173,17 +176,22 @@ impl<'a> Dispatcher<'a> {
         match bpf.command {
             Command::MAP_CREATE => Maps::new(guest, call).create(bpf),
             Command::MAP_GET_FD_BY_ID => Maps::new(guest, call).open(bpf),
+
             Command::PROG_LOAD => Programs::new(guest, call).load(bpf),
             Command::PROG_GET_FD_BY_ID => Programs::new(guest, call).open(bpf),
             Command::PROG_TEST_RUN => Programs::new(guest, call).test_run(bpf),
             Command::ENABLE_STATS => Programs::new(guest, call).enable_stats(bpf),
+
             Command::LINK_CREATE => Links::new(guest, call).create(bpf),
             Command::LINK_GET_FD_BY_ID => Links::new(guest, call).open(bpf),
             Command::RAW_TRACEPOINT_OPEN => Links::new(guest, call).open_raw_tracepoint(bpf),
             Command::ITER_CREATE => Iterators::new(guest, call).create(bpf),
-            Command::BTF_LOAD => Btf::new(guest, call).load(bpf),
-            Command::BTF_GET_FD_BY_ID => Btf::new(guest, call).open(bpf),
-            Command::OBJ_GET_INFO_BY_FD => Info::new(guest, call).by_fd(bpf),
+
+            Command::BTF_LOAD => BtfObjects::new(guest, call).load(bpf),
+            Command::BTF_GET_FD_BY_ID => BtfObjects::new(guest, call).open(bpf),
+
+            Command::OBJ_GET_INFO_BY_FD => ObjectInfo::new(guest, call).by_fd(bpf),
+
             // The layout says all that there is to do: `BPF_MAP_FREEZE`, `BPF_PROG_BIND_MAP`,
             // `BPF_LINK_UPDATE`, `BPF_LINK_DETACH`, `BPF_TASK_FD_QUERY`, `BPF_*_GET_NEXT_ID`.
             _ => Forward::new(guest, call).answer(bpf),

@@ -41,7 +41,7 @@ struct Known {
 }
 
 /// Loads and opens BTF objects, and remembers what the guest tells of them.
-pub(super) struct Btf<'a> {
+pub(super) struct BtfObjects<'a> {
     descriptors: Descriptors<'a>,
     forward: Forward<'a>,
     kernel: Kernel<'a>,
@@ -49,7 +49,7 @@ pub(super) struct Btf<'a> {
     kept: &'a Kept,
 }
 
-impl<'a> Btf<'a> {
+impl<'a> BtfObjects<'a> {
     pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
         Self {
             descriptors: Descriptors::new(guest, call),

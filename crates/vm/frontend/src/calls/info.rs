@@ -8,7 +8,7 @@ use beeline_uapi::Errno;
 use beeline_vm_protocol::info::{Kind, link_types};
 use beeline_vm_protocol::layout::{long_at, number_at};
 
-use super::btf::Btf;
+use super::btf::BtfObjects;
 use super::forward::{BpfCall, Forward};
 use super::kernel::Kernel;
 use crate::Guest;
@@ -25,22 +25,22 @@ const FD: usize = 4;
 const FLAGS: usize = 8;
 
 /// Tells a tool about objects.
-pub(super) struct Info<'a> {
+pub(super) struct ObjectInfo<'a> {
     call: &'a Call<'a>,
     objects: &'a Objects,
     forward: Forward<'a>,
     kernel: Kernel<'a>,
-    btf: Btf<'a>,
+    btf: BtfObjects<'a>,
 }
 
-impl<'a> Info<'a> {
+impl<'a> ObjectInfo<'a> {
     pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
         Self {
             call,
             objects: &guest.objects,
             forward: Forward::new(guest, call),
             kernel: Kernel::new(guest, call),
-            btf: Btf::new(guest, call),
+            btf: BtfObjects::new(guest, call),
         }
     }
 

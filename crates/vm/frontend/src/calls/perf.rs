@@ -56,13 +56,13 @@ fn wakes_for_each(attr: &[u8]) -> bool {
 }
 
 /// Opens perf events, controls them and reads their values.
-pub(super) struct Perf<'a> {
+pub(super) struct PerfEvents<'a> {
     call: &'a Call<'a>,
     descriptors: Descriptors<'a>,
     kernel: Kernel<'a>,
 }
 
-impl<'a> Perf<'a> {
+impl<'a> PerfEvents<'a> {
     pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
         Self {
             call,
