@@ -249,8 +249,8 @@ impl<'a> ChannelOffers<'a> {
 fn has_filters(process: i32) -> bool {
     let of_file = |path: &Path| -> Option<u32> {
         let status = proc::text(path).ok()?;
-        let mut channels = status.lines();
-        let count = channels.find_map(|channel| channel.strip_prefix("Seccomp_filters:"))?;
+        let mut lines = status.lines();
+        let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
         count.trim().parse().ok()
     };
     let Some(own) = of_file(Path::new("/proc/self/status")) else {
@@ -270,7 +270,7 @@ fn has_filters(process: i32) -> bool {
 fn free_number(tid: i32) -> Option<i32> {
     let limits = std::fs::read_to_string(format!("/proc/{tid}/limits")).ok()?;
     let mut limits = limits.lines();
-    let limit = limits.find_map(|channel| channel.strip_prefix("Max open files"))?;
+    let limit = limits.find_map(|line| line.strip_prefix("Max open files"))?;
     // If there is no limit, this is not a number.
     let limit = limit.split_whitespace().next()?.parse::<u64>();
     let highest = limit.unwrap_or(u64::MAX).checked_sub(1)?.min(HIGHEST);
