@@ -23,9 +23,6 @@ pub const TOKEN_FD: u32 = 1 << 16;
 /// Of `BPF_PROG_ATTACH`: replaces the program that is named.
 pub const REPLACE: u32 = 1 << 2;
 
-/// `BPF_F_KPROBE_MULTI_RETURN`: programs run when the functions return.
-pub const KPROBE_MULTI_RETURN: u32 = 1 << 0;
-
 /// `BPF_ANY`, for an update: create or replace.
 pub const ANY: u64 = 0;
 /// `BPF_NOEXIST`, for an update: create only.
@@ -45,6 +42,9 @@ pub const USER_STACK: u64 = 1 << 8;
 pub const FAST_STACK_CMP: u64 = 1 << 9;
 pub const REUSE_STACKID: u64 = 1 << 10;
 pub const USER_BUILD_ID: u64 = 1 << 11;
+
+/// Of `BPF_LINK_CREATE` for many kprobes: the program runs when the functions return.
+pub const KPROBE_MULTI_RETURN: u32 = 1 << 0;
 
 /// `BPF_RINGBUF_BUSY_BIT`, of a record's header in a ring buffer: the record is not committed yet.
 pub const RINGBUF_BUSY_BIT: u32 = 1 << 31;
