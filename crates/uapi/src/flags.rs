@@ -55,6 +55,16 @@ pub const FAST_STACK_CMP: u64 = 1 << 9;
 pub const REUSE_STACKID: u64 = 1 << 10;
 pub const USER_BUILD_ID: u64 = 1 << 11;
 
+/// Of `BPF_LINK_CREATE` for many kprobes: the program runs when the functions return.
+pub const KPROBE_MULTI_RETURN: u32 = 1 << 0;
+
+/// `BPF_RINGBUF_BUSY_BIT`, of a record's header in a ring buffer: the record is not committed yet.
+pub const RINGBUF_BUSY_BIT: u32 = 1 << 31;
+/// `BPF_RINGBUF_DISCARD_BIT`, of a record's header: the record is to be skipped.
+pub const RINGBUF_DISCARD_BIT: u32 = 1 << 30;
+/// `BPF_RINGBUF_HDR_SZ`: the bytes of a record's header.
+pub const RINGBUF_HDR_SZ: u32 = 8;
+
 /// `BPF_RB_NO_WAKEUP`: do not wake the consumer of a ring buffer.
 pub const RB_NO_WAKEUP: u64 = 1 << 0;
 /// `BPF_RB_FORCE_WAKEUP`: always wake the consumer.

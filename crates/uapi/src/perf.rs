@@ -47,3 +47,15 @@ pub mod ioc {
     /// The bits of a command that hold its type.
     pub const TYPE_MASK: u32 = 0xff << 8;
 }
+
+/// Offsets in `struct perf_event_mmap_page`, the control page of a ring.
+pub mod mmap_page {
+    pub const DATA_HEAD: usize = 1024;
+    pub const DATA_TAIL: usize = 1032;
+    pub const DATA_OFFSET: usize = 1040;
+    pub const DATA_SIZE: usize = 1048;
+}
+
+/// `enum perf_event_type`: the records of a ring.
+pub const PERF_RECORD_LOST: u32 = 2;
+pub const PERF_RECORD_SAMPLE: u32 = 9;

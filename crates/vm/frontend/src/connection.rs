@@ -17,6 +17,8 @@ use crate::Error;
 
 /// The error that the tool gets for a call when there is no guest any more.
 pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
+/// The error for an answer that breaks the protocol.
+pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
 
 /// A connection to a proxy that was greeted.
 ///
@@ -44,6 +46,10 @@ impl Connection {
     ///
     /// `tool` is the command line, for the guest's log. `say` tells the user a line. `lost` is
     /// called with the reason if the connection ends before [`Self::close`].
+    ///
+    /// # Errors
+    /// [`Error::Guest`] if the proxy does not answer the greeting as it should, [`Error::Thread`]
+    /// if no thread could be started.
     pub fn greet(
         channel: Channel,
         tool: &str,

@@ -2,9 +2,10 @@
 //!
 //! The guest's kernel is a whole one, so nothing is interpreted here. A call's arguments are taken
 //! from the tool's memory, the data that they point to goes to the proxy in the guest
-//! ([`beeline_vm_protocol`]), and the answer is written to the tool. The table
-//! [`beeline_vm_protocol::layout`] lists the commands of `bpf(2)` that go to the guest; the table
-//! in `files` lists the guest's files. All else is the host's.
+//! ([`beeline_vm_protocol`]), and the answer is written to the tool. `calls` leads each call to the
+//! area that answers it: the modules in it. The table [`beeline_vm_protocol::layout`] lists the
+//! commands of `bpf(2)` that go to the guest; the table in `calls::files` lists the guest's files.
+//! All else is the host's.
 //!
 //! A descriptor of a guest's object is an anchor, as for local objects
 //! ([`beeline_supervisor::keys::anchor`]). Memory that a tool maps (rings, arrays) is a memory
@@ -12,55 +13,38 @@
 //! first maps it. Where the guest's memory can be seen from here, its own pages lie over the file
 //! (`sharing`).
 
-mod attr;
+mod calls;
 mod changes;
 mod closing;
-mod commands;
 mod connection;
-mod descriptors;
-mod elements;
-mod events;
 #[cfg(test)]
 mod fake;
-mod files;
-mod iterators;
 mod kept;
-mod lookup_channel;
 mod memory;
 mod objects;
-mod pins;
 mod polling;
-mod prefetch;
-mod refused;
 mod rings;
 mod sharing;
-mod trace;
-mod types;
-mod waiting;
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use beeline_runtime::fast_path::Prefetch;
-use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
+use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::Key;
-use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request};
-use beeline_uapi::{Command, Errno};
-use beeline_vm_protocol::messages::Welcome;
-use beeline_vm_protocol::messages::guest_message::Body as Said;
-use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Request};
+use beeline_uapi::Command;
 
 pub use connection::Connection;
 pub use sharing::Sharing;
-use sharing::steady_calls;
 
+use crate::calls::files::Fetched;
+use crate::calls::lookup_channel::LookupChannels;
+use crate::calls::{Dispatcher, Types};
 use crate::changes::Changes;
-use crate::files::Files;
 use crate::kept::Kept;
-use crate::lookup_channel::LookupChannels;
 use crate::objects::{Object, Objects};
 use crate::rings::Rings;
-use crate::types::Types;
+use crate::sharing::may_be_stopped;
 
 /// The reasons why the guest cannot be asked.
 #[derive(Debug, thiserror::Error)]
@@ -75,20 +59,20 @@ pub enum Error {
 
 /// The state that all calls of one tool share.
 pub struct Guest {
-    pub(crate) connection: Arc<Connection>,
+    connection: Arc<Connection>,
     objects: Arc<Objects>,
     bpffs: BpfFs<Arc<Object>>,
-    pub(crate) files: Files,
-    pub(crate) rings: Rings,
-    pub(crate) types: Types,
-    pub(crate) kept: Kept,
+    files: Fetched,
+    rings: Rings,
+    types: Types,
+    kept: Kept,
     /// The part of the tool's walks through maps that its processes see.
-    pub(crate) prefetch: Prefetch,
-    pub(crate) lookup_channels: Arc<LookupChannels>,
+    prefetch: Prefetch,
+    lookup_channels: Arc<LookupChannels>,
     hot_sites: HotSites,
     changes: Arc<Changes>,
     /// The guest's memory, where it can be seen from here.
-    pub(crate) sharing: Option<Arc<Sharing>>,
+    sharing: Option<Arc<Sharing>>,
 }
 
 impl Guest {
@@ -116,7 +100,7 @@ impl Guest {
             sharing,
             objects: Arc::new(Objects::new()?),
             bpffs: BpfFs::default(),
-            files: Files::default(),
+            files: Fetched::default(),
             rings: Rings::default(),
             types: Types::default(),
             kept: Kept::new(connection.welcome()),
@@ -126,60 +110,15 @@ impl Guest {
             connection,
         })
     }
-
-    /// Sends a request, after the data that the tool has written to arrays until now.
-    fn ask(&self, request: Asked) -> Result<Said, Errno> {
-        self.rings.store(&self.connection);
-        self.connection.ask(request)
-    }
-
-    /// Returns whether a process of the tool may be stopped. It is left alone if it is stopped for
-    /// the guest's memory, or if stopping it interrupts its calls.
-    fn may_be_stopped(&self) -> bool {
-        self.sharing.is_none() && steady_calls()
-    }
-
-    fn welcome(&self) -> &Welcome {
-        self.connection.welcome()
-    }
 }
 
 impl Answers for Guest {
     fn answer(&self, call: &Call<'_>, nr: i64) -> Answer {
-        let call = &Handler { guest: self, call };
-        let [a, b, c, ..] = call.args;
-        match nr {
-            libc::SYS_bpf => call.bpf(),
-            libc::SYS_perf_event_open => call.perf_event_open(),
-            libc::SYS_ioctl => call.ioctl(),
-            libc::SYS_mmap => call.mmap(),
-            libc::SYS_epoll_ctl => call.epoll_ctl(),
-            libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
-            libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
-            libc::SYS_statfs => call.statfs(a, b),
-            libc::SYS_read => call.read(a, b, c),
-            libc::SYS_uname => call.uname(a),
-            libc::SYS_rt_sigreturn => call.settle(),
-            _ => match call.at_arguments(nr) {
-                Some(arguments) => call.file(nr, arguments),
-                None => call.bpffs().answer(nr).unwrap_or(Ok(Reply::Continue)),
-            },
-        }
+        Dispatcher::new(self, call).answer(nr)
     }
 
     fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
-        let call = &Handler { guest: self, call };
-        if let Some([at, path, ..]) = call.at_arguments(nr) {
-            return call.is_elsewhere(at, path);
-        }
-        match nr {
-            libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
-                self.objects.none_to_wait_for()
-            }
-            libc::SYS_read => call.is_no_object(call.args[0]),
-            libc::SYS_rt_sigreturn => self.rings.none_to_settle(),
-            _ => false,
-        }
+        Dispatcher::new(self, call).is_plainly_kernels(nr)
     }
 
     /// Returns true for commands on single elements: no thread waits for these, unless more of a
@@ -195,7 +134,9 @@ impl Answers for Guest {
         listener.answer(request.id, answer);
         let is_step = request.nr == libc::SYS_bpf
             && Command(request.args[0] as u32) == Command::MAP_GET_NEXT_KEY;
-        let is_often = || self.hot_sites.count(request.tid, request.ip) && self.may_be_stopped();
+        let is_often = || {
+            self.hot_sites.count(request.tid, request.ip) && may_be_stopped(self.sharing.as_deref())
+        };
         if (is_step && is_often()) || self.lookup_channels.take_due(request) {
             let_lead();
             // Where there can be no fast path, the supervisor keeps answering.
@@ -231,27 +172,5 @@ impl Answers for Guest {
         drop(self.bpffs.clear());
         self.objects.clear();
         self.connection.close();
-    }
-}
-
-/// A call, and the guest that it is for. The handlers are its methods, in a module for each group
-/// of system calls.
-pub(crate) struct Handler<'a> {
-    pub(crate) guest: &'a Guest,
-    call: &'a Call<'a>,
-}
-
-impl Handler<'_> {
-    /// Returns the same call, as a handler for paths in the BPF file system.
-    pub(crate) fn bpffs(&self) -> BpfFsCall<'_, Guest> {
-        BpfFsCall::new(self.guest, self.call)
-    }
-}
-
-impl<'a> Deref for Handler<'a> {
-    type Target = Call<'a>;
-
-    fn deref(&self) -> &Call<'a> {
-        self.call
     }
 }

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_uapi::Errno;
+use beeline_uapi::perf::mmap_page;
 use beeline_vm_memory::Place;
-use beeline_vm_protocol::layout::put_long;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags};
@@ -18,7 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::closing::open_again;
-use crate::commands::EPROTO;
+use crate::connection::EPROTO;
 use crate::polling::Sleeper;
 use crate::sharing::part;
 
@@ -52,12 +52,9 @@ impl Shape {
     /// Returns the offsets of the positions that the tool and the producer write, in the units of
     /// the ring.
     fn positions(self) -> (usize, usize) {
-        // `data_tail` and `data_head` of the control page.
-        const TAIL: usize = 1032;
-        const HEAD: usize = 1024;
         match self {
             Shape::Ring { .. } => (0, PAGE),
-            Shape::Perf { .. } => (TAIL, HEAD),
+            Shape::Perf { .. } => (mmap_page::DATA_TAIL, mmap_page::DATA_HEAD),
             Shape::Array { .. } => (0, 0),
         }
     }
@@ -157,11 +154,8 @@ impl Memory {
             }),
         };
         if let Shape::Perf { data } = shape {
-            // `data_offset` and `data_size`.
-            let mut place = [0; 16];
-            put_long(&mut place, 0, PAGE as u64);
-            put_long(&mut place, 8, data as u64);
-            memory.write(1040, &place);
+            memory.write(mmap_page::DATA_OFFSET, &(PAGE as u64).to_ne_bytes());
+            memory.write(mmap_page::DATA_SIZE, &(data as u64).to_ne_bytes());
         }
         Ok(memory)
     }

@@ -17,9 +17,9 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::net::{Shutdown, shutdown};
 
+use crate::calls::prefetch::Walk;
 use crate::connection::Connection;
 use crate::memory::Memory;
-use crate::prefetch::Walk;
 use crate::sharing::Sharing;
 
 /// The time between two looks at memory that the tool may have closed.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use beeline_uapi::flags::RINGBUF_BUSY_BIT;
 use parking_lot::Mutex;
 
 use crate::memory::{Memory, RING_HEAD, Shape};
@@ -32,8 +33,6 @@ const QUIET: Duration = Duration::from_millis(20);
 /// The number of times that a tool is woken without the guest's message. After that, programs that
 /// keep it asleep on purpose (`BPF_RB_NO_WAKEUP`) are left alone.
 const UNCONFIRMED: u32 = 64;
-/// A bit of a record's header: it is not committed yet (`BPF_RINGBUF_BUSY_BIT`).
-const BUSY: u32 = 1 << 31;
 
 /// The state of a tool that sleeps until there is something to read.
 #[derive(Debug)]
@@ -137,7 +136,7 @@ impl Memory {
         let read = part(places, at, 4)
             .first()
             .map(|place| rustix::io::pread(place.file(false), &mut header, place.offset));
-        !matches!(read, Some(Ok(4))) || u32::from_ne_bytes(header) & BUSY != 0
+        !matches!(read, Some(Ok(4))) || u32::from_ne_bytes(header) & RINGBUF_BUSY_BIT != 0
     }
 }
 
@@ -204,7 +203,7 @@ mod tests {
     fn a_sleeper_is_woken_once_for_each_record_that_it_finds() {
         let (memory, file) = ring(true);
         assert!(!memory.wake_for_news(Instant::now()) && !is_woken(&memory));
-        produce(&file, 0, 8 | BUSY);
+        produce(&file, 0, 8 | RINGBUF_BUSY_BIT);
         assert!(!memory.wake_for_news(Instant::now()), "it is not committed");
         produce(&file, 0, 8);
         assert!(memory.wake_for_news(Instant::now()) && is_woken(&memory));
@@ -213,7 +212,7 @@ mod tests {
             "it knows of that one"
         );
         // The next record begins before the first was read, and ends after.
-        produce(&file, 16, 8 | BUSY);
+        produce(&file, 16, 8 | RINGBUF_BUSY_BIT);
         consume(&file, 16);
         assert!(!memory.wake_for_news(Instant::now()));
         produce(&file, 16, 8);

@@ -21,6 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::Builder;
 use std::time::Duration;
 
+use beeline_supervisor::Call;
 use beeline_supervisor::keys::errno;
 use beeline_uapi::Errno;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -28,9 +29,7 @@ use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Credit, Manner, Readable, Records, Settle, Store, Watch};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::Handler;
-use crate::commands::EPROTO;
-use crate::connection::Connection;
+use crate::connection::{Connection, EPROTO};
 use crate::memory::{Memory, Shape};
 use crate::objects::Object;
 use crate::polling::poll;
@@ -143,11 +142,11 @@ impl Rings {
     }
 
     /// Sends them before the tool asks for elements of a map, if that map can be mapped.
-    pub(super) fn store_for(&self, map: &Object, call: &Handler<'_>) {
+    pub(super) fn store_for(&self, map: &Object, connection: &Connection, call: &Call<'_>) {
         let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
         if is_mapped && !self.none_to_settle() {
             call.let_others_lead();
-            self.store(&call.guest.connection);
+            self.store(connection);
         }
     }
 

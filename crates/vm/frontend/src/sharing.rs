@@ -18,8 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
-use beeline_supervisor::{Answer, Reply};
+use beeline_inject::{MapFlags, Options, Process, ProtFlags, Region, Seccomp};
 use beeline_uapi::Errno;
 use beeline_vm_memory::{GuestMemory, Place};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -28,12 +27,9 @@ use beeline_vm_protocol::messages::{Mark, PageRuns, Pages, Release};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::Error;
-use crate::Handler;
-use crate::connection::Connection;
+use crate::connection::{Connection, LOST};
 use crate::memory::{Memory, PAGE, RING_HEAD, Shape};
 
-/// `MAP_NORESERVE`: mappings with it do not come to the supervisor ([`crate::filter`]).
-const OURS: MapFlags = MapFlags::NORESERVE;
 /// The most parts that are mapped. Each takes 14 us or so, and a process has 65,530 mappings at the
 /// most.
 const MOST_PLACES: usize = 4096;
@@ -52,8 +48,9 @@ pub struct Sharing {
     users: Mutex<Users>,
 }
 
+/// The objects that are mapped, or that nothing is mapped any more.
 #[derive(Default)]
-struct Users {
+pub(super) struct Users {
     /// The objects that the tool has mapped, by handle.
     objects: HashMap<u32, Arc<Memory>>,
     /// True if the guest is lost.
@@ -65,6 +62,9 @@ impl Sharing {
     ///
     /// The guest writes a given mark to a page, which must be found in the memory. The error says
     /// why the memory cannot be used.
+    ///
+    /// # Errors
+    /// [`Error::Guest`] with the reason why the memory cannot be used.
     pub fn new(connection: &Connection, memory: GuestMemory) -> Result<Arc<Self>, Error> {
         if connection.welcome().page_size as usize != PAGE {
             return Err(Error::Guest("its pages are not of 4 KiB".into()));
@@ -222,6 +222,17 @@ impl Sharing {
         Some(gone)
     }
 
+    /// Adds an object of which the tool maps the guest's pages; returns ENOTCONN if the guest is
+    /// lost. They are not torn down while the returned lock is held.
+    pub(super) fn add(&self, memory: &Arc<Memory>) -> Result<MutexGuard<'_, Users>, Errno> {
+        let mut users = self.users();
+        if users.is_over {
+            return Err(LOST);
+        }
+        users.objects.insert(memory.handle, Arc::clone(memory));
+        Ok(users)
+    }
+
     fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock()
     }
@@ -302,80 +313,8 @@ fn is_hidden(error: &io::Error) -> bool {
     )
 }
 
-impl Handler<'_> {
-    /// Carries out the tool's `mmap` of an object that lies in the guest's memory.
-    pub(super) fn map_places(
-        &self,
-        sharing: &Sharing,
-        memory: &Arc<Memory>,
-        places: &[Place],
-    ) -> Answer {
-        let [_, length, protection, _, _, offset] = self.args;
-        let pid = self.process()?;
-        let process = open(pid).map_err(|error| self.not_mapped(&error))?;
-        let places = part(places, offset, length.next_multiple_of(PAGE as u64));
-        // Held until everything is mapped, so that a tear-down comes after it.
-        let mut users = sharing.users();
-        if users.is_over {
-            return Err(Errno(libc::ENOTCONN));
-        }
-        users.objects.insert(memory.handle, Arc::clone(memory));
-        let (listener, id) = (self.listener.clone(), self.id);
-        let answer = move || {
-            // If this fails, the thread has been killed.
-            listener.answer(id, Ok(Reply::Continue));
-        };
-        let stopped = process.stop_behind_call(self.tid, answer);
-        let mut stopped = stopped.map_err(|error| self.not_mapped(&error))?;
-        let Some(start) = returned(&stopped, self.tid) else {
-            return Ok(Reply::Answered);
-        };
-        let writable = protection & libc::PROT_WRITE as u64 != 0;
-        if let Err(error) = stopped.map_files(&mappings(&places, start, writable)) {
-            self.not_mapped(&error);
-            // An obstacle to these makes the tool's thread fail as well.
-            let _ = stopped.munmap(start, length);
-            let _ = stopped.set_result(self.tid, (-i64::from(libc::ENOMEM)) as u64);
-        }
-        Ok(Reply::Answered)
-    }
-
-    fn not_mapped(&self, error: &beeline_inject::Error) -> Errno {
-        let connection = &self.guest.connection;
-        connection.say(&format!("the guest's memory is not mapped: {error}"));
-        Errno(libc::ENOMEM)
-    }
-}
-
-/// Returns the result of the call of a thread that was held behind it; `None` if that is an error.
-fn returned(stopped: &Stopped, tid: i32) -> Option<u64> {
-    let mut threads = stopped.threads().iter();
-    let thread = threads.find(|thread| thread.tid() == tid)?;
-    let result = thread.registers().rax;
-    (result as i64 > 0).then_some(result)
-}
-
-fn mappings(places: &[Place], start: u64, writable: bool) -> Vec<Mapping<'_>> {
-    let mut protection = ProtFlags::READ;
-    protection.set(ProtFlags::WRITE, writable);
-    let mut address = start;
-    let mut mappings = Vec::with_capacity(places.len());
-    for place in places {
-        mappings.push(Mapping {
-            file: place.file(writable),
-            offset: place.offset,
-            len: place.len,
-            protection,
-            flags: MapFlags::SHARED | MapFlags::FIXED | OURS,
-            address,
-        });
-        address += place.len;
-    }
-    mappings
-}
-
 /// Opens the tool's process; its filter lets the calls made here pass.
-fn open(pid: i32) -> Result<Process, beeline_inject::Error> {
+pub(super) fn open(pid: i32) -> Result<Process, beeline_inject::Error> {
     let seccomp = Seccomp::Trust;
     Process::open_with(pid, Options { seccomp })
 }
@@ -440,9 +379,15 @@ fn has_mark(connection: &Connection, memory: &GuestMemory) -> Result<bool, Error
     Ok(found == mark)
 }
 
+/// Returns whether a process of the tool may be stopped. It is left alone if it is stopped for the
+/// guest's memory, or if stopping it interrupts its calls.
+pub(super) fn may_be_stopped(sharing: Option<&Sharing>) -> bool {
+    sharing.is_none() && steady_calls()
+}
+
 /// Returns whether a thread with a pending call keeps waiting for the answer when it is asked to
 /// stop. It does if it waits in such a way that only a deadly signal ends it (Linux 5.19).
-pub(super) fn steady_calls() -> bool {
+fn steady_calls() -> bool {
     let system = rustix::system::uname();
     let release = system.release().to_string_lossy().into_owned();
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());

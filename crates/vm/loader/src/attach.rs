@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use beeline_uapi::flags::KPROBE_MULTI_RETURN;
 use beeline_uapi::{AttachType, Command};
 
 use crate::error::{Error, Refusal};
@@ -11,8 +12,6 @@ use crate::load::{Loaded, LoadedProgram};
 use crate::perf::{Event, Source, online_cpus, run_at};
 use crate::symbols;
 
-/// `BPF_F_KPROBE_MULTI_RETURN`.
-const RETURNS: u32 = 1;
 /// The most functions that one link may have here: more would be a mistake in a pattern.
 const MOST_FUNCTIONS: usize = 1 << 16;
 
@@ -74,6 +73,13 @@ impl Loaded {
     /// Programs with names that attach to nothing (sockets, packets, `syscall`, ...) are left
     /// alone; [`Self::unattached`] lists them. If no program at all is attached, the error names
     /// them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Attach`] if a section's name is wrong, or the guest refuses the place that it
+    /// names. [`Error::NothingToAttach`] if nothing is attached in the end. [`Error::File`] if the
+    /// guest does not show a file that is needed for that. [`Error::Lost`] and [`Error::Nonsense`]
+    /// if the guest does not answer as it should.
     pub fn attach(&mut self, attachment: &Attachment) -> Result<(), Error> {
         let machine = self.guest.welcome().machine.clone();
         for program in &self.programs {
@@ -324,7 +330,7 @@ fn kprobe_multi(
     let attr = Attr::new(64)
         .with(0, program.handle.number)
         .with(8, program.attach_type.max(AttachType::TRACE_KPROBE_MULTI).0)
-        .with(16, if returns { RETURNS } else { 0 })
+        .with(16, if returns { KPROBE_MULTI_RETURN } else { 0 })
         .with(20, count)
         .bytes();
     let names: Vec<u8> = functions

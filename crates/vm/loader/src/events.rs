@@ -95,6 +95,12 @@ impl Loaded {
     ///
     /// Call it once, preferably before anything is attached. It is an error to name a map that does
     /// not exist, or that has nothing to watch.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuch`] if a named map does not exist, or has nothing to watch. [`Error::Map`] if
+    /// the guest refuses. [`Error::File`] if it does not show its CPUs. [`Error::Lost`] and
+    /// [`Error::Nonsense`] if it does not answer as it should.
     pub fn watch(&mut self, watching: &Watching) -> Result<(), Error> {
         let maps: Vec<usize> = match watching.maps.as_slice() {
             [] => (0..self.maps.len())
@@ -139,6 +145,11 @@ impl Loaded {
 
     /// Returns the next event; `None` if there is none until the deadline, or the wait has been
     /// [interrupted](crate::Interrupter). Maps are looked at meanwhile when it is time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::look`]. [`Error::Lost`] once the connection has ended, [`Error::Nonsense`]
+    /// if the guest sends records that make no sense, or more than it may.
     pub fn next_event(&mut self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
             if let Some(event) = self.watch.ready.pop_front() {
@@ -182,6 +193,10 @@ impl Loaded {
     }
 
     /// Looks at the watched maps now. Their changes are the next events.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Map::elements`].
     pub fn look(&mut self) -> Result<(), Error> {
         for (place, known) in &mut self.watch.looks {
             let now = self.maps[*place].elements()?;

@@ -44,6 +44,11 @@ impl Interrupter {
 impl Guest {
     /// Connects to the proxy at an address and greets it. `who` is told to the guest's audit log;
     /// `tls` is for `tcp:` addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Channel`] if there is no connection, [`Error::Greet`] if the program at the other
+    /// end does not answer the greeting as a proxy does.
     pub fn connect(address: &Address, tls: Option<&Tls>, who: &str) -> Result<Self, Error> {
         let channel_to_guest = Channel::connect(address, tls)?;
         let end = Arc::new(OnceLock::new());
@@ -82,12 +87,24 @@ impl Guest {
     }
 
     /// Reads an object file for the guest's kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Object`].
     pub fn parse(&self, data: &[u8]) -> Result<Object, Error> {
         Ok(Object::parse(data, &self.kernel())?)
     }
 
     /// Makes an object's maps and its selected programs in the guest. Another object needs another
     /// connection.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuch`] if a selected program does not exist. [`Error::Map`] and
+    /// [`Error::Program`] if the guest refuses a map or a program. [`Error::Attach`] if a program's
+    /// section names a place that the kernel's types do not have. [`Error::Length`] if an element
+    /// does not fit its map. [`Error::Lost`] and [`Error::Nonsense`] if the guest does not answer
+    /// as it should.
     pub fn load(self, object: &Object, selection: &Selection) -> Result<Loaded, Error> {
         Loaded::new(self, object, selection)
     }
@@ -98,6 +115,11 @@ impl Guest {
     }
 
     /// Reads a file of the guest's kernel, if its proxy shows it (see `docs/guests.md`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`] if the guest refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not
+    /// answer as it should.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
         read(&self.line, path)
     }

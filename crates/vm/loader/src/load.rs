@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, Program};
 use beeline_uapi::{AttachType, Command};
@@ -13,9 +14,6 @@ use crate::guest::Guest;
 use crate::handle::{Attr, Handle, Line, given, refusal, room};
 use crate::map::Map;
 
-/// `BPF_PSEUDO_MAP_FD` and `BPF_PSEUDO_MAP_VALUE`.
-const PSEUDO_MAP_FD: u8 = 1;
-const PSEUDO_MAP_VALUE: u8 = 2;
 /// The verbosity for a verifier that refuses, and how much of its log is kept: its reason stands at
 /// the end.
 const LOG: usize = 1 << 20;
@@ -92,6 +90,10 @@ impl Loaded {
     }
 
     /// Returns the map of a name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuch`].
     pub fn map(&self, name: &str) -> Result<&Map, Error> {
         let found = self.maps.iter().find(|map| map.name() == name);
         found.ok_or_else(|| Error::NoSuch {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use beeline_object::{Contents, MapDefinition};
+use beeline_uapi::flags::RDONLY_PROG;
 use beeline_uapi::{Command, MapType};
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -13,8 +14,6 @@ use beeline_vm_protocol::messages::{BpfDone, Part, Walk, Welcome};
 use crate::error::Error;
 use crate::handle::{Answer, Attr, Handle, Line, given, room};
 
-/// `BPF_F_RDONLY_PROG`.
-const RDONLY_PROG: u32 = 1 << 7;
 /// Bytes of an address in a stack trace, and frames where the file leaves that open
 /// (`kernel.perf_event_max_stack`).
 const FRAME: u32 = 8;
@@ -161,6 +160,11 @@ impl Map {
     }
 
     /// Returns the value of a key; `None` if there is no such element.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Length`] if the key is not as long as the map's. [`Error::Map`] if the guest
+    /// refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         self.check("key", key.len(), self.key_len())?;
         let parts = vec![given(8, key), room(16, self.value_len())];
@@ -176,6 +180,11 @@ impl Map {
     }
 
     /// Stores a value under a key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Length`] if the key or the value is not as long as the map's. [`Error::Map`] if the
+    /// guest refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
         self.check("key", key.len(), self.key_len())?;
         self.check("value", value.len(), self.value_len())?;
@@ -185,6 +194,11 @@ impl Map {
     }
 
     /// Deletes an element. Returns whether it was there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Length`] if the key is not as long as the map's. [`Error::Map`] if the guest
+    /// refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         self.check("key", key.len(), self.key_len())?;
         match self.bpf(Command::MAP_DELETE_ELEM, vec![given(8, key)])? {
@@ -194,6 +208,11 @@ impl Map {
     }
 
     /// Returns all elements. One that comes or goes meanwhile may be missing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Map`] if the guest refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not
+    /// answer as it should.
     pub fn elements(&self) -> Result<Elements, Error> {
         let mut elements = Elements::new();
         let (mut last, mut seen) = (Vec::new(), 0);

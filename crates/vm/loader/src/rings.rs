@@ -1,5 +1,7 @@
 //! Rings in the guest with records that come over the wire.
 
+use beeline_uapi::flags::RINGBUF_HDR_SZ;
+use beeline_uapi::perf::{PERF_RECORD_LOST, PERF_RECORD_SAMPLE};
 use beeline_vm_protocol::layout::number_at;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -14,11 +16,8 @@ use crate::perf;
 
 /// Pages of data of each CPU's ring of a perf event array.
 const PAGES: u32 = 64;
-/// `PERF_RECORD_LOST` and `PERF_RECORD_SAMPLE` (`linux/perf_event.h`).
-const LOST: u32 = 2;
-const SAMPLE: u32 = 9;
 /// Bytes of `struct perf_event_header`, and of a ring buffer's record header.
-const HEADER: usize = 8;
+const HEADER: usize = RINGBUF_HDR_SZ as usize;
 
 /// A ring that is watched.
 #[derive(Debug)]
@@ -119,13 +118,13 @@ fn of_event(map: usize, cpu: u32, mut data: &[u8]) -> Option<Vec<Event>> {
         let record = data.get(..size).filter(|_| size >= HEADER)?;
         let body = &record[HEADER..];
         match number_at(record, 0) {
-            SAMPLE => {
+            PERF_RECORD_SAMPLE => {
                 let len = u32::from_ne_bytes(*body.first_chunk()?) as usize;
                 let data = body.get(4..len.checked_add(4)?)?.to_vec();
                 let cpu = Some(cpu);
                 events.push(Event::Record { map, cpu, data });
             }
-            LOST => {
+            PERF_RECORD_LOST => {
                 let count = u64::from_ne_bytes(*body.get(8..)?.first_chunk()?);
                 events.push(Event::Lost { map, cpu, count });
             }

@@ -105,6 +105,11 @@ impl Channel {
 
     /// Connects to a guest. TCP needs certificates unless its address says that it shall be
     /// insecure.
+    ///
+    /// # Errors
+    ///
+    /// An [`Error`] with the reason: those of the system's calls, certificates that cannot be used,
+    /// or `InvalidInput` if TCP has no certificates and its address does not say `insecure`.
     pub fn connect(address: &Address, tls: Option<&Tls>) -> Result<Self, Error> {
         let failed = |error| Error::new(address, CONNECTING, error);
         let peer = address.to_string();

@@ -136,6 +136,11 @@ pub(crate) const FIRST_ID: u64 = 1;
 impl Client {
     /// Greets the proxy at the other end. `tool` is told to the guest's log. `lost` is called with
     /// the reason if the connection ends before [`Self::close`].
+    ///
+    /// # Errors
+    ///
+    /// [`GreetError::Thread`] if a thread could not be started; the others say what the other end
+    /// did in place of an answer.
     pub fn greet(channel: Channel, tool: &str, lost: Lost) -> Result<Arc<Self>, GreetError> {
         let again = channel.again().cloned();
         let conversation = conversation::begin(channel);
@@ -221,6 +226,11 @@ impl Client {
     /// Sends a request and waits for its answer, which is none of [`Said::Refused`]. An array's
     /// first content is passed to the listener, and the answer to the request for it is then
     /// [`Said::Done`].
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Refused`] with the guest's reason, or [`Failure::Lost`] if the connection has
+    /// ended.
     pub fn ask(&self, request: Asked) -> Result<Said, Failure> {
         let (sender, answer) = sync_channel(1);
         self.send(request, Some(Waiter::Thread(sender)))?;

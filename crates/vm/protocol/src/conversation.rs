@@ -18,6 +18,10 @@ const BUFFER: usize = 64 << 10;
 
 /// Begins a conversation, and returns its receiver and its sender. It ends when either says so, or
 /// a stream does.
+///
+/// # Errors
+///
+/// The system's, if the thread for signs of life could not be started.
 pub fn begin(channel: Channel) -> io::Result<(Receiver, Sender)> {
     let (reader, writer) = channel.split();
     let sender = Sender {
@@ -103,6 +107,10 @@ impl Receiver {
 
     /// Returns the result of `take` on the next message's bytes, in place. `None` if they have not
     /// come in one piece, or `take` returns `None`: [`Receiver::receive`] returns the message then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Receiver::receive`], except for [`frame::Error::Malformed`].
     pub fn receive_in_place<T>(
         &mut self,
         take: impl FnOnce(&[u8]) -> Option<T>,
@@ -148,6 +156,10 @@ impl Shared {
 
 impl Sender {
     /// Sends a whole message. After an error the conversation has ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`frame::write`]; `TimedOut` if the other side has taken nothing for 5 s.
     pub fn send<M: Message>(&self, message: &M) -> io::Result<()> {
         let sent = frame::write(&mut *self.writer(), message);
         sent.inspect_err(|error| self.fail(error))
@@ -173,6 +185,10 @@ impl Sender {
     }
 
     /// Sends a message that is in its frame already. After an error the conversation has ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`frame::write_framed`]; `TimedOut` if the other side has taken nothing for 5 s.
     pub fn send_framed(&self, frame: &[u8]) -> io::Result<()> {
         let sent = frame::write_framed(&mut *self.writer(), frame);
         sent.inspect_err(|error| self.fail(error))

@@ -40,6 +40,10 @@ pub enum Error {
 }
 
 /// Writes a message.
+///
+/// # Errors
+///
+/// `InvalidInput` for a message longer than [`LONGEST`], and the stream's.
 pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()> {
     let len = message.encoded_len();
     if len > LONGEST {
@@ -54,6 +58,10 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
 }
 
 /// Writes a message in its frame.
+///
+/// # Errors
+///
+/// The stream's.
 pub fn write_framed(stream: &mut impl Write, frame: &[u8]) -> io::Result<()> {
     for piece in frame.chunks(PIECE) {
         stream.write_all(piece)?;
@@ -94,11 +102,20 @@ fn head_of(len: u32, sum: u32) -> [u8; HEAD] {
 }
 
 /// Reads a message; `None` if the stream ends before it.
+///
+/// # Errors
+///
+/// [`Error::Io`] if the stream fails, or ends inside the message; otherwise the [`Error`] names the
+/// defect of the bytes.
 pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, Error> {
     read_up_to(LONGEST, stream)
 }
 
 /// As [`read`], for at most this many bytes.
+///
+/// # Errors
+///
+/// Those of [`read`]; [`Error::TooLong`] for more bytes.
 pub fn read_up_to<M: Message + Default>(
     longest: usize,
     stream: &mut impl Read,
@@ -130,6 +147,10 @@ pub fn read_up_to<M: Message + Default>(
 
 /// Returns the message, of at most `longest` bytes, in the frame that the bytes begin with; `None`
 /// if that is not complete.
+///
+/// # Errors
+///
+/// [`Error::TooLong`], [`Error::NoFrame`] or [`Error::Changed`].
 pub fn first(longest: usize, bytes: &[u8]) -> Result<Option<&[u8]>, Error> {
     let Some((head, rest)) = bytes.split_first_chunk() else {
         return Ok(None);

@@ -1,5 +1,7 @@
 //! Pointers in the structures that `BPF_OBJ_GET_INFO_BY_FD` fills (`linux/bpf.h`, Linux 6.18).
 
+use beeline_uapi::{LinkType, PerfEventType};
+
 use crate::layout::{Buffer, Flow, Holds, Len, number_at};
 
 /// The kind of object that a handle stands for.
@@ -55,14 +57,11 @@ const UPROBE_MULTI: &[Buffer] = &[
 /// The name of a perf event's function, file or tracepoint.
 const PERF_EVENT: &[Buffer] = &[out(24, Len::Count(32))];
 
-/// `BPF_LINK_TYPE_PERF_EVENT`.
-const PERF: u32 = 7;
-
 /// Returns the offsets of the 4-byte numbers that decide which pointers are in a link's structure.
 pub fn link_types(info: &[u8]) -> &'static [usize] {
-    match number_at(info, 0) {
+    match LinkType(number_at(info, 0)) {
         // The perf event's type as well; in other links a pointer begins there.
-        PERF => &[0, 16],
+        LinkType::PERF_EVENT => &[0, 16],
         _ => &[0],
     }
 }
@@ -70,22 +69,21 @@ pub fn link_types(info: &[u8]) -> &'static [usize] {
 /// Returns the pointers in the structure of such an object. A link's are known once the structure
 /// holds the link's type, as the kernel told it at an earlier call.
 pub fn buffers(kind: Kind, info: &[u8]) -> &'static [Buffer] {
-    // `enum bpf_link_type`, `enum bpf_perf_event_type`.
-    const RAW_TRACEPOINT: u32 = 1;
-    const ITER: u32 = 4;
-    const KPROBES: u32 = 8;
-    const UPROBES: u32 = 12;
-    const EVENT: u32 = 6;
     match kind {
         Kind::Map | Kind::Event | Kind::Other => &[],
         Kind::Program => PROGRAM,
         Kind::Btf => BTF,
-        Kind::Link => match number_at(info, 0) {
-            RAW_TRACEPOINT | ITER => NAMED,
-            KPROBES => KPROBE_MULTI,
-            UPROBES => UPROBE_MULTI,
-            PERF if (1..EVENT).contains(&number_at(info, 16)) => PERF_EVENT,
+        Kind::Link => match LinkType(number_at(info, 0)) {
+            LinkType::RAW_TRACEPOINT | LinkType::ITER => NAMED,
+            LinkType::KPROBE_MULTI => KPROBE_MULTI,
+            LinkType::UPROBE_MULTI => UPROBE_MULTI,
+            LinkType::PERF_EVENT if has_name(PerfEventType(number_at(info, 16))) => PERF_EVENT,
             _ => &[],
         },
     }
+}
+
+/// Returns whether a perf event is of a function, a file or a tracepoint.
+fn has_name(kind: PerfEventType) -> bool {
+    (PerfEventType::UPROBE..PerfEventType::EVENT).contains(&kind)
 }

@@ -1,23 +1,17 @@
 //! The places where instructions name objects by descriptors.
 
+use beeline_isa::INSN_BYTES;
+use beeline_isa::opcode::{
+    self, HELPER_CALL, LD_IMM64, PSEUDO_BTF_ID, PSEUDO_KFUNC_CALL, PSEUDO_MAP_FD, PSEUDO_MAP_IDX,
+    PSEUDO_MAP_IDX_VALUE, PSEUDO_MAP_VALUE,
+};
 use sha2::{Digest, Sha256};
 
 use crate::layout::{number_at, put_number};
 
-/// Bytes of an instruction.
-const INSN: usize = 8;
-/// `BPF_LD | BPF_IMM | BPF_DW`, of two slots, and the meanings that its source register gives its
-/// constant (`BPF_PSEUDO_*`).
-const LD_IMM64: u8 = 0x18;
-const MAP_FD: u8 = 1;
-const MAP_VALUE: u8 = 2;
-const BTF_ID: u8 = 3;
-const MAP_INDEX: u8 = 5;
-const MAP_INDEX_VALUE: u8 = 6;
-/// `BPF_JMP | BPF_CALL`, and its source register for a kernel function. An index in `off` names the
-/// function's module.
-const CALL: u8 = 0x85;
-const KERNEL_FUNCTION: u8 = 2;
+/// A call of a helper, a local function or a kernel function, by its source register. For a kernel
+/// function, an index in `off` names the function's module.
+const CALL: u8 = opcode::JMP | opcode::CALL;
 
 /// A place of a descriptor, or of an index into the array of descriptors.
 enum Named {
@@ -28,7 +22,7 @@ enum Named {
 
 fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
     let mut second_half = false;
-    let starts = (0..insns.len() / INSN).map(|number| number * INSN);
+    let starts = (0..insns.len() / INSN_BYTES).map(|number| number * INSN_BYTES);
     starts.filter_map(move |start| {
         if std::mem::take(&mut second_half) {
             return None;
@@ -37,16 +31,16 @@ fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
         let source = registers >> 4;
         second_half = code == LD_IMM64;
         match (code, source) {
-            (LD_IMM64, MAP_FD | MAP_VALUE) => Some(Named::Descriptor(start + 4)),
-            (LD_IMM64, MAP_INDEX | MAP_INDEX_VALUE) => {
+            (LD_IMM64, PSEUDO_MAP_FD | PSEUDO_MAP_VALUE) => Some(Named::Descriptor(start + 4)),
+            (LD_IMM64, PSEUDO_MAP_IDX | PSEUDO_MAP_IDX_VALUE) => {
                 Some(Named::Index(number_at(insns, start + 4)))
             }
             // For a module's variable; 0 is the kernel itself.
-            (LD_IMM64, BTF_ID) => {
-                let at = start + INSN + 4;
+            (LD_IMM64, PSEUDO_BTF_ID) => {
+                let at = start + INSN_BYTES + 4;
                 (number_at(insns, at) != 0).then_some(Named::Descriptor(at))
             }
-            (CALL, KERNEL_FUNCTION) => {
+            (CALL, PSEUDO_KFUNC_CALL) => {
                 let module = number_at(insns, start) >> 16;
                 (module != 0).then_some(Named::Index(module))
             }
@@ -73,14 +67,14 @@ pub enum Called {
 /// Returns the calls of the instructions, as often as they occur.
 pub fn calls(insns: &[u8]) -> impl Iterator<Item = Called> + '_ {
     let mut second_half = false;
-    insns.chunks_exact(INSN).filter_map(move |insn| {
+    insns.chunks_exact(INSN_BYTES).filter_map(move |insn| {
         if std::mem::take(&mut second_half) {
             return None;
         }
         second_half = insn[0] == LD_IMM64;
         match (insn[0], insn[1] >> 4) {
-            (CALL, 0) => Some(Called::Helper(number_at(insn, 4))),
-            (CALL, KERNEL_FUNCTION) => Some(Called::Function {
+            (CALL, HELPER_CALL) => Some(Called::Helper(number_at(insn, 4))),
+            (CALL, PSEUDO_KFUNC_CALL) => Some(Called::Function {
                 id: number_at(insn, 4),
                 module: number_at(insn, 0) >> 16,
             }),
@@ -98,6 +92,10 @@ pub fn digest(insns: &[u8]) -> [u8; 32] {
 }
 
 /// Replaces every descriptor by the result of `other` for it.
+///
+/// # Errors
+///
+/// The first of `other`; then some descriptors may have been replaced.
 pub fn replace_objects<E>(
     insns: &mut [u8],
     mut other: impl FnMut(u32) -> Result<u32, E>,
@@ -138,15 +136,15 @@ mod tests {
     #[test]
     fn descriptors_are_replaced_and_indices_counted() {
         let mut insns = [
-            insn(LD_IMM64, MAP_FD, 0, 5),
+            insn(LD_IMM64, PSEUDO_MAP_FD, 0, 5),
             // The second half looks like a first.
-            insn(LD_IMM64, MAP_FD, 0, 77),
-            insn(LD_IMM64, MAP_INDEX, 0, 2),
+            insn(LD_IMM64, PSEUDO_MAP_FD, 0, 77),
+            insn(LD_IMM64, PSEUDO_MAP_IDX, 0, 2),
             insn(0, 0, 0, 0),
             insn(LD_IMM64, 0, 0, 9),
             insn(0, 0, 0, 0),
-            insn(CALL, KERNEL_FUNCTION, 3, 100),
-            insn(LD_IMM64, BTF_ID, 0, 1),
+            insn(CALL, PSEUDO_KFUNC_CALL, 3, 100),
+            insn(LD_IMM64, PSEUDO_BTF_ID, 0, 1),
             insn(0, 0, 0, 6),
         ]
         .concat();
@@ -167,12 +165,12 @@ mod tests {
     fn calls_are_found_and_digests_know_no_descriptors() {
         let with = |fd| {
             let parts = [
-                insn(LD_IMM64, MAP_FD, 0, fd),
+                insn(LD_IMM64, PSEUDO_MAP_FD, 0, fd),
                 // The second half looks like a call.
                 insn(CALL, 0, 0, 0),
                 insn(CALL, 0, 0, 12),
                 insn(CALL, 1, 0, 3),
-                insn(CALL, KERNEL_FUNCTION, 2, 40),
+                insn(CALL, PSEUDO_KFUNC_CALL, 2, 40),
             ];
             parts.concat()
         };
@@ -187,7 +185,7 @@ mod tests {
 
     #[test]
     fn cut_off_instructions_name_nothing() {
-        let insns = insn(LD_IMM64, BTF_ID, 0, 1);
+        let insns = insn(LD_IMM64, PSEUDO_BTF_ID, 0, 1);
         for len in 0..insns.len() {
             assert_eq!(array_len(&insns[..len]), 0);
         }

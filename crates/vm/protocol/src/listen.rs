@@ -43,6 +43,11 @@ enum Kind {
 
 impl Listener {
     /// Listens to an address.
+    ///
+    /// # Errors
+    ///
+    /// An [`Error`] with the reason: those of the system's calls, certificates that cannot be used,
+    /// or `InvalidInput` if nobody can listen to such an address or TCP has no certificates.
     pub fn new(address: &Address, tls: Option<&Tls>) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::new(address, LISTENING, error);
         let kind = match address {
@@ -87,6 +92,10 @@ impl Listener {
 
     /// Waits for the next connection, which is not yet known to be a host's: [`Waiting::accept`]
     /// may take a while.
+    ///
+    /// # Errors
+    ///
+    /// An [`Error`] with the system's reason.
     pub fn wait(&self) -> Result<Waiting, Error> {
         let failed = |error: io::Error| Error::new(&self.address, LISTENING, error);
         match &self.kind {
@@ -153,6 +162,11 @@ impl Waiting {
     }
 
     /// Agrees on the channel with it. A peer that does not answer costs 5 s.
+    ///
+    /// # Errors
+    ///
+    /// `PermissionDenied` if the peer is not to be served; those of the system's calls, and of the
+    /// TLS handshake.
     pub fn accept(self) -> io::Result<Channel> {
         let (stream, coat) = match self.step {
             Step::Plain(fd) => (Arc::new(Stream::new(fd)?), Coat::Plain),

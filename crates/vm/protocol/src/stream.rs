@@ -36,6 +36,10 @@ pub struct Stream {
 
 impl Stream {
     /// Creates a stream of a connected socket or an open character device.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if the descriptor cannot be set up.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         let is_socket = sockopt::socket_type(&fd).is_ok();
@@ -106,6 +110,10 @@ impl Stream {
     }
 
     /// Writes all bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Stream::write`].
     pub fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = self.write(bytes)?;

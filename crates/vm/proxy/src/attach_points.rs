@@ -110,6 +110,10 @@ pub fn of_program(call: &Call) -> Option<String> {
 
 /// Returns the places that `BPF_LINK_CREATE` or `BPF_RAW_TRACEPOINT_OPEN` attaches to. Also
 /// replaces the path of an executable by the one that it leads to.
+///
+/// # Errors
+///
+/// Those of [`executable`].
 pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal> {
     let of_object = |object: Option<&std::sync::Arc<Object>>, unknown: &str| {
         let place = object.and_then(|object| object.place.clone());
@@ -159,6 +163,10 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Returns the file that a path leads to, without links, so that a pattern cannot be led astray.
+///
+/// # Errors
+///
+/// `EINVAL` if it is no file or its path is no text, and the kernel's errors, such as `ENOENT`.
 pub fn executable(path: &str) -> Result<String, Refusal> {
     let found = std::fs::canonicalize(path).map_err(|error| {
         let mut refusal = Refusal::from(error);

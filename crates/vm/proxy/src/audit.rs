@@ -18,6 +18,10 @@ pub struct Audit(Mutex<Option<File>>);
 
 impl Audit {
     /// Writes to the end of a file, or to stderr.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened or created.
     pub fn new(path: Option<&Path>) -> io::Result<Self> {
         let file = path.map(|path| {
             use std::os::unix::fs::OpenOptionsExt;

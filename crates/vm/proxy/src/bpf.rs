@@ -31,6 +31,13 @@ const MAP_IFINDEX: usize = 44;
 const PROG_IFINDEX: usize = 64;
 
 /// Carries out a command.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` for a command that is not carried out in guests, or an object of a network device;
+/// `EPERM` if the policy forbids it; those of [`info::get`](crate::info::get), [`Call::new`],
+/// [`attach_points::of_link`], [`Object::new`] and [`Handles::add`](crate::handles::Handles::add).
+/// If the command itself fails, the answer has its errno.
 pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
     let command = Command(request.command);
     if command == Command::OBJ_GET_INFO_BY_FD {
@@ -263,6 +270,10 @@ fn check_foreign(session: &Session, command: Command, object: &Object) -> Result
 }
 
 /// Runs a command on an element of a map. `key` and `value` must be as long as the map's.
+///
+/// # Errors
+///
+/// The kernel's, such as `ENOENT`.
 pub fn element(
     command: Command,
     map: &Object,
@@ -298,6 +309,10 @@ pub struct Batch<'a> {
 
 /// `BPF_MAP_LOOKUP_BATCH`. Returns the number of elements, even if it fails with `ENOENT`, which is
 /// the map's end.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
     const COUNT: usize = 32;
     const MAP: usize = 36;

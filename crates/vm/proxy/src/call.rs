@@ -75,6 +75,13 @@ fn invalid(why: impl Into<String>) -> Refusal {
 
 impl Call {
     /// Puts the call together. `cpus` is the number of possible CPUs.
+    ///
+    /// # Errors
+    ///
+    /// `E2BIG` if unknown fields are set or a buffer is too long, `EINVAL` for a buffer that the
+    /// command does not have or that has another length, `ENAMETOOLONG` for a text that is too
+    /// long, `EBADF` for an unknown handle, `EOPNOTSUPP` for numbers that the kernel would take for
+    /// descriptors of the guest's.
     pub fn new(
         request: Bpf,
         layout: Layout,

@@ -89,6 +89,11 @@ pub fn takes_long(request: &Walk, handles: &Handles) -> bool {
 }
 
 /// Returns the keys after one, with their values. An element that is deleted meanwhile is left out.
+///
+/// # Errors
+///
+/// `EBADF` or `EINVAL` if the handle is no map's, `EINVAL` for a key of another length,
+/// `EOPNOTSUPP` for a map without keys or with values that are too long, and the kernel's errors.
 pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refusal> {
     let map = handles.of_kind(request.handle, Kind::Map)?;
     let facts = map.facts.unwrap_or_default();

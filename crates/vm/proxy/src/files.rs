@@ -326,7 +326,12 @@ fn read_lasting(
     Ok(())
 }
 
-/// Looks at a file or a directory. `sums` tells which lasting files the host holds.
+/// Looks at a file or a directory. `digests` tells which lasting files the host holds.
+///
+/// # Errors
+///
+/// `ENOENT` for a file that is not served, `EOPNOTSUPP` for `trace_pipe`, `EACCES` for neither file
+/// nor directory, `EINVAL` for an offset that no file has, and the kernel's errors.
 pub fn look(request: &Look, digests: &Digests) -> Result<File, Refusal> {
     if request.path.rsplit('/').next() == Some("trace_pipe") {
         let why = "trace_pipe takes lines away from whoever else reads it, and is not served";

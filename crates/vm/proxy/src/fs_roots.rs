@@ -28,22 +28,24 @@ pub enum Root {
     Boot,
 }
 
-/// Magic numbers of `linux/magic.h`.
-const PROC: u64 = 0x9fa0;
-const SYS: u64 = 0x6265_6572;
-const TRACE: u64 = 0x7472_6163;
-const DEBUG: u64 = 0x6462_6720;
-const SECURITY: u64 = 0x7363_6673;
-
 impl Root {
     /// Returns its customary place, its name and its magic number.
     fn facts(self) -> (&'static str, Option<(&'static CStr, u64)>) {
         match self {
-            Root::Proc => ("/proc", Some((c"proc", PROC))),
-            Root::Sys => ("/sys", Some((c"sysfs", SYS))),
-            Root::Tracing => ("/sys/kernel/tracing", Some((c"tracefs", TRACE))),
-            Root::Debug => ("/sys/kernel/debug", Some((c"debugfs", DEBUG))),
-            Root::Security => ("/sys/kernel/security", Some((c"securityfs", SECURITY))),
+            Root::Proc => ("/proc", Some((c"proc", libc::PROC_SUPER_MAGIC as u64))),
+            Root::Sys => ("/sys", Some((c"sysfs", libc::SYSFS_MAGIC as u64))),
+            Root::Tracing => (
+                "/sys/kernel/tracing",
+                Some((c"tracefs", libc::TRACEFS_MAGIC as u64)),
+            ),
+            Root::Debug => (
+                "/sys/kernel/debug",
+                Some((c"debugfs", libc::DEBUGFS_MAGIC as u64)),
+            ),
+            Root::Security => (
+                "/sys/kernel/security",
+                Some((c"securityfs", libc::SECURITYFS_MAGIC as u64)),
+            ),
             Root::Boot => ("/boot", None),
         }
     }
@@ -79,11 +81,19 @@ impl Root {
 
     /// Opens a file below it, and nothing else: no step leads out of it, over a symbolic link, or
     /// into another file system.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, among them `EXDEV` and `ELOOP` for a step that leads elsewhere.
     pub fn open(self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         beneath(self.directory()?, path, flags, ResolveFlags::NO_SYMLINKS)
     }
 
     /// The same, if a first part of the path may be or hold symbolic links.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
     pub fn open_behind(self, link: &str, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let directory = beneath(
             self.directory()?,
@@ -95,12 +105,20 @@ impl Root {
     }
 
     /// Reads a small file's content.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read_all`].
     pub fn read(self, path: &str) -> Result<String, Errno> {
         let bytes = self.read_all(path)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Reads a file's content, which should not be large.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`], and of reading.
     pub fn read_all(self, path: &str) -> Result<Vec<u8>, Errno> {
         const STEP: usize = 64 << 10;
         let file = self.open(path, OFlags::RDONLY)?;

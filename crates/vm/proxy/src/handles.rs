@@ -47,6 +47,10 @@ const INFO: usize = 256;
 
 impl Object {
     /// Asks the kernel about the object.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`info`].
     pub fn new(fd: OwnedFd, kind: Kind, place: Option<String>) -> Result<Self, Errno> {
         let mut id = 0;
         let mut facts = None;
@@ -101,6 +105,10 @@ impl Object {
 }
 
 /// Returns the beginning of an object's information; the kernel fills no buffers.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn info(fd: BorrowedFd<'_>) -> Result<[u8; INFO], Errno> {
     let mut info = [0; INFO];
     let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, INFO as u32);
@@ -156,6 +164,10 @@ impl Hasher for Spread {
 
 impl Handles {
     /// Adds an object, and returns its handle.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` if there are no handles left.
     pub fn add(&self, object: Object) -> Result<u32, Refusal> {
         let mut table = self.0.write();
         let handle = table.last.checked_add(1).ok_or_else(|| {

@@ -55,6 +55,10 @@ pub struct Held {
 
 impl Holder {
     /// Makes the process. Call it while there is one thread.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if there can be no further process.
     pub fn start() -> io::Result<Arc<Self>> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -79,6 +83,10 @@ impl Holder {
 
     /// Makes the process hold an object, with a mapping of its first bytes if `mapped` is not 0 (a
     /// perf event's ring goes with its last mapping).
+    ///
+    /// # Errors
+    ///
+    /// `BrokenPipe` if the process has ended, and its own errors, if it cannot hold the object.
     pub fn hold(self: &Arc<Self>, fd: BorrowedFd<'_>, mapped: usize) -> io::Result<Held> {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.order(number, Order::Hold, mapped, Some(fd))?;

@@ -21,7 +21,13 @@ const TYPES_PART: u32 = INSIDE;
 const TYPES_LEN: usize = 8;
 
 /// Asks the kernel for an object's information. The kernel's types are left out if the host holds
-/// them, by `sums`.
+/// them, by `digests`.
+///
+/// # Errors
+///
+/// `EBADF` for an unknown handle, `EFAULT` if there is no structure, `EINVAL` or `E2BIG` if it or
+/// one of its buffers is not as it should be, and the kernel's errors. If the command itself fails,
+/// the answer has its errno.
 pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone, Refusal> {
     let object = handles.get(number_at(&request.attr, 0))?;
     let mut parts = request.parts;

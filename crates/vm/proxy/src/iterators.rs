@@ -18,6 +18,10 @@ const MOST: usize = 256 << 10;
 const OF_DESCRIPTOR: [&str; 4] = ["pos:", "flags:", "mnt_id:", "ino:"];
 
 /// Returns the next bytes of an iterator, or the values of an event.
+///
+/// # Errors
+///
+/// `EBADF` for an unknown handle, `EINVAL` for an object that is neither, and the kernel's errors.
 pub fn read(request: &Read, handles: &Handles) -> Result<Content, Refusal> {
     let object = handles.get(request.handle)?;
     if object.kind != Kind::Event {
@@ -53,6 +57,10 @@ fn read_iterator(handle: u32, handles: &Handles) -> Result<Content, Refusal> {
 }
 
 /// Returns the lines on an object.
+///
+/// # Errors
+///
+/// `EBADF` for an unknown handle, and the kernel's errors.
 pub fn describe(handle: u32, handles: &Handles) -> Result<Described, Refusal> {
     let object = handles.get(handle)?;
     let name = object.fd.as_raw_fd().to_string();

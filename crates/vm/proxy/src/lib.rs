@@ -60,21 +60,22 @@ use crate::session::Host;
 /// The most connections at once: each has some threads.
 const CONNECTIONS: usize = 64 + lookup_channel::MOST_OF_ALL;
 
-/// How to serve.
+/// The options of the proxy.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Where hosts connect (may be repeated): vsock:any[:PORT], unix:PATH, tcp:ADDRESS:PORT,
-    /// serial:DEVICE
+    /// An address that hosts connect to (may be repeated): vsock:any[:PORT], unix:PATH,
+    /// tcp:ADDRESS:PORT, serial:DEVICE
     #[arg(long, value_name = "ADDRESS", default_value = "vsock:any:8790")]
     #[allow(
         rustdoc::broken_intra_doc_links,
         reason = "clap prints the text as it stands"
     )]
     pub listen: Vec<Address>,
-    /// What hosts may do (TOML); without it everything, but with objects of others
+    /// The owner's policy (TOML); without it hosts may do everything, but not with objects of
+    /// others
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Where to write down what they did, a line of JSON each (the default is stderr)
+    /// The log of what hosts do, a line of JSON for each action (the default is stderr)
     #[arg(long, value_name = "FILE")]
     pub audit: Option<PathBuf>,
     /// The guest's certificate for tcp: (PEM)

@@ -25,6 +25,11 @@ const FRAME: u64 = (1 << 55) - 1;
 /// Returns the page runs of a ring buffer (the consumer's page, the producer's, the data once), a
 /// perf event's ring, or an array. They are held from now on. Also returns what is to be dropped
 /// when the host has its answer, as unmapping takes time.
+///
+/// # Errors
+///
+/// `EBADF` for an unknown handle, `ENOTSUP` if the kernel does not tell where the pages are, those
+/// of [`Ring::of`], and those of mapping and holding the object.
 pub fn pages(
     request: &Pages,
     handles: &Handles,
@@ -61,6 +66,11 @@ pub fn pages(
 }
 
 /// Makes a page with content that a host chose, and returns where it is.
+///
+/// # Errors
+///
+/// `E2BIG` for more than a page, `ENOTSUP` if the kernel does not tell where the page is, and the
+/// errors of making it.
 pub fn mark(content: &[u8]) -> Result<(Shared, PageRuns), Refusal> {
     let page = rustix::param::page_size();
     if content.len() > page {

@@ -56,8 +56,9 @@ fn source(number: u32) -> Result<Source, Refusal> {
         PERF_TYPE_BREAKPOINT => Source::Breakpoint,
         _ if *kprobe == Some(number) => Source::Kprobe,
         _ if *uprobe == Some(number) => Source::Uprobe,
-        // Hardware, software, cache and raw.
-        0 | 1 | 3 | 4 => Source::Counter,
+        PERF_TYPE_HARDWARE | PERF_TYPE_SOFTWARE | PERF_TYPE_HW_CACHE | PERF_TYPE_RAW => {
+            Source::Counter
+        }
         _ => {
             let why = format!("events of type {number} are not opened for hosts");
             return Err(Refusal::new(libc::EOPNOTSUPP, why));
@@ -78,6 +79,12 @@ pub struct Event {
 
 impl Event {
     /// Checks a host's request.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an attribute or a name that is not as it should be, `EOPNOTSUPP` for a kind of
+    /// event that is not opened for hosts; for uprobes those of [`attach_points::executable`] and
+    /// [`build_id::compare`].
     pub fn new(mut request: PerfEventOpen) -> Result<Self, Refusal> {
         let mut attr = std::mem::take(&mut request.attr);
         if !LENGTHS.contains(&attr.len()) || number_at(&attr, SIZE) as usize != attr.len() {
@@ -125,6 +132,10 @@ impl Event {
     }
 
     /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` or `EINVAL` if the group's handle is no event's, and the kernel's errors.
     pub fn open(mut self, handles: &Handles) -> Result<Object, Refusal> {
         let group = match self.request.group {
             0 => None,
@@ -155,6 +166,11 @@ impl Event {
 }
 
 /// Carries out a command. Returns the event's number where that is asked for.
+///
+/// # Errors
+///
+/// `EBADF` or `EINVAL` if a handle is not of the right object, `EINVAL` for a filter with a zero in
+/// it, `EOPNOTSUPP` for any other command, and the kernel's errors.
 pub fn control(
     request: &PerfEventControl,
     event: &Object,

@@ -89,6 +89,10 @@ pub enum Error {
 
 impl Policy {
     /// Reads a policy from a file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unreadable`] if the file cannot be read, and those of [`Self::parse`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| Error::Unreadable(path.display().to_string(), error))?;
@@ -150,6 +154,10 @@ impl Policy {
     }
 
     /// Fails unless a program of that type, with these instructions, may be loaded.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`, with the rule.
     pub fn program(
         &self,
         program_type: ProgramType,
@@ -190,6 +198,10 @@ impl Policy {
     }
 
     /// Fails unless programs may be attached there.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`, with the rule.
     pub fn attach(&self, place: &str) -> Result<(), Refusal> {
         let any = |patterns: &[String]| patterns.iter().any(|pattern| glob::fits(pattern, place));
         if any(&self.attach.deny) {
@@ -205,6 +217,10 @@ impl Policy {
 
     /// Fails unless a map of that many bytes may be made. Its memory is counted until the result is
     /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`, with the rule.
     pub fn map(&self, bytes: u64, taken: &Arc<AtomicU64>) -> Result<Share, Refusal> {
         if let Some(most) = self.maps.bytes
             && bytes > most

@@ -6,6 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
+use beeline_uapi::perf::mmap_page::{DATA_HEAD, DATA_TAIL};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
 
@@ -45,17 +47,17 @@ pub enum Stop {
     Full,
 }
 
-/// In a record's first word in a ring buffer: it is being written, or was given up.
-const BUSY: u32 = 1 << 31;
-const DISCARDED: u32 = 1 << 30;
-const HEADER: usize = 8;
-/// Offsets in `struct perf_event_mmap_page`.
-const HEAD: usize = 1024;
-const TAIL: usize = 1032;
+/// The bytes of a record's header, in either ring.
+const HEADER: usize = RINGBUF_HDR_SZ as usize;
 
 impl Ring {
     /// Maps an object's ring; the same one each time. `pages` is the number of pages of data, for
     /// perf events, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the ring is mapped with another size, `EINVAL` for an object without a ring or a
+    /// number that is no power of two, and the errors of mapping it.
     pub fn of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
         let page = rustix::param::page_size();
         let mut mapped = object.ring();
@@ -98,6 +100,10 @@ impl Ring {
 
     /// Maps only the positions of an object's ring. The data of a ring buffer is not mapped, so
     /// nothing can be [taken](Self::take).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::of`].
     pub fn positions_of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
         let Some(facts) = object.facts.filter(MapFacts::is_ring) else {
             return Self::of(object, pages);
@@ -123,7 +129,7 @@ impl Ring {
     pub fn written(&self) -> u64 {
         match self {
             Ring::Buffer { data, .. } => data.load(0),
-            Ring::Event { pages, .. } => pages.load(HEAD),
+            Ring::Event { pages, .. } => pages.load(DATA_HEAD),
         }
     }
 
@@ -131,7 +137,7 @@ impl Ring {
     pub fn read(&self) -> u64 {
         match self {
             Ring::Buffer { consumer, .. } => consumer.load(0),
-            Ring::Event { pages, .. } => pages.load(TAIL),
+            Ring::Event { pages, .. } => pages.load(DATA_TAIL),
         }
     }
 
@@ -168,14 +174,14 @@ impl Ring {
         let at = page + (read as usize & (size - 1) & !7);
         let head = data.load_half(at);
         // The program that finishes the next record announces it.
-        if head & BUSY != 0 {
+        if head & RINGBUF_BUSY_BIT != 0 {
             return Err(Stop::Empty);
         }
-        let len = ((head & !DISCARDED) as usize + HEADER).next_multiple_of(8);
+        let len = ((head & !RINGBUF_DISCARD_BIT) as usize + HEADER).next_multiple_of(8);
         if len > *size {
             return Err(Stop::Empty);
         }
-        if head & DISCARDED == 0 {
+        if head & RINGBUF_DISCARD_BIT == 0 {
             if len > room {
                 return Err(Stop::Full);
             }
@@ -211,12 +217,16 @@ impl Ring {
         let first = len.min(size - at);
         pages.copy(page + at, first, to);
         pages.copy(*page, len - first, to);
-        pages.store(TAIL, read + len as u64);
+        pages.store(DATA_TAIL, read + len as u64);
         Ok(())
     }
 }
 
 /// Maps all of an array's values.
+///
+/// # Errors
+///
+/// `EINVAL` for an object that is no such array, and the errors of mapping it.
 pub fn array(object: &Object, writable: bool) -> Result<Shared, Refusal> {
     let facts = object.facts.filter(|facts| facts.is_mappable_array());
     let facts =

@@ -87,6 +87,10 @@ impl Drop for Ends<'_> {
 }
 
 /// Serves a host until it or its connection ends.
+///
+/// # Errors
+///
+/// The system's, if a connection cannot be begun: no more threads, descriptors or random numbers.
 pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
     let peer = channel.peer().to_owned();
     let (mut receiver, sender) = conversation::begin(channel)?;

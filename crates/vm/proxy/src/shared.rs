@@ -23,6 +23,10 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// Maps `len` bytes, a number of whole pages, from an offset on.
+    ///
+    /// # Errors
+    ///
+    /// Those of `mmap(2)`.
     pub fn new(fd: impl AsFd, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
         Self::map(fd.as_fd(), offset, len, writable)
     }

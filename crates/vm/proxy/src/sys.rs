@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use beeline_uapi::Command;
+use beeline_uapi::perf::PERF_FLAG_FD_CLOEXEC;
 use beeline_vm_protocol::layout::{ATTR_BYTES, put_long, put_number};
 use rustix::io::Errno;
 
@@ -69,6 +70,10 @@ impl Attr {
 
 /// `bpf(2)`. Returns its result.
 ///
+/// # Errors
+///
+/// The kernel's.
+///
 /// # Safety
 ///
 /// Every field that the command takes for an address is 0 or leads to as many bytes as the command
@@ -90,6 +95,10 @@ pub unsafe fn bpf(command: Command, attr: &mut Attr, size: usize) -> Result<u64,
 
 /// `perf_event_open(2)`, with the event closed on exec.
 ///
+/// # Errors
+///
+/// The kernel's.
+///
 /// # Safety
 ///
 /// Fields of `attr` that the event's type takes for addresses lead to terminated texts.
@@ -100,7 +109,6 @@ pub unsafe fn perf_event_open(
     group: Option<BorrowedFd<'_>>,
     flags: u64,
 ) -> Result<OwnedFd, Errno> {
-    const CLOSE_ON_EXEC: u64 = 1 << 3;
     let group = group.map_or(-1, |group| group.as_raw_fd());
     // SAFETY: the kernel reads as many bytes as the structure's own `size` says, which the caller
     // has checked; it writes that field at most.
@@ -111,7 +119,7 @@ pub unsafe fn perf_event_open(
             pid,
             cpu,
             group,
-            flags | CLOSE_ON_EXEC,
+            flags | PERF_FLAG_FD_CLOEXEC,
         )
     };
     // SAFETY: the descriptor was just made, and belongs to nobody else.
@@ -119,6 +127,10 @@ pub unsafe fn perf_event_open(
 }
 
 /// `ioctl(2)` with a number.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn ioctl(fd: BorrowedFd<'_>, command: u32, argument: u64) -> Result<(), Errno> {
     // SAFETY: only called with commands of perf events that take numbers.
     let returned = unsafe { libc::ioctl(fd.as_raw_fd(), libc::Ioctl::from(command), argument) };
@@ -126,6 +138,10 @@ pub fn ioctl(fd: BorrowedFd<'_>, command: u32, argument: u64) -> Result<(), Errn
 }
 
 /// `ioctl(2)` with a text.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn ioctl_text(fd: BorrowedFd<'_>, command: u32, text: &std::ffi::CStr) -> Result<(), Errno> {
     // SAFETY: only called with a command of perf events that reads a text.
     let returned =
@@ -134,6 +150,10 @@ pub fn ioctl_text(fd: BorrowedFd<'_>, command: u32, text: &std::ffi::CStr) -> Re
 }
 
 /// `ioctl(2)` with a number that the kernel reads from memory.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn ioctl_with_number(fd: BorrowedFd<'_>, command: u32, number: u64) -> Result<(), Errno> {
     // SAFETY: only called with a command of perf events that reads 8 bytes.
     let returned = unsafe {
@@ -147,6 +167,10 @@ pub fn ioctl_with_number(fd: BorrowedFd<'_>, command: u32, number: u64) -> Resul
 }
 
 /// `ioctl(2)` that returns a number.
+///
+/// # Errors
+///
+/// The kernel's.
 pub fn ioctl_number(fd: BorrowedFd<'_>, command: u32) -> Result<u64, Errno> {
     let mut number = 0_u64;
     // SAFETY: only called with a command of perf events that writes 8 bytes.

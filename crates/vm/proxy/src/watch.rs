@@ -72,6 +72,11 @@ enum What {
 
 impl Watched {
     /// Checks a request, and maps its object.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` for an unknown handle, `EINVAL` for an unknown manner, `E2BIG` for an array that is
+    /// too long to be sent, and those of [`Ring::of`] and [`rings::array`].
     pub fn new(request: &Watch, handles: &Handles) -> Result<Self, Refusal> {
         let object = handles.get(request.handle)?;
         let manner = Manner::try_from(request.manner);
@@ -278,6 +283,10 @@ impl Table {
 
 impl Watches {
     /// Creates an empty set.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if there are no descriptors left.
     pub fn new(sender: Sender) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -296,6 +305,10 @@ impl Watches {
     }
 
     /// Fails if it is watched already.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`.
     pub fn check(&self, watched: Watched) -> Result<Watched, Refusal> {
         if self.shared.watched().contains_key(&watched.handle) {
             return Err(Refusal::new(libc::EBUSY, "it is watched already"));
@@ -304,6 +317,10 @@ impl Watches {
     }
 
     /// Watches the object from now on.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if the object cannot be waited for or the thread cannot be started.
     pub fn add(&self, watched: Watched) -> io::Result<()> {
         let handle = watched.handle;
         let table = &self.shared;
@@ -338,6 +355,10 @@ impl Watches {
     }
 
     /// Sends the changes in arrays since the last look.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sender::send`].
     pub fn settle(&self) -> io::Result<()> {
         let all: Vec<Arc<Watched>> = self.shared.watched().values().cloned().collect();
         all.iter()

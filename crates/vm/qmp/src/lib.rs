@@ -95,11 +95,20 @@ pub struct Monitor {
 impl Monitor {
     /// Connects to the Unix socket at a path, and requests none of the capabilities that it may
     /// offer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::connect_with`].
     pub fn connect(path: &Path) -> Result<Self, Error> {
         Self::connect_with(path, PATIENCE)
     }
 
     /// As [`Self::connect`], with another time for the greeting and for each command.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`] if there is no connection, [`Error::Busy`] if QEMU does not greet in
+    /// time, [`Error::NotQmp`] if something else answers, and those of [`Self::execute`].
     pub fn connect_with(path: &Path, patience: Duration) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).map_err(|cause| Error::Connect {
             path: path.to_owned(),
@@ -124,6 +133,11 @@ impl Monitor {
     }
 
     /// Runs a command with arguments (an object), and returns its result.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if QEMU does not carry out the command; [`Error::Timeout`],
+    /// [`Error::Closed`], [`Error::Io`] or [`Error::Garbage`] if there is no proper answer.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value, Error> {
         self.last_id += 1;
         let line = json!({ "execute": command, "arguments": arguments, "id": self.last_id });
@@ -167,6 +181,10 @@ impl Monitor {
     }
 
     /// Returns the answer of a command for people, as text (`human-monitor-command`).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::execute`]; [`Error::Unexpected`] if the answer is no text.
     pub fn ask(&mut self, line: &str) -> Result<String, Error> {
         const COMMAND: &str = "human-monitor-command";
         let answer = self.execute(COMMAND, &json!({ "command-line": line }))?;
@@ -179,6 +197,10 @@ impl Monitor {
 
     /// Returns the name of the next event, however long that takes. Events that came while a
     /// command was answered are gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`], [`Error::Io`] or [`Error::Garbage`].
     pub fn next_event(&mut self) -> Result<String, Error> {
         loop {
             let said = match self.lines.next(Instant::now() + self.patience) {
@@ -192,6 +214,10 @@ impl Monitor {
     }
 
     /// Returns the process that listens at the socket.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`].
     pub fn process(&self) -> Result<i32, Error> {
         let peer = socket_peercred(self.lines.socket()).map_err(|error| Error::Io(error.into()))?;
         Ok(peer.pid.as_raw_nonzero().get())
@@ -199,6 +225,11 @@ impl Monitor {
 
     /// Returns the virtual CPUs and the threads of this machine that they run on, in the order of
     /// their numbers (`query-cpus-fast`).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::execute`]; [`Error::Unexpected`] if the answer is no list of such CPUs,
+    /// each with a number and a thread of its own.
     pub fn vcpus(&mut self) -> Result<Vec<Vcpu>, Error> {
         let answer = self.execute(vcpus::COMMAND, &json!({}))?;
         vcpus::read(&answer)

@@ -120,6 +120,12 @@ pub struct Pinner {
 
 impl Pinner {
     /// Begins: the programs are in the guest, and nothing is pinned yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoThread`], [`Error::Strangers`] or [`Error::Affinity`] if QEMU's threads are not
+    /// as they should be, [`Error::NotAllowed`] if they may not run on the given CPUs,
+    /// [`Error::Guest`] if the guest does not take the programs.
     pub fn start(guest: Guest, vcpus: &[Vcpu], options: &Options) -> Result<Self, Error> {
         let threads = Threads::new(vcpus)?;
         let allowed = threads.common();
@@ -159,6 +165,10 @@ impl Pinner {
     /// Waits until the guest has news, a second at the most, or an
     /// [interruption](beeline_vm_loader::Interrupter); then pins and releases as needed. After an
     /// error there is no guest any more: drop this, and all pins are undone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Guest`]. Pins and releases that fail are [`Report::Failed`].
     pub fn step(&mut self) -> Result<Vec<Report>, Error> {
         let sweep = self
             .last_look

@@ -7,9 +7,9 @@
 //! removes its mask. A thread that runs another program while it is not its process's first thread
 //! takes the first one's number, and its mask along.
 
-use beeline_isa::{Insn, opcode};
+use beeline_isa::{FRAME_POINTER, Insn, opcode};
 use beeline_object::{MapDefinition, Object, Program, SectionKind};
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 
 /// Bytes of a mask: 1,024 CPUs.
 pub(crate) const MASK: usize = 128;
@@ -28,14 +28,6 @@ const BELL_BYTES: u32 = 4096;
 /// Bytes before the mask in what is kept of a call: the thread's number, and room that aligns the
 /// mask.
 const CALL_HEAD: i16 = 8;
-
-/// Helpers, by the numbers of `linux/bpf.h`.
-const MAP_LOOKUP_ELEM: i32 = 1;
-const MAP_UPDATE_ELEM: i32 = 2;
-const MAP_DELETE_ELEM: i32 = 3;
-const GET_CURRENT_PID_TGID: i32 = 14;
-const PROBE_READ_USER: i32 = 112;
-const RINGBUF_OUTPUT: i32 = 130;
 
 /// The offsets of arguments in tracepoints of system calls, and of the result, 8 bytes each.
 const ARGUMENT: [i16; 3] = [16, 24, 32];
@@ -110,7 +102,7 @@ fn program(name: &str, section: &str, code: Code) -> Program {
 fn begins() -> Code {
     let mut code = Code::default();
     code.copy(6, 1);
-    code.call(GET_CURRENT_PID_TGID);
+    code.call(HelperId::GET_CURRENT_PID_TGID);
     code.store(opcode::DW, KEY, 0);
     code.load(opcode::W, 7, 6, ARGUMENT[0]);
     // 0 is the caller.
@@ -130,13 +122,13 @@ fn begins() -> Code {
     code.label("short");
     code.address(1, CALL_MASK);
     code.load(opcode::DW, 3, 6, ARGUMENT[2]);
-    code.call(PROBE_READ_USER);
+    code.call(HelperId::PROBE_READ_USER);
     code.skip_if(opcode::JNE, 0, 0, "end");
     code.map(1, CALLS_AT);
     code.address(2, KEY);
     code.address(3, CALL);
     code.number(4, 0);
-    code.call(MAP_UPDATE_ELEM);
+    code.call(HelperId::MAP_UPDATE_ELEM);
     code.end()
 }
 
@@ -144,11 +136,11 @@ fn begins() -> Code {
 fn ends() -> Code {
     let mut code = Code::default();
     code.copy(6, 1);
-    code.call(GET_CURRENT_PID_TGID);
+    code.call(HelperId::GET_CURRENT_PID_TGID);
     code.store(opcode::DW, KEY, 0);
     code.map(1, CALLS_AT);
     code.address(2, KEY);
-    code.call(MAP_LOOKUP_ELEM);
+    code.call(HelperId::MAP_LOOKUP_ELEM);
     code.skip_if(opcode::JEQ, 0, 0, "end");
     code.copy(7, 0);
     code.load(opcode::DW, 1, 6, RESULT);
@@ -158,27 +150,27 @@ fn ends() -> Code {
     code.copy(3, 7);
     code.add(3, CALL_HEAD.into());
     code.number(4, 0);
-    code.call(MAP_UPDATE_ELEM);
+    code.call(HelperId::MAP_UPDATE_ELEM);
     code.ring_the_bell();
     code.label("forget");
     code.map(1, CALLS_AT);
     code.address(2, KEY);
-    code.call(MAP_DELETE_ELEM);
+    code.call(HelperId::MAP_DELETE_ELEM);
     code.end()
 }
 
 fn thread_ends() -> Code {
     let mut code = Code::default();
-    code.call(GET_CURRENT_PID_TGID);
+    code.call(HelperId::GET_CURRENT_PID_TGID);
     code.store(opcode::DW, KEY, 0);
     code.store(opcode::W, OTHER_KEY, 0);
     // It may have ended inside the call.
     code.map(1, CALLS_AT);
     code.address(2, KEY);
-    code.call(MAP_DELETE_ELEM);
+    code.call(HelperId::MAP_DELETE_ELEM);
     code.map(1, WISHES_AT);
     code.address(2, OTHER_KEY);
-    code.call(MAP_DELETE_ELEM);
+    code.call(HelperId::MAP_DELETE_ELEM);
     code.skip_if(opcode::JNE, 0, 0, "end");
     code.ring_the_bell();
     code.end()
@@ -193,16 +185,16 @@ fn thread_runs() -> Code {
     code.store(opcode::DW, OTHER_KEY, 8);
     code.map(1, WISHES_AT);
     code.address(2, OTHER_KEY);
-    code.call(MAP_LOOKUP_ELEM);
+    code.call(HelperId::MAP_LOOKUP_ELEM);
     code.skip_if(opcode::JEQ, 0, 0, "end");
     code.map(1, WISHES_AT);
     code.address(2, KEY);
     code.copy(3, 0);
     code.number(4, 0);
-    code.call(MAP_UPDATE_ELEM);
+    code.call(HelperId::MAP_UPDATE_ELEM);
     code.map(1, WISHES_AT);
     code.address(2, OTHER_KEY);
-    code.call(MAP_DELETE_ELEM);
+    code.call(HelperId::MAP_DELETE_ELEM);
     code.ring_the_bell();
     code.end()
 }
@@ -245,7 +237,7 @@ impl Code {
 
     /// Loads the address of a place in the stack frame.
     fn address(&mut self, dst: u8, place: i16) {
-        self.copy(dst, FRAME);
+        self.copy(dst, FRAME_POINTER);
         self.add(dst, place.into());
     }
 
@@ -261,16 +253,22 @@ impl Code {
 
     /// Stores into the stack frame.
     fn store(&mut self, size: u8, place: i16, src: u8) {
-        self.push(opcode::STX | opcode::MEM | size, FRAME, src, place, 0);
+        self.push(
+            opcode::STX | opcode::MEM | size,
+            FRAME_POINTER,
+            src,
+            place,
+            0,
+        );
     }
 
-    fn call(&mut self, helper: i32) {
+    fn call(&mut self, helper: HelperId) {
         self.push(
             opcode::JMP | opcode::CALL,
             0,
             opcode::HELPER_CALL,
             0,
-            helper,
+            helper.0 as i32,
         );
     }
 
@@ -294,7 +292,7 @@ impl Code {
         self.address(2, KEY);
         self.number(3, 8);
         self.number(4, 0);
-        self.call(RINGBUF_OUTPUT);
+        self.call(HelperId::RINGBUF_OUTPUT);
     }
 
     fn end(mut self) -> Self {
@@ -314,9 +312,6 @@ impl Code {
         self.insns
     }
 }
-
-/// The register of the stack frame.
-const FRAME: u8 = 10;
 
 #[cfg(test)]
 mod tests {

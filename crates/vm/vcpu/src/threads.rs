@@ -14,8 +14,7 @@ use crate::cpus::CpuList;
 #[derive(Debug, Clone)]
 struct Thread {
     pid: Pid,
-    /// When it was started, in the kernel's ticks: another thread with its number has another start
-    /// time.
+    /// The time of its start, in the kernel's ticks: another thread with its number has another one.
     started: u64,
     /// The CPUs where it could run before.
     before: CpuSet,

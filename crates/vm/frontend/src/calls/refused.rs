@@ -5,7 +5,8 @@ use beeline_supervisor::Answer;
 use beeline_uapi::{AttachType, Command, Errno};
 use beeline_vm_protocol::layout::number_at;
 
-use crate::Handler;
+use crate::Guest;
+use crate::connection::Connection;
 
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
@@ -14,10 +15,6 @@ const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 const OF_LINK: usize = 8;
 const OF_PROGRAM: usize = 8;
 const OF_QUERY: usize = 4;
-/// Offsets at which `BPF_MAP_CREATE` and `BPF_PROG_LOAD` name the network device that is to carry
-/// the object.
-const MAP_IFINDEX: usize = 44;
-const PROG_IFINDEX: usize = 64;
 
 /// The kind of thing that a program is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,12 +36,23 @@ fn target(attach_type: AttachType) -> Target {
     }
 }
 
-impl Handler<'_> {
+/// Refuses what is not carried out in guests, and tells the user why.
+pub(super) struct Refusals<'a> {
+    connection: &'a Connection,
+}
+
+impl<'a> Refusals<'a> {
+    pub(super) fn new(guest: &'a Guest) -> Self {
+        Self {
+            connection: &guest.connection,
+        }
+    }
+
     /// Refuses a command, or a link of an attach type, that the wire has no table for. The kernel
     /// returns EINVAL for those it does not know. It does know the ones for a cgroup or a device of
     /// this machine's, which the guest does not have.
-    pub(super) fn not_carried_out(&self, command: Command, attr: &[u8]) -> Answer {
-        let connection = &self.guest.connection;
+    pub(super) fn command(&self, command: Command, attr: &[u8]) -> Answer {
+        let connection = self.connection;
         let (what, at) = match command {
             Command::LINK_CREATE => ("a link to", OF_LINK),
             Command::PROG_ATTACH => ("attaching a program to", OF_PROGRAM),
@@ -76,23 +84,13 @@ impl Handler<'_> {
         Err(EOPNOTSUPP)
     }
 
-    /// Returns EOPNOTSUPP for an object that is to be carried by a network device, which is named
-    /// by its number on this machine.
-    pub(super) fn names_nothing_of_this_machine(
-        &self,
-        command: Command,
-        attr: &[u8],
-    ) -> Result<(), Errno> {
-        let device = match command {
-            Command::MAP_CREATE => number_at(attr, MAP_IFINDEX),
-            Command::PROG_LOAD => number_at(attr, PROG_IFINDEX),
-            _ => 0,
-        };
+    /// Refuses an object that is to be carried by a network device, which is named by its number on
+    /// this machine; 0 is none.
+    pub(super) fn object_of_device(&self, device: u32) -> Result<(), Errno> {
         if device == 0 {
             return Ok(());
         }
-        let connection = &self.guest.connection;
-        connection.say_once(
+        self.connection.say_once(
             "an object for a network device: its number is of this machine's, another's in the guest; not carried out in guests",
         );
         Err(EOPNOTSUPP)

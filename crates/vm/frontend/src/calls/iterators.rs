@@ -1,5 +1,4 @@
-//! Content that a tool reads from descriptors of objects: the output of an iterator, and
-//! `/proc/self/fdinfo/N`.
+//! `BPF_ITER_CREATE`, and opening an iterator's pinned link: the output of iterators.
 //!
 //! Reads are between the tool and the kernel of this machine. So an iterator's content is sent
 //! through its anchor: that begins when the iterator is made, and goes on as far as the tool reads.
@@ -11,37 +10,65 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::Builder;
 
-use beeline_supervisor::bpffs::HasBpfFs;
+use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::{errno, key_of};
-use beeline_uapi::{Command, Errno};
+use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::{Command, Errno, LinkType};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
-use beeline_vm_protocol::messages::{Bpf, Describe, Read};
+use beeline_vm_protocol::messages::{Bpf, Read};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 
-use crate::Handler;
-use crate::commands::EPROTO;
-use crate::connection::{Connection, LOST};
-use crate::objects::Object;
+use super::forward::{BpfCall, Forward};
+use super::kernel::Kernel;
+use crate::Guest;
+use crate::connection::{Connection, EPROTO, LOST};
+use crate::objects::{Object, Objects};
 
-/// Offsets in `struct bpf_link_info` of the link's type, and the type of iterators.
+/// The offset in `struct bpf_link_info` of the link's type.
 const LINK_TYPE: usize = 0;
-const ITERATOR: u32 = 4;
 const ONLY_PATH: u64 = libc::O_PATH as u64;
 
-impl Handler<'_> {
+/// Runs iterators, and gives the tool their output.
+pub(super) struct Iterators<'a> {
+    objects: &'a Arc<Objects>,
+    /// The names of pinned links.
+    names: &'a BpfFs<Arc<Object>>,
+    forward: Forward<'a>,
+    kernel: Kernel<'a>,
+}
+
+impl<'a> Iterators<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            objects: &guest.objects,
+            names: &guest.bpffs,
+            forward: Forward::new(guest, call),
+            kernel: Kernel::new(guest, call),
+        }
+    }
+
+    /// Answers `BPF_ITER_CREATE`.
+    pub(super) fn create(&self, bpf: &BpfCall<'_>) -> Answer {
+        let iterator = self.forward.make(bpf, Kind::Other)?;
+        Ok(Reply::Descriptor {
+            file: self.stream(iterator)?,
+            cloexec: true,
+        })
+    }
+
     /// Returns a descriptor from which the iterator's output can be read.
-    pub(super) fn stream(&self, iterator: Object) -> Result<OwnedFd, Errno> {
+    fn stream(&self, iterator: Object) -> Result<OwnedFd, Errno> {
         let iterator = Arc::new(iterator);
-        let objects = Arc::clone(&self.guest.objects);
+        let objects = Arc::clone(self.objects);
         let file = objects.add(Arc::clone(&iterator))?;
         let into = objects.end_of(&file)?;
         let key = key_of(&file).map_err(errno)?;
         fail_if_closed(&file)?;
-        let connection = Arc::clone(&self.guest.connection);
+        let connection = Arc::clone(self.kernel.connection);
         let carry = move || {
             if carry_all(&connection, &iterator, &into) {
                 return end(&into);
@@ -56,44 +83,31 @@ impl Handler<'_> {
     /// Opens a pinned name. For an iterator's link, this reads the iterator's output; otherwise it
     /// acts as the file system does.
     pub(super) fn open_pinned(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
-        let link = self.guest.bpffs().get(inside).ok();
+        let link = self.names.get(inside).ok();
         let link = link.filter(|object| object.kind == Kind::Link && flags & ONLY_PATH == 0);
         if let Some(link) = link
-            && number_at(&self.info(link.handle, LINK_TYPE + 4)?, LINK_TYPE) == ITERATOR
+            && self.link_type(link.handle)? == LinkType::ITER
         {
             return self.iterate(link.handle);
         }
-        self.guest.bpffs().open(inside, flags)
+        self.names.open(inside, flags)
+    }
+
+    fn link_type(&self, link: u32) -> Result<LinkType, Errno> {
+        let info = self.kernel.info(link, LINK_TYPE + 4)?;
+        Ok(LinkType(number_at(&info, LINK_TYPE)))
     }
 
     /// Runs an iterator, as `BPF_ITER_CREATE` does.
     fn iterate(&self, link: u32) -> Result<OwnedFd, Errno> {
         let mut attr = vec![0; 8];
         put_number(&mut attr, 0, link);
-        let done = self.ask_bpf(Bpf {
+        let create = Bpf {
             command: Command::ITER_CREATE.0,
             attr,
             ..Bpf::default()
-        })?;
-        match (done.errno, done.handle) {
-            (0, 0) => Err(EPROTO),
-            (0, handle) => self.stream(Object::new(&self.guest.connection, handle, Kind::Other)),
-            (errno, _) => Err(Errno(errno as i32)),
-        }
-    }
-
-    /// Returns the text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
-    pub(super) fn fdinfo(&self, path: &[u8]) -> Option<String> {
-        let fd = self.own_descriptor(path, "fdinfo")?;
-        let object = self.guest.objects.find(self.tid, fd).ok()??;
-        let of_file = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid)).ok()?;
-        let request = Asked::Describe(Describe {
-            handle: object.handle,
-        });
-        match self.guest.connection.ask(request).ok()? {
-            Said::Described(of_object) => Some(of_file + &of_object.text),
-            _ => None,
-        }
+        };
+        self.stream(self.kernel.make(create, Kind::Other)?)
     }
 }
 

@@ -1,32 +1,34 @@
 //! The guest's files that describe its kernel, for which tools load programs.
 //!
-//! A file is fetched when the tool opens it. A directory becomes one of the host's with the same
-//! names, so that the tool can list it. A path relative to such a directory is resolved by the
-//! directory's path.
+//! A file is fetched when the tool opens it (`fetch`). A directory becomes one of the host's with
+//! the same names, so that the tool can list it. A path relative to such a directory is resolved by
+//! the directory's path.
 
-use std::collections::HashMap;
-use std::fs::File as HostFile;
-use std::os::fd::{AsRawFd, OwnedFd};
+mod fetch;
+
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::Arc;
 
-use beeline_supervisor::bpffs::HasBpfFs;
-use beeline_supervisor::keys::{errno, memory_file};
-use beeline_supervisor::{Answer, HERE, Reply, Scratch};
+use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
+use beeline_supervisor::keys::memory_file;
+use beeline_supervisor::{Answer, Call, HERE, Reply};
 use beeline_uapi::Errno;
-use beeline_vm_protocol::content;
+use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
-use beeline_vm_protocol::messages::{File, Look};
-use parking_lot::Mutex;
-use rustix::fs::{FileType, Mode, OFlags, RawMode};
+use beeline_vm_protocol::messages::{Describe, File};
 
-use crate::Handler;
-use crate::commands::EPROTO;
+pub(crate) use fetch::Fetched;
 
-/// The most bytes of a file. No kernel has a larger one, and a guest must not fill our memory.
-const LARGEST: usize = 64 << 20;
+use super::descriptors::Descriptors;
+use super::iterators::Iterators;
+use super::trace::TracePipe;
+use crate::Guest;
+use crate::connection::Connection;
+use crate::objects::Object;
+use fetch::Fetch;
+
 /// The files that describe the tool's kernel: these, and everything below those that end in `/`,
 /// are the guest's. All others are the host's. The guest's proxy has a list of its own of the files
 /// that it shows.
@@ -55,39 +57,12 @@ const GUESTS: [&str; 21] = [
 ];
 /// The prefixes of all of them, for a quick look.
 const BEGINNINGS: [&[u8]; 2] = [b"/sys/", b"/proc/"];
-/// Large files that do not change while a kernel runs.
-const LASTING: [&str; 1] = ["/sys/kernel/btf/vmlinux"];
 
 /// The files with the output of programs.
 const TRACE_PIPES: [&str; 2] = [
     "/sys/kernel/tracing/trace_pipe",
     "/sys/kernel/debug/tracing/trace_pipe",
 ];
-
-// Of `linux/magic.h`.
-
-/// The files that have been fetched.
-#[derive(Default)]
-pub(crate) struct Files {
-    /// The place where directories are shown.
-    scratch: OnceLock<Option<Scratch>>,
-    lasting: Mutex<HashMap<PathBuf, OwnedFd>>,
-}
-
-impl Files {
-    fn scratch(&self) -> Option<&Scratch> {
-        let make = || Scratch::new("beeline-guest-");
-        self.scratch.get_or_init(make).as_ref()
-    }
-
-    /// Returns the guest's path for a path of the host's, if it is one of the directories shown.
-    fn shown(&self, path: &Path) -> Option<PathBuf> {
-        let inside = path
-            .strip_prefix(&self.scratch.get()?.as_ref()?.path)
-            .ok()?;
-        Some(Path::new("/").join(inside))
-    }
-}
 
 /// Returns whether it is a file of the guest's.
 fn is_guests(path: &Path) -> bool {
@@ -126,7 +101,35 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-impl Handler<'_> {
+/// Answers calls on files by their paths, and `uname(2)`.
+pub(super) struct Files<'a> {
+    call: &'a Call<'a>,
+    descriptors: Descriptors<'a>,
+    connection: &'a Connection,
+    bpffs: BpfFsCall<'a, Guest>,
+    /// The names of pinned objects.
+    names: &'a BpfFs<Arc<Object>>,
+    fetched: &'a Fetched,
+    fetch: Fetch<'a>,
+    iterators: Iterators<'a>,
+    trace_pipe: TracePipe<'a>,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            descriptors: Descriptors::new(guest, call),
+            connection: &guest.connection,
+            bpffs: BpfFsCall::new(guest, call),
+            names: &guest.bpffs,
+            fetched: &guest.files,
+            fetch: Fetch::new(guest),
+            iterators: Iterators::new(guest, call),
+            trace_pipe: TracePipe::new(guest, call),
+        }
+    }
+
     /// Answers a call that opens or inspects a file by its path; for its arguments see
     /// [`Call::at_arguments`](beeline_supervisor::Call::at_arguments).
     pub(super) fn file(&self, nr: i64, [at, path, c, d, e]: [u64; 5]) -> Answer {
@@ -144,22 +147,26 @@ impl Handler<'_> {
     /// Returns whether a path leads to nothing that is looked at here. A path that cannot be read
     /// leads nowhere.
     pub(super) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
-        let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
+        let Ok(path) = self.call.memory.string(path, libc::PATH_MAX as usize) else {
             return true;
         };
         let here = path.starts_with(b"/") || directory as i32 == libc::AT_FDCWD;
         here && !BEGINNINGS.iter().any(|start| path.starts_with(start))
-            && self.bpffs().inside_of(directory, &path).is_none()
+            && self.bpffs.inside_of(directory, &path).is_none()
     }
 
     /// Returns the guest's file that a path leads to; `None` for the host's.
     fn guests_path(&self, directory: u64, path: u64) -> Option<PathBuf> {
-        let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
+        let path = self
+            .call
+            .memory
+            .string(path, libc::PATH_MAX as usize)
+            .ok()?;
         if path.is_empty() {
             return None;
         }
-        let path = plain(&self.absolute(directory as i32, &path).ok()?);
-        let path = self.guest.files.shown(&path).unwrap_or(path);
+        let path = plain(&self.call.absolute(directory as i32, &path).ok()?);
+        let path = self.fetched.shown(&path).unwrap_or(path);
         is_guests(&path).then_some(path)
     }
 
@@ -167,45 +174,21 @@ impl Handler<'_> {
     fn about(&self, path: &Path) -> Result<File, Errno> {
         match made_here(path) {
             Some(file) => Ok(file),
-            None => self.look(path, false, 0),
-        }
-    }
-
-    fn look(&self, path: &Path, content: bool, from: u64) -> Result<File, Errno> {
-        self.look_for_other(path, content, from, &[])
-    }
-
-    /// Fetches a file. The content is left out if its sum is `held`.
-    fn look_for_other(
-        &self,
-        path: &Path,
-        content: bool,
-        from: u64,
-        held: &[u8],
-    ) -> Result<File, Errno> {
-        let request = Look {
-            path: path.to_str().ok_or(Errno(libc::ENOENT))?.into(),
-            content,
-            from,
-            held: held.into(),
-        };
-        match self.guest.connection.ask(Asked::Look(request))? {
-            Said::File(file) => Ok(file),
-            _ => Err(EPROTO),
+            None => self.fetch.about(path),
         }
     }
 
     /// Answers `open` and `openat`.
-    pub(super) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
+    fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
         let cloexec = flags & libc::O_CLOEXEC as u64 != 0;
-        let text = self.memory.string(path, libc::PATH_MAX as usize).ok();
+        let text = self.call.memory.string(path, libc::PATH_MAX as usize).ok();
         if let Some(text) = text.and_then(|path| self.fdinfo(&path)) {
             let file = memory_file("beeline-fdinfo", text.as_bytes())?;
             return Ok(Reply::Descriptor { file, cloexec });
         }
-        if let Some(inside) = self.bpffs().inside(at, path) {
+        if let Some(inside) = self.bpffs.inside(at, path) {
             return Ok(Reply::Descriptor {
-                file: self.open_pinned(&inside, flags)?,
+                file: self.iterators.open_pinned(&inside, flags)?,
                 cloexec,
             });
         }
@@ -216,92 +199,33 @@ impl Handler<'_> {
             return Err(Errno(libc::EACCES));
         }
         if made_here(&path).is_some() {
-            return self.open_trace_pipe(flags);
+            return self.trace_pipe.open(flags);
         }
         Ok(Reply::Descriptor {
-            file: self.fetch(&path)?,
+            file: self.fetch.open(&path)?,
             cloexec,
         })
     }
 
-    fn fetch(&self, path: &Path) -> Result<OwnedFd, Errno> {
-        let lasts = LASTING.iter().any(|lasting| path == Path::new(lasting));
-        if lasts && let Some(file) = self.known(path) {
-            return Ok(file);
+    /// Returns the text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
+    fn fdinfo(&self, path: &[u8]) -> Option<String> {
+        let fd = self.call.own_descriptor(path, "fdinfo")?;
+        let object = self.descriptors.find(fd)?;
+        let path = format!("/proc/{}/fdinfo/{fd}", self.call.tid);
+        let of_file = std::fs::read_to_string(path).ok()?;
+        let request = Asked::Describe(Describe {
+            handle: object.handle,
+        });
+        match self.connection.ask(request).ok()? {
+            Said::Described(of_object) => Some(of_file + &of_object.text),
+            _ => None,
         }
-        let name = path.to_str().filter(|path| content::is_lasting(path));
-        let guess = name.and_then(|name| self.guest.kept.guess(name));
-        let sum = guess.as_ref().map_or(&[][..], |guess| &guess.sum);
-        let first = self.look_for_other(path, true, 0, sum)?;
-        if FileType::from_raw_mode(first.mode as RawMode) == FileType::Directory {
-            return self.show(path, &first);
-        }
-        let mut content = first.content;
-        let mut more = first.more;
-        while more {
-            let next = self.look(path, true, content.len() as u64)?;
-            // A file that does not continue has ended.
-            more = next.more && !next.content.is_empty();
-            content.extend(next.content);
-            if content.len() > LARGEST {
-                return Err(Errno(libc::EFBIG));
-            }
-        }
-        match (first.same, guess, name) {
-            (true, Some(guess), _) => content = guess.content,
-            (true, None, _) => return Err(EPROTO),
-            (false, _, Some(name)) => self.guest.kept.keep(name, &content),
-            (false, ..) => {}
-        }
-        let file = memory_file("beeline-guest", &content)?;
-        if lasts {
-            let kept = file.try_clone().map_err(errno)?;
-            let mut lasting = self.guest.files.lasting.lock();
-            lasting.insert(path.to_owned(), kept);
-        }
-        Ok(file)
-    }
-
-    /// Opens a file that was fetched before anew.
-    fn known(&self, path: &Path) -> Option<OwnedFd> {
-        let lasting = &self.guest.files.lasting;
-        let lasting = lasting.lock();
-        let file = lasting.get(path)?;
-        let file = HostFile::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        Some(file.into())
-    }
-
-    /// Makes a directory with the names of the guest's.
-    fn show(&self, path: &Path, directory: &File) -> Result<OwnedFd, Errno> {
-        let scratch = self.guest.files.scratch().ok_or(Errno(libc::ENOSPC))?;
-        let inside = path.strip_prefix("/").map_err(|_| EPROTO)?;
-        let shown = scratch.path.join(inside);
-        std::fs::create_dir_all(&shown).map_err(errno)?;
-        for entry in &directory.entries {
-            let name = Path::new(&entry.name);
-            // Whatever the guest says, the name stays inside.
-            if name.file_name() != Some(name.as_os_str()) {
-                continue;
-            }
-            let made = match entry.is_directory {
-                true => std::fs::create_dir(shown.join(name)),
-                false => HostFile::create_new(shown.join(name)).map(drop),
-            };
-            match made {
-                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                    return Err(errno(error));
-                }
-                _ => {}
-            }
-        }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open(&shown, flags, Mode::empty()).map_err(|error| Errno(error.raw_os_error()))
     }
 
     /// Answers `access(path, mode)`.
-    pub(super) fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
-        if let Some(inside) = self.bpffs().inside(at, path) {
-            return self.access_place(&self.guest.bpffs().place(&inside)?, mode);
+    fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
+        if let Some(inside) = self.bpffs.inside(at, path) {
+            return self.call.access_place(&self.names.place(&inside)?, mode);
         }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
@@ -314,9 +238,9 @@ impl Handler<'_> {
     }
 
     /// Answers `stat(path, buffer)`.
-    pub(super) fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
-        if let Some(inside) = self.bpffs().inside(at, path) {
-            return self.stat_place(&self.guest.bpffs().place(&inside)?, buffer);
+    fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
+        if let Some(inside) = self.bpffs.inside(at, path) {
+            return self.call.stat_place(&self.names.place(&inside)?, buffer);
         }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
@@ -329,14 +253,16 @@ impl Handler<'_> {
         stat.st_nlink = 1;
         stat.st_ino = number_of(&path);
         stat.st_blksize = BLOCK;
-        self.write_struct(buffer, &stat)
+        self.call.write_struct(buffer, &stat)
     }
 
     /// Answers `statx(.., path, flags, mask, buffer)`: all known fields are returned, regardless of
     /// the mask.
-    pub(super) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
-        if let Some(inside) = self.bpffs().inside(at, path) {
-            return self.statx_place(&self.guest.bpffs().place(&inside)?, mask, buffer);
+    fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
+        if let Some(inside) = self.bpffs.inside(at, path) {
+            return self
+                .call
+                .statx_place(&self.names.place(&inside)?, mask, buffer);
         }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
@@ -354,13 +280,13 @@ impl Handler<'_> {
         statx.stx_nlink = 1;
         statx.stx_ino = number_of(&path);
         statx.stx_blksize = BLOCK as u32;
-        self.write_struct(buffer, &statx)
+        self.call.write_struct(buffer, &statx)
     }
 
     /// Answers `statfs(path, buffer)`, by which tools recognise tracefs and BPF file systems.
     pub(super) fn statfs(&self, path: u64, buffer: u64) -> Answer {
-        if let Some(inside) = self.bpffs().inside(HERE, path) {
-            return self.bpffs().statfs_inside(&inside, buffer);
+        if let Some(inside) = self.bpffs.inside(HERE, path) {
+            return self.bpffs.statfs_inside(&inside, buffer);
         }
         let Some(path) = self.guests_path(libc::AT_FDCWD as u64, path) else {
             return Ok(Reply::Continue);
@@ -371,18 +297,16 @@ impl Handler<'_> {
             return Ok(Reply::Continue);
         }
         self.about(&path)?;
-        self.write_statfs(buffer, libc::TRACEFS_MAGIC as u64)
+        self.call.write_statfs(buffer, libc::TRACEFS_MAGIC as u64)
     }
 
     /// Answers `readlink(path, buffer, size)` on the tool's own descriptors, by which tools
     /// recognise an object's kind.
-    pub(super) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
-        use beeline_vm_protocol::info::Kind;
+    fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         const LONGEST: usize = 64;
-        let path = self.memory.string(path, LONGEST).unwrap_or_default();
-        let fd = self.own_descriptor(&path, "fd");
-        let object = fd.and_then(|fd| self.guest.objects.find(self.tid, fd).ok()?);
-        let Some(object) = object else {
+        let path = self.call.memory.string(path, LONGEST).unwrap_or_default();
+        let fd = self.call.own_descriptor(&path, "fd");
+        let Some(object) = fd.and_then(|fd| self.descriptors.find(fd)) else {
             return Ok(Reply::Continue);
         };
         let kind = match object.kind {
@@ -394,13 +318,13 @@ impl Handler<'_> {
             Kind::Event => "anon_inode:[perf_event]",
             Kind::Other => "anon_inode:bpf_iter",
         };
-        self.write_link(kind, buffer, size)
+        self.call.write_link(kind, buffer, size)
     }
 
     /// Answers `uname(buffer)`: tools choose headers and ways to attach by their kernel's version.
     pub(super) fn uname(&self, buffer: u64) -> Answer {
         const FIELD: usize = 65;
-        let welcome = self.guest.welcome();
+        let welcome = self.connection.welcome();
         let fields = [
             &welcome.sysname,
             &welcome.nodename,
@@ -415,7 +339,7 @@ impl Handler<'_> {
                 *to = from;
             }
         }
-        self.memory.write(buffer, &name)?;
+        self.call.memory.write(buffer, &name)?;
         Ok(Reply::Value(0))
     }
 }
@@ -435,13 +359,13 @@ fn number_of(path: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
-    use std::sync::Arc;
 
+    use beeline_supervisor::{Options, Tool};
     use beeline_vm_protocol::messages::Refused;
+    use parking_lot::Mutex;
 
     use super::*;
-    use crate::{Guest, fake};
-    use beeline_supervisor::{Options, Tool};
+    use crate::fake;
 
     #[test]
     fn paths_are_sorted_by_the_table() {

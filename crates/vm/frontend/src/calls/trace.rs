@@ -11,13 +11,16 @@
 //! The kernel loses the oldest lines, so there is always a next one. Here the last ones are lost,
 //! so the count is asked for when no more lines come.
 
+mod program;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::Builder;
 
 use beeline_supervisor::keys::{anchor, errno};
-use beeline_supervisor::{Answer, Reply};
+use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
 use beeline_uapi::{Command, Errno, MapType, ProgramType};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, long_at, number_at, put_number};
@@ -28,11 +31,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SendFlags, send};
 
-use crate::Handler;
-use crate::commands::EPROTO;
+use super::kernel::Kernel;
+use crate::Guest;
 use crate::connection::Connection;
 use crate::memory::{Memory, Shape};
 use crate::objects::Object;
+use crate::rings::Rings;
+use program::{program, record};
 
 /// The bytes of records that wait to be read: some 3900 lines in the guest, and as many here.
 const DATA: usize = 4 << 20;
@@ -46,20 +51,6 @@ const QUIET: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
-
-/// A record: the time, the thread, the CPU, the thread's name, the number of lines of this CPU for
-/// which there was no room until now, and the text.
-mod record {
-    pub(super) const TIME: usize = 0;
-    pub(super) const THREAD: usize = 8;
-    pub(super) const CPU: usize = 12;
-    pub(super) const NAME: usize = 16;
-    pub(super) const LOST: usize = 32;
-    pub(super) const TEXT: usize = 40;
-    /// The longest text that the kernel prints.
-    pub(super) const LONGEST: usize = 1024;
-    pub(super) const LEN: usize = TEXT + LONGEST;
-}
 
 /// The source of lines in the guest, which lives as long as this.
 struct Source {
@@ -100,10 +91,23 @@ impl Source {
     }
 }
 
-impl Handler<'_> {
+/// Opens `trace_pipe`.
+pub(super) struct TracePipe<'a> {
+    kernel: Kernel<'a>,
+    rings: &'a Rings,
+}
+
+impl<'a> TracePipe<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            kernel: Kernel::new(guest, call),
+            rings: &guest.rings,
+        }
+    }
+
     /// Returns a descriptor from which lines can be read as from `trace_pipe`.
-    pub(super) fn open_trace_pipe(&self, flags: u64) -> Answer {
-        let source = self.trace()?;
+    pub(super) fn open(&self, flags: u64) -> Answer {
+        let source = self.source()?;
         let (into, file) = anchor().map_err(errno)?;
         if flags & libc::O_NONBLOCK as u64 != 0 {
             fcntl_setfl(&file, OFlags::NONBLOCK).map_err(|error| Errno(error.raw_os_error()))?;
@@ -116,7 +120,8 @@ impl Handler<'_> {
         })
     }
 
-    fn trace(&self) -> Result<Source, Errno> {
+    /// Attaches the program that makes records of lines.
+    fn source(&self) -> Result<Source, Errno> {
         let mut attr = vec![0; 72];
         put_number(&mut attr, 0, MapType::RINGBUF.0);
         put_number(&mut attr, 12, DATA as u32);
@@ -145,10 +150,10 @@ impl Handler<'_> {
         let parts = vec![given(0, TRACEPOINT.to_vec())];
         let link = self.make(Command::RAW_TRACEPOINT_OPEN, attr, parts, Kind::Link)?;
 
-        let connection = &self.guest.connection;
+        let connection = self.kernel.connection;
         let shape = Shape::Ring { data: DATA };
         Ok(Source {
-            memory: self.guest.rings.memory(connection, None, &ring, shape)?,
+            memory: self.rings.memory(connection, None, &ring, shape)?,
             connection: Arc::clone(connection),
             counts,
             _made: [link, program, ring],
@@ -163,129 +168,22 @@ impl Handler<'_> {
         parts: Vec<Part>,
         kind: Kind,
     ) -> Result<Object, Errno> {
-        let done = self.ask_bpf(Bpf {
+        let done = self.kernel.bpf(Bpf {
             command: command.0,
             attr,
             parts,
             ..Bpf::default()
         })?;
-        match (done.errno, done.handle) {
-            (0, 0) => Err(EPROTO),
-            (0, handle) => Ok(Object::new(&self.guest.connection, handle, kind)),
-            (errno, _) => {
-                let connection = &self.guest.connection;
-                connection.say("the guest's kernel does not tell what programs print");
-                Err(Errno(errno as i32))
-            }
+        if done.errno != 0 {
+            let connection = self.kernel.connection;
+            connection.say("the guest's kernel does not tell what programs print");
         }
+        self.kernel.made(&done, kind)
     }
 }
 
 fn given(at: u32, data: Vec<u8>) -> Part {
     Part { at, data, room: 0 }
-}
-
-/// Codes of instructions.
-mod codes {
-    pub(super) const LOAD: u8 = 0x79;
-    pub(super) const ADDRESS: u8 = 0x18;
-    pub(super) const SET: u8 = 0xb7;
-    pub(super) const COPY: u8 = 0xbf;
-    pub(super) const ADD: u8 = 0x07;
-    pub(super) const STORE: u8 = 0x7b;
-    pub(super) const STORE_HALF: u8 = 0x63;
-    pub(super) const STORE_NUMBER: u8 = 0x62;
-    pub(super) const IF_ZERO: u8 = 0x15;
-    pub(super) const GO: u8 = 0x05;
-    pub(super) const CALL: u8 = 0x85;
-    pub(super) const EXIT: u8 = 0x95;
-}
-
-/// Numbers of helpers.
-mod helpers {
-    pub(super) const LOOK_UP: i32 = 1;
-    pub(super) const TIME: i32 = 5;
-    pub(super) const CPU: i32 = 8;
-    pub(super) const THREAD: i32 = 14;
-    pub(super) const NAME: i32 = 16;
-    pub(super) const READ_TEXT: i32 = 115;
-    pub(super) const RESERVE: i32 = 131;
-    pub(super) const SUBMIT: i32 = 132;
-}
-
-/// Builds an instruction from its code, the registers, the offset, and the number.
-fn insn(code: u8, to: u8, from: u8, offset: i16, number: i32) -> [u8; 8] {
-    let mut bytes = [code, from << 4 | to, 0, 0, 0, 0, 0, 0];
-    bytes[2..4].copy_from_slice(&offset.to_ne_bytes());
-    bytes[4..].copy_from_slice(&number.to_ne_bytes());
-    bytes
-}
-
-/// Builds the program that makes a record of each line; its context begins with the line's address.
-/// If there is no room, it counts in this CPU's element; nothing interrupts it there that runs it
-/// again.
-fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
-    use codes::*;
-    use helpers::*;
-    // Registers: 6 the line's address, 7 the record, 8 the count.
-    let call = |helper| insn(CALL, 0, 0, 0, helper);
-    let set = |to, number: usize| insn(SET, to, 0, 0, number as i32);
-    let store = |code, from, offset: usize| insn(code, 7, from, offset as i16, 0);
-    let part = |offset: usize| [insn(COPY, 1, 7, 0, 0), insn(ADD, 1, 0, 0, offset as i32)];
-    let address = |map: u32| [insn(ADDRESS, 1, 1, 0, map as i32), [0; 8]];
-    let find = [
-        &[insn(LOAD, 6, 1, 0, 0), insn(STORE_NUMBER, 10, 0, -4, 0)][..],
-        &[insn(COPY, 2, 10, 0, 0), insn(ADD, 2, 0, 0, -4)],
-        &address(counts),
-        &[call(LOOK_UP)],
-    ];
-    let reserve = [
-        &[insn(COPY, 8, 0, 0, 0)][..],
-        &address(ring),
-        &[set(2, record::LEN), set(3, 0), call(RESERVE)],
-    ];
-    let fill = [
-        &[
-            insn(COPY, 7, 0, 0, 0),
-            call(TIME),
-            store(STORE, 0, record::TIME),
-        ][..],
-        &[call(THREAD), store(STORE_HALF, 0, record::THREAD)],
-        &[call(CPU), store(STORE_HALF, 0, record::CPU)],
-        &[insn(LOAD, 1, 8, 0, 0), store(STORE, 1, record::LOST)],
-        &part(record::NAME),
-        &[set(2, record::LOST - record::NAME), call(NAME)],
-        &part(record::TEXT),
-        &[
-            set(2, record::LONGEST),
-            insn(COPY, 3, 6, 0, 0),
-            call(READ_TEXT),
-        ],
-        &[insn(COPY, 1, 7, 0, 0), set(2, 0), call(SUBMIT)],
-    ];
-    let count = [
-        insn(LOAD, 1, 8, 0, 0),
-        insn(ADD, 1, 0, 0, 1),
-        insn(STORE, 8, 1, 0, 0),
-    ];
-    let (find, reserve, fill) = (find.concat(), reserve.concat(), fill.concat());
-    let over = |insns: &[[u8; 8]]| insns.len() as i16;
-    let jump_over = |code, count| insn(code, 0, 0, count, 0);
-    [
-        &find[..],
-        // Jumps to the end.
-        &[jump_over(
-            IF_ZERO,
-            over(&reserve) + 1 + over(&fill) + 1 + over(&count),
-        )],
-        &reserve,
-        &[jump_over(IF_ZERO, over(&fill) + 1)],
-        &fill,
-        &[jump_over(GO, over(&count))],
-        &count,
-        &[set(0, 0), insn(EXIT, 0, 0, 0, 0)],
-    ]
-    .concat()
 }
 
 /// Sends lines until the tool closes its end.
@@ -332,10 +230,9 @@ fn send_all(into: &OwnedFd, mut text: &[u8]) -> rustix::io::Result<()> {
 /// Returns the lines for the records of a ring buffer. `told`: the number of lines of each CPU that
 /// are known to be lost.
 fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
-    const HEADER: usize = 8;
-    // The upper two bits say whether it is being written or was given up; such records are not
-    // sent.
-    const LENGTH: u32 = (1 << 30) - 1;
+    const HEADER: usize = RINGBUF_HDR_SZ as usize;
+    // Records that are still being written or were given up are not sent.
+    const LENGTH: u32 = !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT);
     let mut lines = Vec::new();
     while records.len() >= HEADER {
         let len = (number_at(records, 0) & LENGTH) as usize;

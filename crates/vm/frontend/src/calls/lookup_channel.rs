@@ -15,12 +15,15 @@ use std::sync::Arc;
 use beeline_runtime::fast_path::{KEY, MapByChannel, Prefetch, VALUE};
 use beeline_runtime::proc;
 use beeline_supervisor::keys::{key_of, key_of_descriptor};
-use beeline_supervisor::{HotSites, Request};
+use beeline_supervisor::{Call, HotSites, Request};
 use beeline_vm_protocol::lookup_channel::LookupChannel;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::Handler;
-use crate::objects::Object;
+use super::prefetch::Steps;
+use crate::Guest;
+use crate::connection::Connection;
+use crate::objects::{Object, Objects};
+use crate::sharing::{Sharing, may_be_stopped};
 
 /// The highest number for a channel. New files get the lowest free number, so few tools ever get
 /// there; each fork copies a table up to the highest.
@@ -58,7 +61,7 @@ enum Process {
 
 impl LookupChannels {
     /// Starts without a channel; there will never be one unless they are possible.
-    pub(super) fn new(are_possible: bool) -> Self {
+    pub(crate) fn new(are_possible: bool) -> Self {
         let given = Given {
             is_over: !are_possible,
             ..Given::default()
@@ -71,7 +74,7 @@ impl LookupChannels {
     }
 
     /// Ends all channels and allows no others: threads that wait for an answer stop waiting.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let mut given = self.given();
         given.is_over = true;
         let channels = std::mem::take(&mut given.channels);
@@ -81,13 +84,13 @@ impl LookupChannels {
 
     /// Returns whether the instruction that made a call is to get a fast path for a channel's sake.
     /// Returns true only once.
-    pub(super) fn take_due(&self, request: &Request) -> bool {
+    pub(crate) fn take_due(&self, request: &Request) -> bool {
         request.nr == libc::SYS_bpf && self.given().due.remove(&(request.tid, request.ip))
     }
 
     /// Records that the thread's process has a new fast path: it may run another program, which has
     /// no channel yet.
-    pub(super) fn has_fast_path(&self, tid: i32) {
+    pub(crate) fn has_fast_path(&self, tid: i32) {
         self.given().threads.insert(tid, Process::Hooked);
     }
 
@@ -137,25 +140,48 @@ impl LookupChannels {
     }
 }
 
-impl Handler<'_> {
+/// Offers the process that makes a call a channel.
+pub(super) struct ChannelOffers<'a> {
+    call: &'a Call<'a>,
+    channels: &'a LookupChannels,
+    connection: &'a Connection,
+    objects: &'a Objects,
+    board: &'a Prefetch,
+    sharing: Option<&'a Sharing>,
+    steps: Steps<'a>,
+}
+
+impl<'a> ChannelOffers<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            channels: &guest.lookup_channels,
+            connection: &guest.connection,
+            objects: &guest.objects,
+            board: &guest.prefetch,
+            sharing: guest.sharing.as_deref(),
+            steps: Steps::new(guest, call),
+        }
+    }
+
     /// Notes that the tool looks an element up in a map, by a descriptor, a key and a value of
     /// these lengths. A tool that does so often is given a channel to do it itself.
-    pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
-        let channels = &self.guest.lookup_channels;
+    pub(super) fn note(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
+        let channels = self.channels;
         // Data that the tool has written to an array's memory is sent before a look-up.
         let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
         if !map.mode.read || is_mapped || lens.0 > KEY || lens.1 > VALUE {
             return;
         }
-        let Some((_, request)) = self.memory.of_call() else {
+        let Some((_, request)) = self.call.memory.of_call() else {
             return;
         };
         let is_often =
-            channels.hot_sites.count(request.tid, request.ip) && self.guest.may_be_stopped();
+            channels.hot_sites.count(request.tid, request.ip) && may_be_stopped(self.sharing);
         match channels.note(&request, is_often) {
             None => {}
             Some(Process::Hooked) => {
-                self.let_others_lead();
+                self.call.let_others_lead();
                 let connected = self.give_channel(&request).map(Process::Connected);
                 let threads = &mut channels.given().threads;
                 match connected {
@@ -170,7 +196,7 @@ impl Handler<'_> {
 
     /// Lists a map for the tool's processes.
     fn list(&self, map: &Arc<Object>, tid: i32, fd: i32, (key_len, value_len): (usize, usize)) {
-        let (objects, prefetch) = (&self.guest.objects, &self.guest.prefetch);
+        let (objects, prefetch) = (self.objects, self.board);
         let Ok(key) = key_of_descriptor(tid, fd) else {
             return;
         };
@@ -190,14 +216,14 @@ impl Handler<'_> {
             prefetch.unlist(file);
         } else if is_new {
             // Data fetched before is older than data from a channel.
-            self.give_no_more(map);
+            self.steps.give_no_more(map);
         }
     }
 
     /// Gives the process that makes this call a channel, if it has none; returns `None` if that is
     /// not possible.
     fn give_channel(&self, request: &Request) -> Option<usize> {
-        let (channels, prefetch) = (&self.guest.lookup_channels, &self.guest.prefetch);
+        let (channels, prefetch) = (self.channels, self.board);
         // Giving one for another thread may take long.
         let _alone = channels.giving.try_lock()?;
         let process = request.process();
@@ -206,9 +232,9 @@ impl Handler<'_> {
             return Some(place);
         }
         free_number(request.tid).filter(|_| !has_filters(process))?;
-        let channel = self.guest.connection.join().ok()?;
+        let channel = self.connection.join().ok()?;
         let file = key_of(&channel).ok()?;
-        let (listener, call) = self.memory.of_call()?;
+        let (listener, call) = self.call.memory.of_call()?;
         // Checked again, because the connection took its time.
         let fd = free_number(request.tid)?;
         listener.replace(call.id, fd, channel.as_fd(), true).ok()?;
@@ -223,8 +249,8 @@ impl Handler<'_> {
 fn has_filters(process: i32) -> bool {
     let of_file = |path: &Path| -> Option<u32> {
         let status = proc::text(path).ok()?;
-        let mut channels = status.lines();
-        let count = channels.find_map(|channel| channel.strip_prefix("Seccomp_filters:"))?;
+        let mut lines = status.lines();
+        let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
         count.trim().parse().ok()
     };
     let Some(own) = of_file(Path::new("/proc/self/status")) else {
@@ -244,7 +270,7 @@ fn has_filters(process: i32) -> bool {
 fn free_number(tid: i32) -> Option<i32> {
     let limits = std::fs::read_to_string(format!("/proc/{tid}/limits")).ok()?;
     let mut limits = limits.lines();
-    let limit = limits.find_map(|channel| channel.strip_prefix("Max open files"))?;
+    let limit = limits.find_map(|line| line.strip_prefix("Max open files"))?;
     // If there is no limit, this is not a number.
     let limit = limit.split_whitespace().next()?.parse::<u64>();
     let highest = limit.unwrap_or(u64::MAX).checked_sub(1)?.min(HIGHEST);

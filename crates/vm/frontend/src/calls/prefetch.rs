@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
-use beeline_supervisor::Reply;
+use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Prefetch, STEPS};
 use beeline_supervisor::keys::key_of_descriptor;
+use beeline_supervisor::{Call, Reply};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -19,10 +19,11 @@ use beeline_vm_protocol::messages::{self, Walked};
 use parking_lot::MutexGuard;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::Handler;
-use crate::changes::Change;
-use crate::commands::EPROTO;
-use crate::objects::Object;
+use super::kernel::Kernel;
+use crate::Guest;
+use crate::changes::{Change, Changes};
+use crate::connection::EPROTO;
+use crate::objects::{Object, Objects};
 
 const ENOENT: Errno = Errno(libc::ENOENT);
 /// The elements fetched at the first step of a walk, which may be its only one, and at later ones,
@@ -32,7 +33,7 @@ const FETCH: u32 = STEPS as u32;
 
 /// A tool's place on its way through a map.
 #[derive(Default)]
-pub(super) struct Walk {
+pub(crate) struct Walk {
     /// The keys of all steps.
     keys: Vec<u8>,
     values: Vec<u8>,
@@ -103,10 +104,31 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-impl Handler<'_> {
+/// Takes the tool's steps through maps.
+#[derive(Clone, Copy)]
+pub(super) struct Steps<'a> {
+    call: &'a Call<'a>,
+    kernel: Kernel<'a>,
+    objects: &'a Objects,
+    changes: &'a Arc<Changes>,
+    /// The part of the walks that the tool's processes see.
+    board: &'a Prefetch,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            kernel: Kernel::new(guest, call),
+            objects: &guest.objects,
+            changes: &guest.changes,
+            board: &guest.prefetch,
+        }
+    }
+
     /// Answers a command on a map from fetched data, and fetches more. Returns `None` if the
     /// command must be carried out as it is.
-    pub(super) fn walk(
+    pub(super) fn answer(
         &self,
         command: Command,
         map: &Arc<Object>,
@@ -119,9 +141,9 @@ impl Handler<'_> {
             return Ok(None);
         }
         let key_len = facts.key_size as usize;
-        let value_len = facts.value_len(self.guest.welcome().possible_cpus);
+        let value_len = facts.value_len(self.kernel.connection.welcome().possible_cpus);
         let (key, value) = (long_at(attr, 8), long_at(attr, 16));
-        let read_key = || self.memory.bytes(key, key_len);
+        let read_key = || self.call.memory.bytes(key, key_len);
         match command {
             Command::MAP_GET_NEXT_KEY => {
                 let after = match key {
@@ -134,7 +156,7 @@ impl Handler<'_> {
                 };
                 let fd = number_at(attr, 0) as i32;
                 let next = self.next_key(map, fd, after, lens)?;
-                self.memory.write(value, &next)?;
+                self.call.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))
             }
             // Most look-ups are no part of a walk: for these, the key is not read here.
@@ -142,7 +164,7 @@ impl Handler<'_> {
                 let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
                     return Ok(None);
                 };
-                self.memory.write(value, &found)?;
+                self.call.memory.write(value, &found)?;
                 Ok(Some(Reply::Value(0)))
             }
             Command::MAP_UPDATE_ELEM if facts.is_hash() => {
@@ -169,18 +191,11 @@ impl Handler<'_> {
 
     /// Begins a change that is about to be asked for; none if the command is not for one.
     pub(super) fn begin_change(&self, command: Command) -> Option<Change> {
-        let change = changes_elements(command).then(|| self.guest.changes.begin())?;
-        if self.guest.changes.have_names() {
-            self.guest.prefetch.hide_all();
+        let change = changes_elements(command).then(|| self.changes.begin())?;
+        if self.changes.have_names() {
+            self.board.hide_all();
         }
         Some(change)
-    }
-
-    /// Begins the run of a program by the tool, which may change maps as well.
-    pub(super) fn begin_run(&self) -> Change {
-        let change = self.guest.changes.begin_run();
-        self.guest.prefetch.hide_all();
-        change
     }
 
     /// Returns a fetched value, if it is still good. It is not given again, for the reason that the
@@ -194,7 +209,7 @@ impl Handler<'_> {
         let before = std::mem::replace(&mut walk.given[step], mark);
         // Code in the tool that takes steps looks only there.
         let is_shown = walk.is_shown;
-        let was_taken = is_shown && !self.guest.prefetch.mark(map.handle.into(), step, mark);
+        let was_taken = is_shown && !self.board.mark(map.handle.into(), step, mark);
         let len = walk.lens.value;
         let value = walk.values.get(step * len..(step + 1) * len)?;
         let is_good = before == FREE && !was_taken && self.is_of_this_era(&walk);
@@ -205,7 +220,7 @@ impl Handler<'_> {
     pub(super) fn give_no_more(&self, map: &Object) {
         let mut walk = self.walk_of(map);
         if walk.is_shown {
-            self.guest.prefetch.hide(map.handle.into());
+            self.board.hide(map.handle.into());
             walk.is_shown = false;
         }
         walk.given.fill(GIVEN);
@@ -236,7 +251,7 @@ impl Handler<'_> {
             }
         }
         // A tool that deletes each first key takes no other step.
-        let step = walk.at.max(self.guest.prefetch.step_of(map.handle.into()));
+        let step = walk.at.max(self.board.step_of(map.handle.into()));
         walk.went_on = match after {
             Some(_) => true,
             None => walk.went_on && step + 1 >= FIRST_FETCH as usize,
@@ -253,9 +268,9 @@ impl Handler<'_> {
         };
         self.forget(map, &mut walk);
         // The order matters: a change that begins between the two is of a later era.
-        let era = self.guest.changes.era();
-        let is_doubtful = self.guest.changes.are_under_way();
-        let walked = match self.ask_at_once(Asked::Walk(request))? {
+        let era = self.changes.era();
+        let is_doubtful = self.changes.are_under_way();
+        let walked = match self.kernel.ask_at_once(Asked::Walk(request))? {
             Said::Walked(walked) => walked,
             _ => return Err(EPROTO),
         };
@@ -274,13 +289,13 @@ impl Handler<'_> {
     /// Returns whether fetched values may still be given. They may not if any map has been changed
     /// since by another name.
     fn is_of_this_era(&self, walk: &Walk) -> bool {
-        walk.era == self.guest.changes.era()
+        walk.era == self.changes.era()
     }
 
     /// Gives nothing of the walk any more.
     fn forget(&self, map: &Object, walk: &mut Walk) {
         if walk.is_shown {
-            self.guest.prefetch.hide(map.handle.into());
+            self.board.hide(map.handle.into());
         }
         *walk = Walk {
             went_on: walk.went_on,
@@ -290,13 +305,12 @@ impl Handler<'_> {
 
     /// Lets the tool's processes take the steps from here on, if any can and they do not already.
     fn show_walk(&self, map: &Arc<Object>, fd: i32, walk: &mut Walk) {
-        let board = &self.guest.prefetch;
-        if walk.is_shown || !board.is_open() || !self.is_of_this_era(walk) {
+        if walk.is_shown || !self.board.is_open() || !self.is_of_this_era(walk) {
             return;
         }
         // The number may be another map's by now.
-        let file = key_of_descriptor(self.tid, fd).ok();
-        let Some(file) = file.filter(|file| self.guest.objects.is_of(file, map)) else {
+        let file = key_of_descriptor(self.call.tid, fd).ok();
+        let Some(file) = file.filter(|file| self.objects.is_of(file, map)) else {
             return;
         };
         let fetched = Fetched {
@@ -308,10 +322,10 @@ impl Handler<'_> {
             is_whole: walk.is_whole,
             step: walk.at,
         };
-        walk.is_shown = board.show(map.handle.into(), &fetched);
+        walk.is_shown = self.board.show(map.handle.into(), &fetched);
         // A thread that changes a map by another name hides the walks that it finds shown.
         if walk.is_shown && !self.is_of_this_era(walk) {
-            self.guest.prefetch.hide(map.handle.into());
+            self.board.hide(map.handle.into());
         }
     }
 
@@ -320,7 +334,7 @@ impl Handler<'_> {
         match map.walk.try_lock() {
             Some(walk) => walk,
             None => {
-                self.let_others_lead();
+                self.call.let_others_lead();
                 map.walk.lock()
             }
         }

@@ -6,16 +6,17 @@
 use std::sync::Arc;
 
 use beeline_supervisor::attr::BpfAttr;
-use beeline_supervisor::bpffs::{BpfFs, HasBpfFs};
-use beeline_supervisor::{Answer, Mode, Reply};
+use beeline_supervisor::bpffs::{BpfFs, BpfFsCall, HasBpfFs};
+use beeline_supervisor::{Answer, Call, Mode};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::Bpf;
 
-use crate::commands::EPROTO;
+use super::descriptors::Descriptors;
+use super::kernel::Kernel;
+use crate::Guest;
 use crate::objects::Object;
-use crate::{Guest, Handler};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 /// Offsets in `struct bpf_map_info` and `struct bpf_link_info` of the object's number.
@@ -34,10 +35,30 @@ impl HasBpfFs for Guest {
     }
 }
 
-impl Handler<'_> {
-    /// Carries out `BPF_OBJ_GET`.
-    pub(super) fn obj_get(&self, attr: &BpfAttr) -> Answer {
-        let (object, mode) = self.bpffs().pinned(attr)?;
+/// Gives objects names, and opens them by their names.
+pub(super) struct Pins<'a> {
+    bpffs: BpfFsCall<'a, Guest>,
+    descriptors: Descriptors<'a>,
+    kernel: Kernel<'a>,
+}
+
+impl<'a> Pins<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            bpffs: BpfFsCall::new(guest, call),
+            descriptors: Descriptors::new(guest, call),
+            kernel: Kernel::new(guest, call),
+        }
+    }
+
+    /// Answers `BPF_OBJ_PIN`.
+    pub(super) fn pin(&self, attr: &BpfAttr) -> Answer {
+        self.bpffs.obj_pin(attr)
+    }
+
+    /// Answers `BPF_OBJ_GET`.
+    pub(super) fn get(&self, attr: &BpfAttr) -> Answer {
+        let (object, mode) = self.bpffs.pinned(attr)?;
         let object = match (object.kind, mode) {
             (Kind::Link, Mode::BOTH) => Arc::new(self.open_again(&object, 0)?),
             (Kind::Link, _) => return Err(EINVAL),
@@ -46,10 +67,7 @@ impl Handler<'_> {
             }
             _ => object,
         };
-        Ok(Reply::Descriptor {
-            file: self.guest.objects.add(object)?,
-            cloexec: true,
-        })
+        self.descriptors.give(object)
     }
 
     /// Opens another descriptor in the guest. For a map, it may give less access, or more if the
@@ -61,24 +79,18 @@ impl Handler<'_> {
             _ => (Command::MAP_GET_FD_BY_ID, 12),
         };
         let mut attr = vec![0; len];
-        let id = number_at(&self.info(object.handle, ID + 4)?, ID);
+        let id = number_at(&self.kernel.info(object.handle, ID + 4)?, ID);
         put_number(&mut attr, 0, id);
         put_number(&mut attr, 8, flags);
-        let done = self.ask_bpf(Bpf {
+        let open = Bpf {
             command: command.0,
             attr,
             ..Bpf::default()
-        })?;
-        match (done.errno, done.handle) {
-            (0, 0) => Err(EPROTO),
-            (0, handle) => {
-                let mut again = Object::new(&self.guest.connection, handle, object.kind);
-                again.facts = object.facts;
-                again.mode = Mode::of_flags(flags)?;
-                again.is_first = false;
-                Ok(again)
-            }
-            (errno, _) => Err(Errno(errno as i32)),
-        }
+        };
+        let mut again = self.kernel.make(open, object.kind)?;
+        again.facts = object.facts;
+        again.mode = Mode::of_flags(flags)?;
+        again.is_first = false;
+        Ok(again)
     }
 }

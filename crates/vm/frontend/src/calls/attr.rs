@@ -3,10 +3,8 @@
 //! The table of [`beeline_vm_protocol::layout`] describes the parts of an attribute. The answer's
 //! parts are written to the tool's memory.
 
-use std::sync::Arc;
-
-use beeline_supervisor::Memory;
-use beeline_uapi::{AttachType, Command, Errno, MapType};
+use beeline_supervisor::{Call, Memory};
+use beeline_uapi::{Command, Errno, MapType};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::instructions::{array_len, replace_objects};
 use beeline_vm_protocol::layout::{
@@ -15,24 +13,30 @@ use beeline_vm_protocol::layout::{
 };
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 
-use crate::Handler;
-use crate::objects::Object;
+use super::descriptors::Descriptors;
+use super::forward::BpfCall;
+use crate::Guest;
+use crate::connection::Connection;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
-const EBADF: Errno = Errno(libc::EBADF);
 const E2BIG: Errno = Errno(libc::E2BIG);
-/// For `BPF_LINK_CREATE`: offsets in the attribute, and the attach type of iterators.
-const ATTACH_TYPE: usize = 8;
-const ITER_INFO: u32 = 16;
 /// The longest name of a function to attach to.
 const NAME: usize = 512;
+
+/// Takes the attributes of a call apart, with the tool's memory and descriptors that they name.
+#[derive(Clone, Copy)]
+pub(super) struct Attributes<'a> {
+    call: &'a Call<'a>,
+    descriptors: Descriptors<'a>,
+    connection: &'a Connection,
+}
 
 /// A command on its way to the guest.
 pub(super) struct Taken {
     pub(super) message: Bpf,
+    pub(super) layout: Layout,
     /// The destinations of the answer's parts.
     destinations: Vec<Destination>,
-    layout: Layout,
 }
 
 struct Destination {
@@ -41,64 +45,63 @@ struct Destination {
     room: usize,
 }
 
-impl Taken {
-    /// Takes the attribute of `command` apart, which is as long as the tool passed it. `first` is
-    /// the object that its first descriptor names, if the command has a descriptor there.
-    pub(super) fn new(
-        call: &Handler<'_>,
-        command: Command,
-        layout: Layout,
-        mut attr: Vec<u8>,
-        first: Option<&Arc<Object>>,
-    ) -> Result<Self, Errno> {
+impl<'a> Attributes<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            descriptors: Descriptors::new(guest, call),
+            connection: &guest.connection,
+        }
+    }
+
+    /// Takes the attribute of a command apart.
+    pub(super) fn take(&self, bpf: &BpfCall<'_>) -> Result<Taken, Errno> {
+        let BpfCall {
+            command,
+            layout,
+            attr: passed,
+            first,
+        } = *bpf;
         let is_set =
             |bytes: Option<&[u8]>| bytes.is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0));
-        if is_set(attr.get(ATTR_BYTES..)) {
+        if is_set(passed.get(ATTR_BYTES..)) {
             return Err(E2BIG);
         }
-        if is_set(attr.get(layout.size..)) {
+        if is_set(passed.get(layout.size..)) {
             return Err(EINVAL);
         }
         // The kernel takes missing bytes for zeros.
-        attr.truncate(layout.size);
-        let passed = attr.clone();
+        let passed = passed.get(..layout.size).unwrap_or(passed);
+        let mut attr = passed.to_vec();
         for (place, object) in layout.objects.iter().enumerate() {
-            let fd = number_at(&passed, object.at);
-            let handle = match (object.when.holds(&passed, fd), first) {
+            let fd = number_at(passed, object.at);
+            let handle = match (object.when.holds(passed, fd), first) {
                 (false, _) => 0,
                 (true, Some(first)) if place == 0 => first.handle,
-                (true, _) => call.handle_of(fd)?,
+                (true, _) => self.descriptors.handle_of(fd)?,
             };
             put_number(&mut attr, object.at, handle);
         }
-        let mut taken = Self {
+        let mut taken = Taken {
             message: Bpf {
                 command: command.0,
                 attr,
                 parts: Vec::new(),
                 ..Bpf::default()
             },
-            destinations: Vec::new(),
             layout,
+            destinations: Vec::new(),
         };
         let facts = first.and_then(|object| object.facts);
         for buffer in layout.buffers {
-            taken.take(call, &passed, buffer, facts.as_ref())?;
-        }
-        if command == Command::LINK_CREATE
-            && AttachType(number_at(&passed, ATTACH_TYPE)) == AttachType::TRACE_ITER
-        {
-            taken.name_iterated(call);
-        }
-        if let (Command::OBJ_GET_INFO_BY_FD, Some(object)) = (command, first) {
-            taken.take_inside(object.kind)?;
+            self.take_buffer(&mut taken, passed, buffer, facts.as_ref())?;
         }
         Ok(taken)
     }
 
-    fn take(
-        &mut self,
-        call: &Handler<'_>,
+    fn take_buffer(
+        &self,
+        taken: &mut Taken,
         passed: &[u8],
         buffer: &Buffer,
         facts: Option<&MapFacts>,
@@ -107,38 +110,25 @@ impl Taken {
         if address == 0 || buffer.at + 8 > passed.len() {
             return Ok(());
         }
-        put_long(&mut self.message.attr, buffer.at, 0);
-        let cpus = call.guest.welcome().possible_cpus;
+        put_long(&mut taken.message.attr, buffer.at, 0);
+        let cpus = self.connection.welcome().possible_cpus;
         let map = facts.map(|facts| (facts, cpus));
         let mut len = buffer.len.bytes(passed, map).ok_or(E2BIG)?;
         if buffer.holds == Holds::Objects {
-            let insns = self.instructions();
+            let insns = taken.instructions();
             len = len.max(insns.map_or(0, |insns| array_len(insns) * 4));
         }
-        let mut data = match (buffer.flow, buffer.len) {
-            (Flow::Out, _) => Vec::new(),
-            // Only Bloom filters read the value of a look-up.
-            (Flow::InOut, Len::Value)
-                if facts.is_none_or(|facts| facts.map_type != MapType::BLOOM_FILTER) =>
-            {
-                Vec::new()
-            }
-            (_, Len::Text(limit)) => {
-                let mut text = call.memory.string(address, limit)?;
-                text.push(0);
-                text
-            }
-            _ => call.memory.bytes(address, len)?,
-        };
+        let mut data = self.read(address, len, buffer, facts)?;
+        let handle_of = |fd| self.descriptors.handle_of(fd);
         match buffer.holds {
             Holds::Bytes => {}
-            Holds::Instructions => replace_objects(&mut data, |fd| call.handle_of(fd))?,
+            Holds::Instructions => replace_objects(&mut data, handle_of)?,
             // Entries that no instruction names may hold anything.
-            Holds::Objects => replace_each(&mut data, 4, |fd| Ok(call.handle_of(fd).unwrap_or(0)))?,
-            Holds::Texts => data = texts(call, &data)?,
+            Holds::Objects => replace_each(&mut data, 4, |fd| Ok(handle_of(fd).unwrap_or(0)))?,
+            Holds::Texts => data = self.texts(&data)?,
             Holds::Element => {
                 if facts.is_some_and(MapFacts::holds_objects) {
-                    replace_each(&mut data, 4, |fd| call.handle_of(fd))?;
+                    replace_each(&mut data, 4, handle_of)?;
                 }
             }
         }
@@ -146,21 +136,53 @@ impl Taken {
             Flow::In => 0,
             _ => len,
         };
-        self.push(buffer.at as u32, address, data, room);
+        taken.push(buffer.at as u32, address, data, room);
         Ok(())
     }
 
-    /// Names the map at the start of an iterator's information. The program decides whether there
-    /// is one, and the guest knows the program.
-    fn name_iterated(&mut self, call: &Handler<'_>) {
-        let mut parts = self.message.parts.iter();
-        let info = parts.find(|part| part.at == ITER_INFO && part.data.len() >= 4);
-        let object = info.and_then(|info| call.handle_of(number_at(&info.data, 0)).ok());
-        self.message.iterated = object.unwrap_or(0);
+    /// Reads a buffer of the tool's, if the kernel reads it.
+    fn read(
+        &self,
+        address: u64,
+        len: usize,
+        buffer: &Buffer,
+        facts: Option<&MapFacts>,
+    ) -> Result<Vec<u8>, Errno> {
+        let memory = &self.call.memory;
+        match (buffer.flow, buffer.len) {
+            (Flow::Out, _) => Ok(Vec::new()),
+            // Only Bloom filters read the value of a look-up.
+            (Flow::InOut, Len::Value)
+                if facts.is_none_or(|facts| facts.map_type != MapType::BLOOM_FILTER) =>
+            {
+                Ok(Vec::new())
+            }
+            (_, Len::Text(limit)) => {
+                let mut text = memory.string(address, limit)?;
+                text.push(0);
+                Ok(text)
+            }
+            _ => memory.bytes(address, len),
+        }
     }
 
+    /// Returns the texts that an array of addresses points to, one behind the other.
+    fn texts(&self, addresses: &[u8]) -> Result<Vec<u8>, Errno> {
+        let mut texts = Vec::new();
+        for address in addresses.chunks_exact(8) {
+            texts.extend(self.call.memory.string(long_at(address, 0), NAME)?);
+            texts.push(0);
+            if texts.len() > BUFFER_BYTES {
+                return Err(E2BIG);
+            }
+        }
+        Ok(texts)
+    }
+}
+
+impl Taken {
     /// Takes the pointers in the structure that describes an object.
-    fn take_inside(&mut self, kind: Kind) -> Result<(), Errno> {
+    pub(super) fn take_inside(&mut self, kind: Kind) -> Result<(), Errno> {
         let Some(info) = self.message.parts.first_mut() else {
             return Ok(());
         };
@@ -258,35 +280,4 @@ fn replace_each(
         put_number(piece, 0, object);
     }
     Ok(())
-}
-
-/// Returns the texts that an array of addresses points to, one behind the other.
-fn texts(call: &Handler<'_>, addresses: &[u8]) -> Result<Vec<u8>, Errno> {
-    let mut texts = Vec::new();
-    for address in addresses.chunks_exact(8) {
-        texts.extend(call.memory.string(long_at(address, 0), NAME)?);
-        texts.push(0);
-        if texts.len() > BUFFER_BYTES {
-            return Err(E2BIG);
-        }
-    }
-    Ok(texts)
-}
-
-impl Handler<'_> {
-    /// Returns the guest's handle of the object behind a descriptor of the tool: EBADF if there is
-    /// none, EINVAL if it is something else.
-    pub(super) fn handle_of(&self, fd: u32) -> Result<u32, Errno> {
-        let object = self.object(fd as i32)?;
-        Ok(object.handle)
-    }
-
-    /// Returns the guest's object behind a descriptor of the tool.
-    pub(super) fn object(&self, fd: i32) -> Result<Arc<Object>, Errno> {
-        if fd < 0 {
-            return Err(EBADF);
-        }
-        let found = self.guest.objects.find(self.tid, fd)?;
-        found.ok_or(EINVAL)
-    }
 }

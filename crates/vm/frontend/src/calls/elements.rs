@@ -7,18 +7,20 @@
 
 use std::sync::Arc;
 
-use beeline_supervisor::{Answer, Memory, Reply};
+use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::{Command, Errno};
-use beeline_vm_protocol::layout::{Layout, long_at, number_at};
+use beeline_vm_protocol::layout::{long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Content, LookUp};
 
-use crate::Handler;
-use crate::attr::Taken;
-use crate::commands::{EPROTO, value_of};
-use crate::connection::Connection;
+use super::forward::{BpfCall, Forward, value_of};
+use super::lookup_channel::ChannelOffers;
+use super::prefetch::Steps;
+use crate::Guest;
+use crate::connection::{Connection, EPROTO};
 use crate::objects::Object;
+use crate::rings::Rings;
 
 /// The bytes of an attribute with a map, a key and a value. Fields behind them, flags first, can
 /// ask for more than a value.
@@ -26,37 +28,51 @@ const LOOK_UP: usize = 24;
 /// The most bytes of a message, or of a value, that take no time.
 const SHORT: usize = 4096;
 
-impl Handler<'_> {
-    /// Carries out a command on elements of a map.
-    pub(super) fn on_elements(
-        &self,
-        map: &Arc<Object>,
-        command: Command,
-        layout: Layout,
-        attr: Vec<u8>,
-    ) -> Answer {
-        self.guest.rings.store_for(map, self);
-        let change = self.begin_change(command);
-        if let Some(answer) = self.walk(command, map, &attr)? {
+/// Carries out commands on elements.
+pub(super) struct Elements<'a> {
+    call: &'a Call<'a>,
+    connection: &'a Arc<Connection>,
+    rings: &'a Rings,
+    forward: Forward<'a>,
+    steps: Steps<'a>,
+    offers: ChannelOffers<'a>,
+}
+
+impl<'a> Elements<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            connection: &guest.connection,
+            rings: &guest.rings,
+            forward: Forward::new(guest, call),
+            steps: Steps::new(guest, call),
+            offers: ChannelOffers::new(guest, call),
+        }
+    }
+
+    /// Answers a command on elements of a map.
+    pub(super) fn carry_out(&self, bpf: &BpfCall<'_>, map: &Arc<Object>) -> Answer {
+        let command = bpf.command;
+        self.rings.store_for(map, self.connection, self.call);
+        let change = self.steps.begin_change(command);
+        if let Some(answer) = self.steps.answer(command, map, bpf.attr)? {
             return Ok(answer);
         }
         if command == Command::MAP_LOOKUP_ELEM
-            && let Some(answer) = self.look_up(map, &attr)?
+            && let Some(answer) = self.look_up(map, bpf.attr)?
         {
             return Ok(answer);
         }
-        let taken = Taken::new(self, command, layout, attr, Some(map))?;
+        let taken = self.forward.take(bpf)?;
         let is_change = matches!(command, Command::MAP_UPDATE_ELEM | Command::MAP_DELETE_ELEM);
         if !is_change || taken.len() > SHORT {
-            let done = self.ask_bpf(taken.message.clone())?;
+            let done = self.forward.ask(&taken)?;
             drop(change);
-            taken.give_back(&self.memory, self.args[1], &done)?;
-            let say = |line: String| self.guest.connection.say(&line);
-            return value_of(&done, layout, say).map(Reply::Value);
+            return self.forward.give_back(&taken, &done).map(Reply::Value);
         }
         // Only a number comes back.
-        let (request, connection) = (Asked::Bpf(taken.message), self.connection());
-        self.ask_then(request, move |_, said| {
+        let (layout, connection) = (taken.layout, Arc::clone(self.connection));
+        self.ask_then(Asked::Bpf(taken.message), move |_, said| {
             // Dropped before the tool continues, which may want to fetch what it finds.
             drop(change);
             match said {
@@ -82,13 +98,14 @@ impl Handler<'_> {
         let (key, value) = (long_at(given, 8), long_at(given, 16));
         let request = LookUp {
             handle: map.handle,
-            key: self.memory.bytes(key, facts.key_size as usize)?,
+            key: self.call.memory.bytes(key, facts.key_size as usize)?,
         };
-        let len = facts.value_len(self.guest.welcome().possible_cpus);
-        if request.key.len() > SHORT || len > SHORT || !self.memory.is_ready(value, len) {
+        let len = facts.value_len(self.connection.welcome().possible_cpus);
+        if request.key.len() > SHORT || len > SHORT || !self.call.memory.is_ready(value, len) {
             return Ok(None);
         }
-        self.offer_line(map, number_at(given, 0) as i32, (request.key.len(), len));
+        let fd = number_at(given, 0) as i32;
+        self.offers.note(map, fd, (request.key.len(), len));
         let answer = self.ask_then(Asked::LookUp(request), move |memory, said| match said {
             Said::Content(Content { data, .. }) if data.len() == len => {
                 memory.write(value, &data).map(|()| Reply::Value(0))
@@ -104,18 +121,14 @@ impl Handler<'_> {
         request: Asked,
         answer: impl FnOnce(&Memory<'_>, Said) -> Answer + Send + 'static,
     ) -> Answer {
-        let (listener, call) = self.memory.of_call().ok_or(EPROTO)?;
+        let (listener, call) = self.call.memory.of_call().ok_or(EPROTO)?;
         let give = move |said: Result<Said, Errno>| {
             let answer = said.and_then(|said| answer(&Memory::new(&listener, &call), said));
             // If this fails, the tool's thread has been killed.
             listener.answer(call.id, answer);
         };
-        self.connection()
-            .ask_then(request, give, &|| self.let_others_lead());
+        self.connection
+            .ask_then(request, give, &|| self.call.let_others_lead());
         Ok(Reply::Answered)
-    }
-
-    fn connection(&self) -> Arc<Connection> {
-        Arc::clone(&self.guest.connection)
     }
 }

@@ -1,19 +1,28 @@
-//! The guest's answers on its kernel's types (BTF objects).
+//! `BPF_BTF_LOAD`, `BPF_BTF_GET_FD_BY_ID` and information on BTF objects: types.
 //!
 //! Types never change, and tools ask more than once for those of the kernel itself, which are some
 //! megabytes. So each answer crosses the wire once.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use beeline_supervisor::{Answer, Call};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::content;
-use beeline_vm_protocol::layout::INSIDE;
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::{INSIDE, number_at};
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 use parking_lot::Mutex;
 
-use crate::Handler;
-use crate::commands::EPROTO;
+use super::descriptors::Descriptors;
+use super::forward::{BpfCall, Forward};
+use super::kernel::Kernel;
+use crate::Guest;
+use crate::connection::EPROTO;
+use crate::kept::Kept;
 
+/// The offset of the number in the attribute of `BPF_BTF_GET_FD_BY_ID`.
+const ID: usize = 0;
 /// The number of the kernel's own types, which it makes before all others.
 const OF_KERNEL: u32 = 1;
 /// The name under which these are kept.
@@ -23,26 +32,58 @@ const MOST: usize = 64 << 20;
 
 /// The answers, by the number of a BTF object and the request.
 #[derive(Default)]
-pub(crate) struct Types(Mutex<Kept>);
+pub(crate) struct Types(Mutex<Known>);
 
 #[derive(Default)]
-struct Kept {
+struct Known {
     answers: HashMap<(u32, Vec<u8>), BpfDone>,
     bytes: usize,
 }
 
-impl Handler<'_> {
+/// Loads and opens BTF objects, and remembers what the guest tells of them.
+pub(super) struct BtfObjects<'a> {
+    descriptors: Descriptors<'a>,
+    forward: Forward<'a>,
+    kernel: Kernel<'a>,
+    types: &'a Types,
+    kept: &'a Kept,
+}
+
+impl<'a> BtfObjects<'a> {
+    pub(super) fn new(guest: &'a Guest, call: &'a Call<'a>) -> Self {
+        Self {
+            descriptors: Descriptors::new(guest, call),
+            forward: Forward::new(guest, call),
+            kernel: Kernel::new(guest, call),
+            types: &guest.types,
+            kept: &guest.kept,
+        }
+    }
+
+    /// Answers `BPF_BTF_LOAD`.
+    pub(super) fn load(&self, bpf: &BpfCall<'_>) -> Answer {
+        let btf = self.forward.make(bpf, Kind::Btf)?;
+        self.descriptors.give(Arc::new(btf))
+    }
+
+    /// Answers `BPF_BTF_GET_FD_BY_ID`.
+    pub(super) fn open(&self, bpf: &BpfCall<'_>) -> Answer {
+        let mut btf = self.forward.make(bpf, Kind::Btf)?;
+        btf.types = Some(number_at(bpf.attr, ID));
+        self.descriptors.give(Arc::new(btf))
+    }
+
     /// Asks for information on a BTF object, once for each form of the request. `id` is the guest's
     /// number of the object. It is no other's as long as there is any descriptor of the object, and
     /// is reused only when four thousand million others have been made.
-    pub(super) fn ask_types(&self, id: u32, message: Bpf) -> Result<BpfDone, Errno> {
+    pub(super) fn ask(&self, id: u32, message: Bpf) -> Result<BpfDone, Errno> {
         let key = (id, asked(&message));
-        if let Some(answer) = self.guest.types.0.lock().answers.get(&key) {
+        if let Some(answer) = self.types.0.lock().answers.get(&key) {
             return Ok(answer.clone());
         }
         let answer = self.ask_for_other_types(id, message)?;
         let bytes = answer.parts.iter().map(|part| part.data.len()).sum();
-        let mut kept = self.guest.types.0.lock();
+        let mut kept = self.types.0.lock();
         if answer.errno == 0 && kept.bytes.saturating_add(bytes) <= MOST {
             kept.bytes += bytes;
             kept.answers.insert(key, answer.clone());
@@ -57,12 +98,12 @@ impl Handler<'_> {
         };
         let large = message.parts.iter().find(is_large);
         let Some(room) = large.map(|part| part.room as usize) else {
-            return self.ask_bpf(message);
+            return self.kernel.bpf(message);
         };
-        let guess = self.guest.kept.guess(TYPES);
+        let guess = self.kept.guess(TYPES);
         let guess = guess.filter(|guess| guess.content.len() <= room);
         message.held = guess.as_ref().map_or(Vec::new(), |guess| guess.sum.into());
-        let mut answer = self.ask_bpf(message)?;
+        let mut answer = self.kernel.bpf(message)?;
         match (answer.same, guess) {
             (true, Some(guess)) => answer.parts.push(Part {
                 at: INSIDE,
@@ -73,7 +114,7 @@ impl Handler<'_> {
             (false, _) => {
                 let types = answer.parts.iter().find(|part| part.at == INSIDE);
                 if let Some(types) = types.filter(|_| answer.errno == 0) {
-                    self.guest.kept.keep(TYPES, &types.data);
+                    self.kept.keep(TYPES, &types.data);
                 }
             }
         }
