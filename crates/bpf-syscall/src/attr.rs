@@ -1,7 +1,31 @@
-//! Typed views of `union bpf_attr`, a structure for each command.
+//! `union bpf_attr`: typed views, a structure for each command, and the way to write results back.
 
 use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::{Call, Memory};
 use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
+
+/// The attribute of a `bpf(2)` call in the tool's memory, for the results that go there.
+#[derive(Clone, Copy)]
+pub(crate) struct ToolAttr<'a> {
+    memory: Memory<'a>,
+    address: u64,
+}
+
+impl<'a> ToolAttr<'a> {
+    pub(crate) fn of(call: &Call<'a>) -> Self {
+        let [_, address, ..] = call.args;
+        Self {
+            memory: call.memory,
+            address,
+        }
+    }
+
+    /// Writes the field at an offset.
+    pub(crate) fn put_u32(&self, offset: u64, value: u32) -> Result<(), Errno> {
+        let field = self.address.checked_add(offset).ok_or(Errno::EFAULT)?;
+        self.memory.write_u32(field, value)
+    }
+}
 
 /// `BPF_MAP_CREATE`.
 #[derive(Debug)]
@@ -51,6 +75,21 @@ impl MapCreate {
     }
 }
 
+/// `BPF_MAP_FREEZE`.
+#[derive(Debug)]
+pub(crate) struct MapFreeze {
+    pub(crate) map_fd: i32,
+}
+
+impl MapFreeze {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(4)?;
+        Ok(MapFreeze {
+            map_fd: attr.i32(0),
+        })
+    }
+}
+
 /// The commands on one element of a map. The ends of their fields differ.
 #[derive(Debug)]
 pub(crate) struct Element {
@@ -63,6 +102,11 @@ pub(crate) struct Element {
 }
 
 impl Element {
+    /// The ends of the commands' last fields.
+    pub(crate) const KEY_END: usize = 16;
+    pub(crate) const VALUE_END: usize = 24;
+    pub(crate) const FLAGS_END: usize = 32;
+
     /// Parses the attribute; `end` is the end of the command's last field.
     pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
         attr.ends_at(end)?;
@@ -161,7 +205,7 @@ pub(crate) struct Log {
 
 impl ProgLoad {
     /// The offset at which the length of the whole log is written back.
-    pub(crate) const LOG_TRUE_SIZE: usize = 140;
+    pub(crate) const LOG_TRUE_SIZE: u64 = 140;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
         attr.ends_at(152)?;
@@ -194,6 +238,25 @@ impl ProgLoad {
             },
             fd_array: attr.u64(120),
             fd_array_count: attr.u32(148),
+        })
+    }
+}
+
+/// `BPF_PROG_BIND_MAP`.
+#[derive(Debug)]
+pub(crate) struct ProgBindMap {
+    pub(crate) prog_fd: i32,
+    pub(crate) map_fd: i32,
+    pub(crate) flags: u32,
+}
+
+impl ProgBindMap {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(12)?;
+        Ok(ProgBindMap {
+            prog_fd: attr.i32(0),
+            map_fd: attr.i32(4),
+            flags: attr.u32(8),
         })
     }
 }
@@ -300,26 +363,93 @@ impl RawTracepointOpen {
     }
 }
 
+/// `BPF_OBJ_GET_INFO_BY_FD`.
+#[derive(Debug)]
+pub(crate) struct GetInfo {
+    pub(crate) fd: i32,
+    /// The bytes at `info`.
+    pub(crate) info_len: u32,
+    /// The address of what the tool passes, and of the answer.
+    pub(crate) info: u64,
+}
+
+impl GetInfo {
+    /// The offset of [`Self::info_len`], at which the answer's length is written back.
+    pub(crate) const INFO_LEN: u64 = 4;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(16)?;
+        Ok(GetInfo {
+            fd: attr.i32(0),
+            info_len: attr.u32(4),
+            info: attr.u64(8),
+        })
+    }
+}
+
+/// `BPF_MAP_GET_NEXT_ID` and its like for other objects.
+#[derive(Debug)]
+pub(crate) struct GetNextId {
+    pub(crate) start_id: u32,
+}
+
+impl GetNextId {
+    /// The offset at which the id is written back.
+    pub(crate) const NEXT_ID: u64 = 4;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(8)?;
+        Ok(GetNextId {
+            start_id: attr.u32(0),
+        })
+    }
+}
+
+/// `BPF_MAP_GET_FD_BY_ID` and its like for other objects. Only maps' descriptors have a mode.
+#[derive(Debug)]
+pub(crate) struct GetFdById {
+    pub(crate) id: u32,
+    pub(crate) open_flags: u32,
+}
+
+impl GetFdById {
+    /// The ends of the commands' last fields.
+    pub(crate) const ID_END: usize = 4;
+    pub(crate) const OPEN_FLAGS_END: usize = 12;
+
+    /// Parses the attribute; `end` is the end of the command's last field.
+    pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
+        attr.ends_at(end)?;
+        Ok(GetFdById {
+            id: attr.u32(0),
+            open_flags: attr.u32(8),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    const EINVAL: Errno = Errno(libc::EINVAL);
-
     proptest! {
         #[test]
         fn no_bytes_make_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             if let Ok(attr) = BpfAttr::parse(&bytes) {
                 let _ = MapCreate::parse(&attr);
-                let _ = Element::parse(&attr, 32);
+                let _ = MapFreeze::parse(&attr);
+                let _ = Element::parse(&attr, Element::FLAGS_END);
                 let _ = Batch::parse(&attr);
                 let _ = ProgLoad::parse(&attr);
+                let _ = ProgBindMap::parse(&attr);
                 let _ = TestRun::parse(&attr);
                 let _ = BtfLoad::parse(&attr);
                 let _ = LinkCreate::parse(&attr);
                 let _ = RawTracepointOpen::parse(&attr);
+                let _ = GetInfo::parse(&attr);
+                let _ = GetNextId::parse(&attr);
+                let _ = GetFdById::parse(&attr, GetFdById::OPEN_FLAGS_END);
             }
         }
     }
@@ -334,7 +464,7 @@ mod tests {
                 .and_then(|map| map.name)
         };
         assert_eq!(with_name(b"AT_x.rodata").unwrap(), "AT_x.rodata");
-        assert_eq!(with_name(b"a b"), Err(EINVAL));
-        assert_eq!(with_name(b"sixteen_bytes_16"), Err(EINVAL));
+        assert_eq!(with_name(b"a b"), Err(Errno::EINVAL));
+        assert_eq!(with_name(b"sixteen_bytes_16"), Err(Errno::EINVAL));
     }
 }

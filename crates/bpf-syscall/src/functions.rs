@@ -152,6 +152,14 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ALL.keys().map(String::as_str)
 }
 
+/// Returns a name of the tool's as the user may see it: without control characters.
+pub(crate) fn printable(name: &[u8]) -> String {
+    String::from_utf8_lossy(name)
+        .chars()
+        .filter(|letter| !letter.is_control())
+        .collect()
+}
+
 /// Returns a hint for the user: the probes that can replace one on a function that is not served.
 pub(crate) fn advice(function: &str) -> String {
     const PREFIXES: [&str; 6] = ["ksys_", "vfs_", "do_sys_", "__sys_", "sys_", "do_"];

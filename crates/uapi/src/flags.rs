@@ -1,5 +1,5 @@
-//! `BPF_F_*` flags, named without their prefix: for map creation, updates, objects and single
-//! helpers.
+//! `BPF_F_*` flags, named without their prefix: for map creation, updates, objects, program loads
+//! and single helpers.
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
@@ -20,8 +20,25 @@ pub const PATH_FD: u32 = 1 << 14;
 /// Of `BPF_MAP_CREATE`: `value_type_btf_obj_fd` is a descriptor.
 pub const VTYPE_BTF_OBJ_FD: u32 = 1 << 15;
 pub const TOKEN_FD: u32 = 1 << 16;
+/// Of `BPF_PROG_LOAD`: the architecture is one that requires alignment.
+pub const STRICT_ALIGNMENT: u32 = 1 << 0;
+/// Of `BPF_PROG_LOAD`: alignment is not checked.
+pub const ANY_ALIGNMENT: u32 = 1 << 1;
+/// Of `BPF_PROG_LOAD`: the verifier keeps a state at every instruction where one can be.
+pub const TEST_STATE_FREQ: u32 = 1 << 3;
+/// Of `BPF_PROG_LOAD`: the program may sleep.
+pub const SLEEPABLE: u32 = 1 << 4;
+/// Of `BPF_PROG_LOAD`: the program handles packets in several buffers.
+pub const XDP_HAS_FRAGS: u32 = 1 << 5;
+/// Of `BPF_PROG_LOAD`: the verifier refuses a program whose bounds contradict each other.
+pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
 /// Of `BPF_PROG_ATTACH`: replaces the program that is named.
 pub const REPLACE: u32 = 1 << 2;
+
+/// Of `BPF_PROG_LOAD`: the upper halves of registers that hold 32 bits get random values.
+pub const TEST_RND_HI32: u32 = 1 << 2;
+/// Of `BPF_PROG_TEST_RUN`: the program runs on the CPU that is named.
+pub const TEST_RUN_ON_CPU: u32 = 1 << 0;
 
 /// `BPF_ANY`, for an update: create or replace.
 pub const ANY: u64 = 0;

@@ -18,6 +18,7 @@
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
+//! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
 //! | [`signal`] | `asm-generic/siginfo.h` |
 #![no_std]
@@ -27,6 +28,7 @@ mod bpf;
 mod errno;
 pub mod flags;
 pub mod helper;
+pub mod log;
 mod open_enum;
 pub mod perf;
 pub mod signal;
