@@ -2,8 +2,12 @@
 //!
 //! There are two tables: of system calls, and of the commands of `bpf(2)`. An area is a module with
 //! one type or two, which are made for a call and borrow the parts of the session that they need.
+//! The areas share `attr` (the attribute of `bpf(2)`) and `descriptors` (the new ones, by which
+//! calls answer).
 
+mod attr;
 mod btf;
+mod descriptors;
 mod elements;
 mod files;
 mod ids;

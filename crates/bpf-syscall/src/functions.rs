@@ -179,7 +179,7 @@ pub(crate) fn advice(function: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use beeline_btf::Btf;
+    use beeline_btf::{Btf, kind};
 
     #[test]
     fn calls_are_found_by_the_names_of_their_functions() {
@@ -224,8 +224,7 @@ mod tests {
 
     /// Returns the number of parameters of the kernel's function with that name.
     fn parameters(types: &Btf, name: &str) -> Option<usize> {
-        const FUNC: u8 = 12;
-        let [function] = types.find([(FUNC, name)]);
+        let [function] = types.find([(kind::FUNC, name)]);
         let prototype = types.get(types.get(function)?.refers_to())?;
         Some(types.params(prototype).count())
     }

@@ -1,10 +1,10 @@
 //! Answers `bpf(2)`, `perf_event_open(2)` and the calls around them in place of the kernel.
 //!
 //! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`].
-//! `calls` has the tables that say which handler answers which call, and a module for each area:
-//! `maps`, `elements`, `programs`, `btf`, `links`, `perf`, `info`, `ids`, `pins`, `files`, `wait`. A
-//! handler finds the objects (`objects`) that descriptors stand for (`fds`) and asks the backend.
-//! `reclaim` releases the objects that the tool has closed.
+//! `calls` has the tables that lead each call to its area, and a module for each area: `maps`,
+//! `elements`, `programs`, `btf`, `links`, `perf`, `info`, `ids`, `pins`, `files`, `wait`. An area
+//! finds the objects (`objects`) that descriptors stand for (`fds`) and asks the backend. `reclaim`
+//! releases the objects that the tool has closed.
 //!
 //! `syscall_table` is the table of system calls that programs can be attached to. The `tracepoints`
 //! come from it and, where the tool may not read the kernel's, the files that describe them
@@ -12,7 +12,6 @@
 
 #![forbid(unsafe_code)]
 
-mod attr;
 mod calls;
 mod claims;
 mod event_types;
@@ -22,7 +21,6 @@ pub mod fuzz_api;
 mod local;
 mod map_types;
 mod members;
-mod new_descriptors;
 mod objects;
 mod pinned;
 mod reclaim;

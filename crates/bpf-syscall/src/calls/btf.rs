@@ -7,9 +7,9 @@ use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::Errno;
 
-use crate::attr::BtfLoad;
+use super::attr::BtfLoad;
+use super::descriptors::NewDescriptors;
 use crate::local::Local;
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::{Btf, Numbers, Object};
 
 /// The longest BTF that the kernel takes.

@@ -9,7 +9,7 @@ use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::{Errno, MapType, flags};
 
-use crate::attr::Element;
+use super::attr::Element;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::map_types::{holds_objects, is_hash, is_queue_or_stack};

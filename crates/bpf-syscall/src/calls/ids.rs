@@ -5,11 +5,11 @@ use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::Errno;
 
-use crate::attr::{GetFdById, GetNextId, ToolAttr};
+use super::attr::{GetFdById, GetNextId, ToolAttr};
+use super::descriptors::NewDescriptors;
 use crate::fds::Descriptors;
 use crate::local::Local;
 use crate::members::Members;
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::Object;
 use crate::pinned::Pinned;
 

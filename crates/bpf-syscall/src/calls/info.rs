@@ -11,7 +11,7 @@ use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::Errno;
 
-use crate::attr::{GetInfo, ToolAttr};
+use super::attr::{GetInfo, ToolAttr};
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Map, Object, Program};

@@ -9,12 +9,12 @@ use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
-use crate::attr::{LinkCreate, RawTracepointOpen};
+use super::attr::{LinkCreate, RawTracepointOpen};
+use super::descriptors::NewDescriptors;
 use crate::claims::Claims;
 use crate::fds::ThreadFds;
 use crate::functions;
 use crate::local::Local;
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::{Link, LinkTo, Numbers, Object, Program, attach};
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;

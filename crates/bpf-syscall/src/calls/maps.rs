@@ -12,11 +12,11 @@ use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::{Errno, MapType, flags};
 
-use crate::attr::{MapCreate, MapFreeze};
+use super::attr::{MapCreate, MapFreeze};
+use super::descriptors::NewDescriptors;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::map_types::{is_hash, is_map_of_maps, is_ring_buffer};
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::{Btf, Held, Map, Object};
 use crate::reclaim::is_mapped_writable;
 

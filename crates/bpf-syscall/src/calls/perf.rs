@@ -12,11 +12,11 @@ use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
 use beeline_uapi::perf::*;
 
+use super::descriptors::NewDescriptors;
 use crate::claims::Claims;
 use crate::event_types::EventTypes;
 use crate::functions::{self, Leading};
 use crate::local::Local;
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::{Event, Held, Numbers, Object, Ring};
 use crate::syscall_table::SystemCall;
 use crate::tracefs::MOUNTS;

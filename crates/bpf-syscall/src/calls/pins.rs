@@ -5,8 +5,8 @@ use beeline_supervisor::bpffs::BpfFsCall;
 use beeline_supervisor::{Answer, Call, Mode};
 use beeline_uapi::Errno;
 
+use super::descriptors::NewDescriptors;
 use crate::local::Local;
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::Object;
 use crate::pinned::Pinned;
 

@@ -12,11 +12,11 @@ use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::{Errno, ProgramType, flags};
 
+use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun, ToolAttr};
+use super::descriptors::NewDescriptors;
 use super::info::{FUNC_INFO, LINE_INFO};
-use crate::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun, ToolAttr};
 use crate::fds::ThreadFds;
 use crate::local::Local;
-use crate::new_descriptors::NewDescriptors;
 use crate::objects::{Btf, Held, Object, Program};
 
 /// The most instructions in one program, for a privileged user.

@@ -116,7 +116,7 @@ impl<'a> Wait<'a> {
 
     /// Answers `poll(fds, count, ..)` and `ppoll`: the kernel waits.
     pub(super) fn poll(&self, fds: u64, count: u64) -> Answer {
-        const POLLFD: usize = 8;
+        const POLLFD: usize = size_of::<libc::pollfd>();
         const MOST: u64 = 1 << 16;
         if !self.fds.table.has_rings() || count > MOST {
             return Ok(Reply::Continue);

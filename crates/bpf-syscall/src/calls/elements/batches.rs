@@ -11,7 +11,7 @@ use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::{Errno, MapType, flags};
 
 use super::{Elements, check_lock_flag};
-use crate::attr::{Batch, ToolAttr};
+use crate::calls::attr::{Batch, ToolAttr};
 use crate::local::Local;
 use crate::map_types::{holds_objects, is_hash};
 use crate::objects::Map;
@@ -105,6 +105,7 @@ impl<'a> Batches<'a> {
         self.read(attr, true)
     }
 
+    /// Reads elements, and deletes those that were read if `delete` is set.
     fn read(&self, attr: &BpfAttr, delete: bool) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_read()?;

@@ -1,4 +1,5 @@
-//! `open` of the files in which tools look for probes: `/sys/bus/event_source/devices/*` and tracefs.
+//! `open` and `openat`: of an object's `fdinfo`, in the BPF file system, and of the files in which
+//! tools look for probes: `/sys/bus/event_source/devices/*`, `/proc/kallsyms` and tracefs.
 
 use std::path::Path;
 

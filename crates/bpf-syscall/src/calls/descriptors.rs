@@ -12,14 +12,14 @@ use crate::reclaim::Reclaim;
 const ANCHORED: u64 = 8 << 10;
 
 /// Makes descriptors of objects for the tool.
-pub(crate) struct NewDescriptors<'a> {
+pub(super) struct NewDescriptors<'a> {
     backend: &'a dyn Backend,
     fds: &'a Descriptors,
     reclaim: Reclaim<'a>,
 }
 
 impl<'a> NewDescriptors<'a> {
-    pub(crate) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+    pub(super) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
         Self {
             backend: &*local.backend,
             fds: &local.fds,
@@ -28,17 +28,17 @@ impl<'a> NewDescriptors<'a> {
     }
 
     /// Returns the descriptor of a new object.
-    pub(crate) fn first(&self, object: Object) -> Answer {
+    pub(super) fn first(&self, object: Object) -> Answer {
         self.first_in_mode(object, Mode::BOTH)
     }
 
     /// Returns the descriptor of a new map; the mode is the access that it gives.
-    pub(crate) fn first_in_mode(&self, object: Object, mode: Mode) -> Answer {
+    pub(super) fn first_in_mode(&self, object: Object, mode: Mode) -> Answer {
         self.make(object, mode, true)
     }
 
     /// Returns another descriptor of an object; the mode is the access that it gives to a map.
-    pub(crate) fn another(&self, object: Object, mode: Mode) -> Answer {
+    pub(super) fn another(&self, object: Object, mode: Mode) -> Answer {
         self.reclaim
             .with_room(|| self.make(object.clone(), mode, false))
     }
