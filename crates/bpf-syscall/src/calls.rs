@@ -63,8 +63,8 @@ impl<'a> Dispatcher<'a> {
             libc::SYS_select | libc::SYS_pselect6 => Wait::new(local, call).select(a, b),
             libc::SYS_statfs => Files::new(local, call).statfs(a, b),
             libc::SYS_execve | libc::SYS_execveat => self.run_program(),
-            _ => match call.at_arguments(nr) {
-                Some(arguments) => Files::new(local, call).file(nr, arguments),
+            _ => match call.path_call(nr) {
+                Some(asked) => Files::new(local, call).answer(asked),
                 None => BpfFsCall::new(local, call)
                     .answer(nr)
                     .unwrap_or(Err(Errno::ENOSYS)),
@@ -75,8 +75,8 @@ impl<'a> Dispatcher<'a> {
     /// Returns whether the kernel answers a system call as if Beeline were not there.
     pub(crate) fn is_plainly_kernels(&self, nr: i64) -> bool {
         let Self { local, call } = *self;
-        if let Some([at, path, ..]) = call.at_arguments(nr) {
-            return Files::new(local, call).is_elsewhere(at, path);
+        if let Some(asked) = call.path_call(nr) {
+            return Files::new(local, call).is_elsewhere(asked);
         }
         match nr {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {

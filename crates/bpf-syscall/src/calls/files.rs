@@ -1,4 +1,4 @@
-//! System calls that name a file, and `open` of the files in which tools look for probes (`open`).
+//! System calls that name a file: `open` (in a module of its own), `stat` and their like.
 //!
 //! Calls under `/sys/fs/bpf` are answered from the session's own BPF file system
 //! ([`beeline_supervisor::bpffs`]). Calls to tracepoints on system calls are answered from the
@@ -11,7 +11,7 @@ mod open;
 
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall, Place};
-use beeline_supervisor::{Answer, Call, HERE, Reply};
+use beeline_supervisor::{Answer, Call, FileOperation, HERE, PathCall, Reply};
 use beeline_uapi::Errno;
 
 use super::info::FdInfo;
@@ -50,29 +50,41 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Answers a call that opens or inspects a file by its path; for its arguments see
-    /// [`Call::at_arguments`](beeline_supervisor::Call::at_arguments).
-    pub(super) fn file(&self, nr: i64, [at, path, c, d, e]: [u64; 5]) -> Answer {
-        match nr {
-            libc::SYS_open | libc::SYS_openat => self.open(at, path, c),
-            libc::SYS_access | libc::SYS_faccessat | libc::SYS_faccessat2 => {
-                self.access(at, path, c)
+    /// Answers a call that opens or inspects a file by its path.
+    pub(super) fn answer(&self, asked: PathCall) -> Answer {
+        let (call, path) = (self.call, asked.path);
+        match asked.operation {
+            FileOperation::Open { flags } => self.open(asked.directory, path, flags),
+            FileOperation::ReadLink { buffer, size } => self.readlink(path, buffer, size),
+            FileOperation::Access { mode } => {
+                self.inspect(asked, |place| call.access_place(place, mode))
             }
-            libc::SYS_statx => self.statx(at, path, d, e),
-            libc::SYS_readlink | libc::SYS_readlinkat => self.readlink(path, c, d),
-            _ => self.stat(at, path, c),
+            FileOperation::Stat { buffer } => {
+                self.inspect(asked, |place| call.stat_place(place, buffer))
+            }
+            FileOperation::Statx { mask, buffer } => {
+                self.inspect(asked, |place| call.statx_place(place, mask, buffer))
+            }
+        }
+    }
+
+    /// Calls `inspect` with the destination of a path that is answered here.
+    fn inspect(&self, asked: PathCall, inspect: impl FnOnce(&Place) -> Answer) -> Answer {
+        match self.served(asked.directory, asked.path) {
+            Some(place) => inspect(&place?),
+            None => Ok(Reply::Continue),
         }
     }
 
     /// Returns whether a path leads to nothing that any handler looks at. A path that cannot be
     /// read leads nowhere.
-    pub(super) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
+    pub(super) fn is_elsewhere(&self, asked: PathCall) -> bool {
         const ANSWERED: [&[u8]; 2] = [b"/sys/", b"/proc/"];
-        let Ok(path) = self.call.memory.string(path, libc::PATH_MAX as usize) else {
+        let Ok(path) = self.call.memory.string(asked.path, libc::PATH_MAX as usize) else {
             return true;
         };
         !ANSWERED.iter().any(|start| path.starts_with(start))
-            && self.bpffs.inside_of(directory, &path).is_none()
+            && self.bpffs.inside_of(asked.directory, &path).is_none()
     }
 
     /// Returns the destination of a path that is answered here, in the BPF file system or in
@@ -87,30 +99,6 @@ impl<'a> Files<'a> {
             Some(inside) => Some(self.own_bpffs.place(&inside)),
             None => self.tracefs.place(&path).map(Ok),
         }
-    }
-
-    /// Answers `access(path, mode)`.
-    fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
-        let Some(place) = self.served(at, path) else {
-            return Ok(Reply::Continue);
-        };
-        self.call.access_place(&place?, mode)
-    }
-
-    /// Answers `stat(path, buffer)`. There are no symbolic links to follow.
-    fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
-        let Some(place) = self.served(at, path) else {
-            return Ok(Reply::Continue);
-        };
-        self.call.stat_place(&place?, buffer)
-    }
-
-    /// Answers `statx(.., path, flags, mask, buffer)`.
-    fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
-        let Some(place) = self.served(at, path) else {
-            return Ok(Reply::Continue);
-        };
-        self.call.statx_place(&place?, mask, buffer)
     }
 
     /// Answers `statfs(path, buffer)`, by which tools recognise a BPF file system and tracefs.

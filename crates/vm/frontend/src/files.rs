@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use beeline_supervisor::bpffs::HasBpfFs;
 use beeline_supervisor::keys::{errno, memory_file};
-use beeline_supervisor::{Answer, HERE, Reply, Scratch};
+use beeline_supervisor::{Answer, FileOperation, HERE, PathCall, Reply, Scratch};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::content;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -127,17 +127,15 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 impl Handler<'_> {
-    /// Answers a call that opens or inspects a file by its path; for its arguments see
-    /// [`Call::at_arguments`](beeline_supervisor::Call::at_arguments).
-    pub(super) fn file(&self, nr: i64, [at, path, c, d, e]: [u64; 5]) -> Answer {
-        match nr {
-            libc::SYS_open | libc::SYS_openat => self.open(at, path, c),
-            libc::SYS_access | libc::SYS_faccessat | libc::SYS_faccessat2 => {
-                self.access(at, path, c)
-            }
-            libc::SYS_statx => self.statx(at, path, d, e),
-            libc::SYS_readlink | libc::SYS_readlinkat => self.readlink(path, c, d),
-            _ => self.stat(at, path, c),
+    /// Answers a call that opens or inspects a file by its path.
+    pub(super) fn file(&self, asked: PathCall) -> Answer {
+        let (at, path) = (asked.directory, asked.path);
+        match asked.operation {
+            FileOperation::Open { flags } => self.open(at, path, flags),
+            FileOperation::Access { mode } => self.access(at, path, mode),
+            FileOperation::Stat { buffer } => self.stat(at, path, buffer),
+            FileOperation::Statx { mask, buffer } => self.statx(at, path, mask, buffer),
+            FileOperation::ReadLink { buffer, size } => self.readlink(path, buffer, size),
         }
     }
 

@@ -160,8 +160,8 @@ impl Answers for Guest {
             libc::SYS_read => call.read(a, b, c),
             libc::SYS_uname => call.uname(a),
             libc::SYS_rt_sigreturn => call.settle(),
-            _ => match call.at_arguments(nr) {
-                Some(arguments) => call.file(nr, arguments),
+            _ => match call.path_call(nr) {
+                Some(asked) => call.file(asked),
                 None => call.bpffs().answer(nr).unwrap_or(Ok(Reply::Continue)),
             },
         }
@@ -169,8 +169,8 @@ impl Answers for Guest {
 
     fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
         let call = &Handler { guest: self, call };
-        if let Some([at, path, ..]) = call.at_arguments(nr) {
-            return call.is_elsewhere(at, path);
+        if let Some(asked) = call.path_call(nr) {
+            return call.is_elsewhere(asked.directory, asked.path);
         }
         match nr {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
