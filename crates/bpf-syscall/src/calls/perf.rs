@@ -254,8 +254,8 @@ impl<'a> PerfEvents<'a> {
     }
 }
 
-/// Returns the system calls that a probe on a function of the kernel's stands for; none if it is not
-/// served.
+/// Returns the system calls that a probe on a function of the kernel's stands for; none if it is
+/// not served.
 fn kprobe_points(function: &str, edge: Edge) -> Vec<AttachPoint> {
     if let Some(call) = SystemCall::of_function(function) {
         return vec![at_call(Some(call.number), edge, CallContext::Probe)];

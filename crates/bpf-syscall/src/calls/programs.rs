@@ -96,14 +96,8 @@ impl<'a> Programs<'a> {
             // Includes the NUL at its end.
             log_room: Some((wanted.log.size as usize).saturating_sub(1)),
         };
-        let loaded = self.backend.program_load(&spec);
         // From here on the program is the tool's: it is released again if anything below fails.
-        let (loaded, log) = match loaded {
-            Ok(Loaded { id, log }) => (Ok(Held::new(self.backend, id)), log),
-            Err(LoadError { errno, log, .. }) => (Err(errno), log),
-        };
-        self.write_log(attr, &wanted.log, &log)?;
-        let held = loaded?;
+        let held = self.load_in_backend(attr, &wanted.log, &spec)?;
         for map in kept {
             self.backend.program_bind_map(held.id, map)?;
         }
@@ -123,6 +117,21 @@ impl<'a> Programs<'a> {
             loaded: nanoseconds_since_start(),
             uid: rustix::process::getuid().as_raw(),
         })))
+    }
+
+    /// Loads a program in the backend and writes the log, whether or not the program is accepted.
+    fn load_in_backend(
+        &self,
+        attr: &BpfAttr,
+        log: &Log,
+        spec: &ProgramSpec,
+    ) -> Result<Held, Errno> {
+        let (loaded, said) = match self.backend.program_load(spec) {
+            Ok(Loaded { id, log }) => (Ok(Held::new(self.backend, id)), log),
+            Err(LoadError { errno, log, .. }) => (Err(errno), log),
+        };
+        self.write_log(attr, log, &said)?;
+        loaded
     }
 
     /// Reads an array of records of which `known` bytes are known here; the bytes that a newer tool
