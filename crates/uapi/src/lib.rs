@@ -16,6 +16,7 @@
 //! | [`PerfEventType`] | `enum bpf_perf_event_type` |
 //! | [`HelperId`] | `enum bpf_func_id` |
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
+//! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
 //! | [`log`] | `BPF_LOG_*` |
@@ -24,6 +25,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod attr;
 mod bpf;
 mod errno;
 pub mod flags;

@@ -9,7 +9,11 @@ macro_rules! open_enum {
         $($constant:ident = $value:literal,)*
     ) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[derive(
+            Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default,
+            ::zerocopy::FromBytes, ::zerocopy::IntoBytes,
+            ::zerocopy::KnownLayout, ::zerocopy::Immutable,
+        )]
         #[repr(transparent)]
         pub struct $name(pub $number);
 

@@ -1,0 +1,221 @@
+//! The layouts of attributes, compared with two sources: generated bindings from another project,
+//! and the running kernel's own types.
+
+use std::fs;
+use std::mem::offset_of;
+
+use aya_obj::generated as theirs;
+use beeline_btf::{Btf, kind};
+use beeline_uapi::attr;
+
+/// The offsets of some fields of a structure.
+type Fields = Vec<(&'static str, usize)>;
+
+macro_rules! fields {
+    ($of:ty: $($field:ident),* $(,)?) => {
+        vec![$((stringify!($field).trim_start_matches("r#"), offset_of!($of, $field))),*]
+    };
+}
+
+/// Compares a structure with that of the other bindings, field by field.
+macro_rules! same {
+    ($ours:ident = $theirs:ident: $($field:ident),* $(,)?) => {
+        $(assert_eq!(
+            offset_of!(attr::$ours, $field),
+            offset_of!(theirs::$theirs, $field),
+            concat!(stringify!($ours), "::", stringify!($field)),
+        );)*
+    };
+}
+
+#[test]
+fn layouts_are_those_of_other_bindings() {
+    same!(MapCreate = bpf_attr__bindgen_ty_1: map_type, key_size, value_size, max_entries,
+        map_flags, inner_map_fd, numa_node, map_name, map_ifindex, btf_fd, btf_key_type_id,
+        btf_value_type_id, btf_vmlinux_value_type_id, map_extra);
+    same!(Element = bpf_attr__bindgen_ty_2: map_fd, key, flags);
+    same!(Batch = bpf_attr__bindgen_ty_3: in_batch, out_batch, keys, values, count, map_fd,
+        elem_flags, flags);
+    same!(ProgLoad = bpf_attr__bindgen_ty_4: prog_type, insn_cnt, insns, license, log_level,
+        log_size, log_buf, kern_version, prog_flags, prog_name, prog_ifindex,
+        expected_attach_type, prog_btf_fd, func_info_rec_size, func_info, func_info_cnt,
+        line_info_rec_size, line_info, line_info_cnt, attach_btf_id, core_relo_cnt, fd_array,
+        core_relos, core_relo_rec_size, log_true_size);
+    same!(TestRun = bpf_attr__bindgen_ty_7: prog_fd, retval, data_size_in, data_size_out, data_in,
+        data_out, repeat, duration, ctx_size_in, ctx_size_out, ctx_in, ctx_out, flags, cpu,
+        batch_size);
+}
+
+/// A union's or structure's fields, with those of its unnamed members; `at` is its own offset.
+fn flattened(btf: &Btf<'_>, id: u32, at: usize, fields: &mut Vec<(String, usize)>) {
+    let Some((_, of)) = btf.resolve(id) else {
+        return;
+    };
+    for member in btf.members(of) {
+        let at = at + member.offset as usize;
+        match member.name {
+            b"" => flattened(btf, member.type_id, at, fields),
+            name => fields.push((String::from_utf8_lossy(name).into_owned(), at)),
+        }
+    }
+}
+
+/// Returns the fields of the structure in `union bpf_attr` that is called `name`, or that has no
+/// name and begins with the field `first`.
+fn of_union(btf: &Btf<'_>, name: &str, first: &str) -> Vec<(String, usize)> {
+    let [union] = btf.find([(kind::UNION, "bpf_attr")]);
+    let of = btf.get(union).expect("the union");
+    let mut members = btf.members(of);
+    let found = members.find_map(|member| {
+        let mut fields = Vec::new();
+        flattened(btf, member.type_id, 0, &mut fields);
+        let is_it = match member.name {
+            b"" => name.is_empty() && fields.iter().take(3).any(|(field, _)| field == first),
+            other => other == name.as_bytes(),
+        };
+        is_it.then_some(fields)
+    });
+    found.unwrap_or_else(|| panic!("no structure {name:?} with {first}"))
+}
+
+#[test]
+fn layouts_are_those_of_the_running_kernel() {
+    let Ok(data) = fs::read("/sys/kernel/btf/vmlinux") else {
+        return eprintln!("skipped: the kernel does not show its types");
+    };
+    let btf = Btf::parse(&data).expect("the kernel's types");
+    use attr::*;
+    let all: [(&str, Fields); 18] = [
+        (
+            "",
+            fields!(MapCreate: map_type, key_size, value_size, max_entries, map_flags,
+            inner_map_fd, numa_node, map_name, map_ifindex, btf_fd, btf_key_type_id,
+            btf_value_type_id, btf_vmlinux_value_type_id, map_extra, value_type_btf_obj_fd,
+            map_token_fd, excl_prog_hash, excl_prog_hash_size),
+        ),
+        ("", fields!(Element: map_fd, key, value, flags)),
+        (
+            "batch",
+            fields!(Batch: in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags),
+        ),
+        (
+            "",
+            fields!(ProgLoad: prog_type, insn_cnt, insns, license, log_level, log_size, log_buf,
+            kern_version, prog_flags, prog_name, prog_ifindex, expected_attach_type, prog_btf_fd,
+            func_info_rec_size, func_info, func_info_cnt, line_info_rec_size, line_info,
+            line_info_cnt, attach_btf_id, attach_prog_fd, core_relo_cnt, fd_array, core_relos,
+            core_relo_rec_size, log_true_size, prog_token_fd, fd_array_cnt, signature,
+            signature_size, keyring_id),
+        ),
+        ("", fields!(ObjPin: pathname, bpf_fd, file_flags, path_fd)),
+        (
+            "",
+            fields!(ProgAttach: attach_bpf_fd, attach_type, attach_flags, replace_bpf_fd,
+            relative_fd, expected_revision),
+        ),
+        (
+            "test",
+            fields!(TestRun: prog_fd, retval, data_size_in, data_size_out, data_in, data_out,
+            repeat, duration, ctx_size_in, ctx_size_out, ctx_in, ctx_out, flags, cpu, batch_size),
+        ),
+        (
+            "",
+            fields!(GetId: start_id, next_id, open_flags, fd_by_id_token_fd),
+        ),
+        ("info", fields!(Info: bpf_fd, info_len, info)),
+        (
+            "query",
+            fields!(Query: target_fd, attach_type, query_flags, attach_flags, prog_ids,
+            count, prog_attach_flags, link_ids, link_attach_flags, revision),
+        ),
+        (
+            "raw_tracepoint",
+            fields!(RawTracepoint: name, prog_fd, cookie),
+        ),
+        (
+            "",
+            fields!(BtfLoad: btf, btf_log_buf, btf_size, btf_log_size, btf_log_level,
+            btf_log_true_size, btf_flags, btf_token_fd),
+        ),
+        (
+            "task_fd_query",
+            fields!(TaskFdQuery: pid, fd, flags, buf_len, buf, prog_id, fd_type,
+            probe_offset, probe_addr),
+        ),
+        (
+            "link_create",
+            fields!(LinkCreate: prog_fd, target_fd, attach_type, flags),
+        ),
+        (
+            "link_create",
+            fields!(LinkCreateIter: iter_info, iter_info_len),
+        ),
+        (
+            "link_update",
+            fields!(LinkUpdate: link_fd, new_prog_fd, flags, old_prog_fd),
+        ),
+        ("iter_create", fields!(IterCreate: link_fd, flags)),
+        (
+            "prog_bind_map",
+            fields!(ProgBindMap: prog_fd, map_fd, flags),
+        ),
+    ];
+    for (name, ours) in all {
+        let theirs = of_union(&btf, name, ours[0].0);
+        for (field, at) in ours {
+            let found = theirs.iter().find(|(other, _)| other == field);
+            // An older kernel may lack the last ones.
+            if let Some((_, theirs)) = found {
+                assert_eq!(at, *theirs, "{name} {field}");
+            }
+        }
+    }
+}
+
+#[test]
+fn layouts_of_links_are_those_of_the_running_kernel() {
+    let Ok(data) = fs::read("/sys/kernel/btf/vmlinux") else {
+        return eprintln!("skipped: the kernel does not show its types");
+    };
+    let btf = Btf::parse(&data).expect("the kernel's types");
+    use attr::*;
+    let kinds: [(&str, Fields); 5] = [
+        ("perf_event", fields!(LinkCreatePerfEvent: bpf_cookie)),
+        ("tracing", fields!(LinkCreateTracing: target_btf_id, cookie)),
+        (
+            "kprobe_multi",
+            fields!(LinkCreateKprobeMulti: flags, cnt, syms, addrs, cookies),
+        ),
+        (
+            "uprobe_multi",
+            fields!(LinkCreateUprobeMulti: path, offsets, ref_ctr_offsets, cookies,
+            cnt, flags, pid),
+        ),
+        (
+            "tcx",
+            fields!(LinkCreateRelative: relative_fd, expected_revision),
+        ),
+    ];
+    let [union] = btf.find([(kind::UNION, "bpf_attr")]);
+    for (name, ours) in kinds {
+        for (field, at) in ours {
+            let path = format!("link_create.{name}.{field}");
+            let theirs = btf
+                .field(union, &path)
+                .unwrap_or_else(|| panic!("no {path}"));
+            assert_eq!(at, theirs.offset as usize, "{path}");
+        }
+    }
+    let [perf] = btf.find([(kind::STRUCT, "perf_event_attr")]);
+    let mut theirs = Vec::new();
+    flattened(&btf, perf, 0, &mut theirs);
+    let ours = fields!(PerfEvent: r#type, size, config, sample_period, sample_type, read_format,
+        wakeup_events, bp_type, config1, config2, branch_sample_type,
+        sample_regs_user, sample_stack_user, clockid, sample_regs_intr, aux_watermark,
+        sample_max_stack, aux_sample_size, sig_data, config3);
+    for (field, at) in ours {
+        let found = theirs.iter().find(|(other, _)| other == field);
+        let (_, theirs) = found.unwrap_or_else(|| panic!("no {field}"));
+        assert_eq!(at, *theirs, "{field}");
+    }
+}
