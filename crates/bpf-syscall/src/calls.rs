@@ -2,8 +2,8 @@
 //!
 //! There are two tables: of system calls, and of the commands of `bpf(2)`. An area is a module with
 //! one type or two, which are made for a call and borrow the parts of the session that they need.
-//! The areas share `attr` (the attribute of `bpf(2)`) and `descriptors` (the new ones, by which
-//! calls answer).
+//! The areas share `attr` and `tool_attr` (the attribute of `bpf(2)`, to read and to write) and
+//! `descriptors` (the new ones, by which calls answer).
 
 mod attr;
 mod btf;
@@ -17,6 +17,7 @@ mod maps;
 mod perf;
 mod pins;
 mod programs;
+mod tool_attr;
 mod wait;
 
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};

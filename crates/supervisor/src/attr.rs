@@ -1,26 +1,23 @@
 //! `union bpf_attr` and `struct perf_event_attr`, parsed from a tool's bytes.
 //!
-//! The layouts are the kernel's UAPI (`linux/bpf.h`, `linux/perf_event.h`): fields sit at fixed
-//! offsets, and later kernels only append. Bytes that a tool did not pass are zero. Bytes behind
-//! the last field that a command knows must be zero; otherwise the tool asks for something that
-//! this kernel does not have.
+//! The layouts are those of [`beeline_uapi::attr`]. Later kernels only append fields. Bytes that a
+//! tool did not pass are zero. Bytes behind the last field that a command knows must be zero;
+//! otherwise the tool asks for something that this kernel does not have.
+
+use std::mem::offset_of;
 
 use beeline_uapi::Errno;
+pub use beeline_uapi::attr::ATTR_LIMIT;
+use beeline_uapi::attr::{BPF_ATTR_SIZE, BPF_OBJ_NAME_LEN, PerfEvent};
+use zerocopy::{FromBytes, IntoBytes};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const E2BIG: Errno = Errno(libc::E2BIG);
 
-/// The longest `bpf_attr` or `perf_event_attr` that the kernel looks at: a page.
-pub const ATTR_LIMIT: usize = 4096;
-/// The bytes of `union bpf_attr` that are known here (Linux 6.18).
-const BPF_ATTR: usize = 168;
-/// The bytes of a name, with its NUL.
-const NAME: usize = 16;
-
 /// A `union bpf_attr`, zero-extended.
 #[derive(Debug, Clone)]
 pub struct BpfAttr {
-    bytes: [u8; BPF_ATTR],
+    bytes: [u8; BPF_ATTR_SIZE],
     /// The bytes that the tool has for answers. A field beyond them is not written back.
     pub size: usize,
 }
@@ -34,12 +31,12 @@ impl BpfAttr {
         if passed.len() > ATTR_LIMIT {
             return Err(E2BIG);
         }
-        let known = passed.len().min(BPF_ATTR);
+        let known = passed.len().min(BPF_ATTR_SIZE);
         let (head, tail) = passed.split_at(known);
         if tail.iter().any(|&byte| byte != 0) {
             return Err(E2BIG);
         }
-        let mut bytes = [0; BPF_ATTR];
+        let mut bytes = [0; BPF_ATTR_SIZE];
         for (to, from) in bytes.iter_mut().zip(head) {
             *to = *from;
         }
@@ -73,17 +70,27 @@ impl BpfAttr {
         u64_at(&self.bytes, offset)
     }
 
-    /// Returns an object's name: letters, digits, `_` and `.`, and a NUL within the field.
-    pub fn name(&self, offset: usize) -> Result<String, Errno> {
-        let field = self.bytes.get(offset..offset + NAME).ok_or(EINVAL)?;
-        let end = field.iter().position(|&byte| byte == 0).ok_or(EINVAL)?;
-        let name = field.get(..end).ok_or(EINVAL)?;
-        let fits = |&byte: &u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
-        if !name.iter().all(fits) {
-            return Err(EINVAL);
-        }
-        Ok(name.iter().map(|&byte| char::from(byte)).collect())
+    /// Returns the structure of a command.
+    pub fn view<T: FromBytes + IntoBytes>(&self) -> T {
+        let mut view = T::new_zeroed();
+        let both = view.as_mut_bytes().iter_mut().zip(&self.bytes);
+        both.for_each(|(to, from)| *to = *from);
+        view
     }
+}
+
+/// Returns an object's name: letters, digits, `_` and `.`, and a NUL within the field.
+///
+/// # Errors
+/// EINVAL for other names.
+pub fn object_name(field: &[u8; BPF_OBJ_NAME_LEN]) -> Result<String, Errno> {
+    let end = field.iter().position(|&byte| byte == 0).ok_or(EINVAL)?;
+    let name = field.get(..end).ok_or(EINVAL)?;
+    let fits = |&byte: &u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
+    if !name.iter().all(fits) {
+        return Err(EINVAL);
+    }
+    Ok(name.iter().map(|&byte| char::from(byte)).collect())
 }
 
 /// The attribute of `perf_event_open`.
@@ -114,11 +121,11 @@ pub enum Sampling {
 
 impl PerfAttr {
     /// The size of the oldest layout, which an attribute without a size has.
-    pub const SIZE_VER0: u32 = 64;
+    pub const SIZE_VER0: u32 = PerfEvent::SIZE_VER0;
     /// The bytes that are known here, `PERF_ATTR_SIZE_VER8`.
-    pub const SIZE: u32 = 136;
+    pub const SIZE: u32 = size_of::<PerfEvent>() as u32;
     /// The offset of the attribute's own size.
-    pub const SIZE_AT: u64 = 4;
+    pub const SIZE_AT: u64 = offset_of!(PerfEvent, size) as u64;
 
     /// Returns the number of bytes to read, given the attribute's own size.
     ///
@@ -127,34 +134,33 @@ impl PerfAttr {
     pub fn len(size: u32) -> Result<usize, Errno> {
         match size {
             0 => Ok(Self::SIZE_VER0 as usize),
-            Self::SIZE_VER0..=4096 => Ok(size as usize),
+            Self::SIZE_VER0.. if size as usize <= ATTR_LIMIT => Ok(size as usize),
             _ => Err(E2BIG),
         }
     }
 
     /// Parses as many bytes as [`Self::len`] returns.
+    ///
+    /// # Errors
+    /// E2BIG if the bytes beyond the known ones are not zero.
     pub fn parse(bytes: &[u8]) -> Result<Self, Errno> {
-        const DISABLED: u64 = 1;
-        const FREQ: u64 = 1 << 10;
-        if bytes
-            .iter()
-            .skip(Self::SIZE as usize)
-            .any(|&byte| byte != 0)
-        {
+        let (known, unknown) = bytes.split_at(bytes.len().min(Self::SIZE as usize));
+        if unknown.iter().any(|&byte| byte != 0) {
             return Err(E2BIG);
         }
-        let (flags, period) = (u64_at(bytes, 40), u64_at(bytes, 16));
+        let mut attr = PerfEvent::default();
+        let both = attr.as_mut_bytes().iter_mut().zip(known);
+        both.for_each(|(to, from)| *to = *from);
         Ok(PerfAttr {
-            event_type: u32_at(bytes, 0),
-            config: u64_at(bytes, 8),
-            disabled: flags & DISABLED != 0,
-            sampling: if flags & FREQ != 0 {
-                Sampling::Frequency(period)
-            } else {
-                Sampling::Period(period)
+            event_type: attr.r#type,
+            config: attr.config,
+            disabled: attr.bits & PerfEvent::DISABLED != 0,
+            sampling: match attr.bits & PerfEvent::FREQ {
+                0 => Sampling::Period(attr.sample_period),
+                _ => Sampling::Frequency(attr.sample_period),
             },
-            config1: u64_at(bytes, 56),
-            config2: u64_at(bytes, 64),
+            config1: attr.config1,
+            config2: attr.config2,
         })
     }
 }

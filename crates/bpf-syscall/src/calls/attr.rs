@@ -1,31 +1,10 @@
-//! `union bpf_attr`: typed views, a structure for each command, and the way to write results back.
+//! Typed views of `union bpf_attr`, a structure for each command.
 
-use beeline_supervisor::attr::BpfAttr;
-use beeline_supervisor::{Call, Memory};
-use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
+use std::mem::offset_of;
 
-/// The attribute of a `bpf(2)` call in the tool's memory, for the results that go there.
-#[derive(Clone, Copy)]
-pub(crate) struct ToolAttr<'a> {
-    memory: Memory<'a>,
-    address: u64,
-}
-
-impl<'a> ToolAttr<'a> {
-    pub(crate) fn of(call: &Call<'a>) -> Self {
-        let [_, address, ..] = call.args;
-        Self {
-            memory: call.memory,
-            address,
-        }
-    }
-
-    /// Writes the field at an offset.
-    pub(crate) fn put_u32(&self, offset: u64, value: u32) -> Result<(), Errno> {
-        let field = self.address.checked_add(offset).ok_or(Errno::EFAULT)?;
-        self.memory.write_u32(field, value)
-    }
-}
+use beeline_supervisor::attr::{BpfAttr, object_name};
+use beeline_uapi::attr as uapi;
+use beeline_uapi::{AttachType, Errno, MapType, ProgramType, offset_behind};
 
 /// `BPF_MAP_CREATE`.
 #[derive(Debug)]
@@ -53,24 +32,25 @@ pub(crate) struct MapCreate {
 
 impl MapCreate {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(92)?;
+        attr.ends_at(offset_behind!(uapi::MapCreate, excl_prog_hash_size))?;
+        let from: uapi::MapCreate = attr.view();
         Ok(MapCreate {
-            map_type: MapType(attr.u32(0)),
-            key_size: attr.u32(4),
-            value_size: attr.u32(8),
-            max_entries: attr.u32(12),
-            flags: attr.u32(16),
-            numa_node: attr.u32(24),
-            inner_map_fd: attr.i32(20),
-            name: attr.name(28),
-            ifindex: attr.u32(44),
-            btf_fd: attr.i32(48),
-            btf_key_type: attr.u32(52),
-            btf_value_type: attr.u32(56),
-            btf_vmlinux_value_type: attr.u32(60),
-            extra: attr.u64(64),
-            token_fd: attr.i32(76),
-            exclusive: attr.u64(80) != 0 || attr.u32(88) != 0,
+            map_type: from.map_type,
+            key_size: from.key_size,
+            value_size: from.value_size,
+            max_entries: from.max_entries,
+            flags: from.map_flags,
+            numa_node: from.numa_node,
+            inner_map_fd: from.inner_map_fd,
+            name: object_name(&from.map_name),
+            ifindex: from.map_ifindex,
+            btf_fd: from.btf_fd,
+            btf_key_type: from.btf_key_type_id,
+            btf_value_type: from.btf_value_type_id,
+            btf_vmlinux_value_type: from.btf_vmlinux_value_type_id,
+            extra: from.map_extra,
+            token_fd: from.map_token_fd,
+            exclusive: from.excl_prog_hash != 0 || from.excl_prog_hash_size != 0,
         })
     }
 }
@@ -83,9 +63,10 @@ pub(crate) struct MapFreeze {
 
 impl MapFreeze {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(4)?;
+        attr.ends_at(offset_behind!(uapi::Element, map_fd))?;
+        let from: uapi::Element = attr.view();
         Ok(MapFreeze {
-            map_fd: attr.i32(0),
+            map_fd: from.map_fd,
         })
     }
 }
@@ -103,18 +84,19 @@ pub(crate) struct Element {
 
 impl Element {
     /// The ends of the commands' last fields.
-    pub(crate) const KEY_END: usize = 16;
-    pub(crate) const VALUE_END: usize = 24;
-    pub(crate) const FLAGS_END: usize = 32;
+    pub(crate) const KEY_END: usize = offset_behind!(uapi::Element, key);
+    pub(crate) const VALUE_END: usize = offset_behind!(uapi::Element, value);
+    pub(crate) const FLAGS_END: usize = offset_behind!(uapi::Element, flags);
 
     /// Parses the attribute; `end` is the end of the command's last field.
     pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
         attr.ends_at(end)?;
+        let from: uapi::Element = attr.view();
         Ok(Element {
-            map_fd: attr.i32(0),
-            key: attr.u64(8),
-            value: attr.u64(16),
-            flags: attr.u64(24),
+            map_fd: from.map_fd,
+            key: from.key,
+            value: from.value,
+            flags: from.flags,
         })
     }
 }
@@ -138,19 +120,20 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// The offset of [`Self::count`] in the attribute, for writing it back.
-    pub(crate) const COUNT: u64 = 32;
+    pub(crate) const COUNT: u64 = offset_of!(uapi::Batch, count) as u64;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(56)?;
+        attr.ends_at(offset_behind!(uapi::Batch, flags))?;
+        let from: uapi::Batch = attr.view();
         Ok(Batch {
-            from: attr.u64(0),
-            to: attr.u64(8),
-            keys: attr.u64(16),
-            values: attr.u64(24),
-            count: attr.u32(32),
-            map_fd: attr.i32(36),
-            element_flags: attr.u64(40),
-            flags: attr.u64(48),
+            from: from.in_batch,
+            to: from.out_batch,
+            keys: from.keys,
+            values: from.values,
+            count: from.count,
+            map_fd: from.map_fd,
+            element_flags: from.elem_flags,
+            flags: from.flags,
         })
     }
 }
@@ -205,39 +188,40 @@ pub(crate) struct Log {
 
 impl ProgLoad {
     /// The offset at which the length of the whole log is written back.
-    pub(crate) const LOG_TRUE_SIZE: u64 = 140;
+    pub(crate) const LOG_TRUE_SIZE: usize = offset_of!(uapi::ProgLoad, log_true_size);
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(152)?;
+        attr.ends_at(offset_behind!(uapi::ProgLoad, fd_array_cnt))?;
+        let from: uapi::ProgLoad = attr.view();
         Ok(ProgLoad {
-            prog_type: ProgramType(attr.u32(0)),
-            insn_count: attr.u32(4),
-            insns: attr.u64(8),
-            license: attr.u64(16),
+            prog_type: from.prog_type,
+            insn_count: from.insn_cnt,
+            insns: from.insns,
+            license: from.license,
             log: Log {
-                level: attr.u32(24),
-                size: attr.u32(28),
-                buffer: attr.u64(32),
+                level: from.log_level,
+                size: from.log_size,
+                buffer: from.log_buf,
             },
-            flags: attr.u32(44),
-            name: attr.name(48)?,
-            expected_attach_type: AttachType(attr.u32(68)),
-            attach_btf_id: attr.u32(108),
-            attach_fd: attr.i32(112),
-            relocations: attr.u32(116),
-            btf_fd: attr.i32(72),
+            flags: from.prog_flags,
+            name: object_name(&from.prog_name)?,
+            expected_attach_type: from.expected_attach_type,
+            attach_btf_id: from.attach_btf_id,
+            attach_fd: from.attach_prog_fd,
+            relocations: from.core_relo_cnt,
+            btf_fd: from.prog_btf_fd,
             func_info: Records {
-                size: attr.u32(76),
-                address: attr.u64(80),
-                count: attr.u32(88),
+                size: from.func_info_rec_size,
+                address: from.func_info,
+                count: from.func_info_cnt,
             },
             line_info: Records {
-                size: attr.u32(92),
-                address: attr.u64(96),
-                count: attr.u32(104),
+                size: from.line_info_rec_size,
+                address: from.line_info,
+                count: from.line_info_cnt,
             },
-            fd_array: attr.u64(120),
-            fd_array_count: attr.u32(148),
+            fd_array: from.fd_array,
+            fd_array_count: from.fd_array_cnt,
         })
     }
 }
@@ -252,11 +236,12 @@ pub(crate) struct ProgBindMap {
 
 impl ProgBindMap {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(12)?;
+        attr.ends_at(offset_behind!(uapi::ProgBindMap, flags))?;
+        let from: uapi::ProgBindMap = attr.view();
         Ok(ProgBindMap {
-            prog_fd: attr.i32(0),
-            map_fd: attr.i32(4),
-            flags: attr.u32(8),
+            prog_fd: from.prog_fd,
+            map_fd: from.map_fd,
+            flags: from.flags,
         })
     }
 }
@@ -277,20 +262,24 @@ pub(crate) struct TestRun {
 
 impl TestRun {
     /// The offset at which the program's result is written back.
-    pub(crate) const RETVAL: u64 = 4;
+    pub(crate) const RETVAL: u64 = offset_of!(uapi::TestRun, retval) as u64;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(76)?;
-        let data = attr.u32(8) != 0 || attr.u32(12) != 0 || attr.u64(16) != 0 || attr.u64(24) != 0;
-        let repeated = attr.u32(32) != 0 || attr.u32(36) != 0 || attr.u32(72) != 0;
-        let context_out = attr.u32(44) != 0 || attr.u64(56) != 0;
+        attr.ends_at(offset_behind!(uapi::TestRun, batch_size))?;
+        let from: uapi::TestRun = attr.view();
+        let data = from.data_size_in != 0
+            || from.data_size_out != 0
+            || from.data_in != 0
+            || from.data_out != 0;
+        let repeated = from.repeat != 0 || from.duration != 0 || from.batch_size != 0;
+        let context_out = from.ctx_size_out != 0 || from.ctx_out != 0;
         Ok(TestRun {
-            prog_fd: attr.i32(0),
-            context_len: attr.u32(40),
-            context: attr.u64(48),
+            prog_fd: from.prog_fd,
+            context_len: from.ctx_size_in,
+            context: from.ctx_in,
             has_packet: data || repeated || context_out,
-            flags: attr.u32(64),
-            cpu: attr.u32(68),
+            flags: from.flags,
+            cpu: from.cpu,
         })
     }
 }
@@ -305,10 +294,11 @@ pub(crate) struct BtfLoad {
 
 impl BtfLoad {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(40)?;
+        attr.ends_at(offset_behind!(uapi::BtfLoad, btf_token_fd))?;
+        let from: uapi::BtfLoad = attr.view();
         Ok(BtfLoad {
-            data: attr.u64(0),
-            size: attr.u32(16),
+            data: from.btf,
+            size: from.btf_size,
         })
     }
 }
@@ -330,15 +320,17 @@ pub(crate) struct LinkCreate {
 
 impl LinkCreate {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(64)?;
+        attr.ends_at(offset_behind!(uapi::LinkCreateUprobeMulti, pid))?;
+        let from: uapi::LinkCreate = attr.view();
+        let of_tracing: uapi::LinkCreateTracing = attr.view();
         Ok(LinkCreate {
-            prog_fd: attr.i32(0),
-            target_fd: attr.i32(4),
-            attach_type: AttachType(attr.u32(8)),
-            flags: attr.u32(12),
-            cookie: attr.u64(16),
-            target_btf_id: attr.u32(16),
-            tracing_cookie: attr.u64(24),
+            prog_fd: from.prog_fd,
+            target_fd: from.target_fd,
+            attach_type: from.attach_type,
+            flags: from.flags,
+            cookie: attr.view::<uapi::LinkCreatePerfEvent>().bpf_cookie,
+            target_btf_id: of_tracing.target_btf_id,
+            tracing_cookie: of_tracing.cookie,
         })
     }
 }
@@ -354,11 +346,12 @@ pub(crate) struct RawTracepointOpen {
 
 impl RawTracepointOpen {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(24)?;
+        attr.ends_at(offset_behind!(uapi::RawTracepoint, cookie))?;
+        let from: uapi::RawTracepoint = attr.view();
         Ok(RawTracepointOpen {
-            name: attr.u64(0),
-            prog_fd: attr.i32(8),
-            cookie: attr.u64(16),
+            name: from.name,
+            prog_fd: from.prog_fd,
+            cookie: from.cookie,
         })
     }
 }
@@ -375,14 +368,15 @@ pub(crate) struct GetInfo {
 
 impl GetInfo {
     /// The offset of [`Self::info_len`], at which the answer's length is written back.
-    pub(crate) const INFO_LEN: u64 = 4;
+    pub(crate) const INFO_LEN: u64 = offset_of!(uapi::Info, info_len) as u64;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(16)?;
+        attr.ends_at(offset_behind!(uapi::Info, info))?;
+        let from: uapi::Info = attr.view();
         Ok(GetInfo {
-            fd: attr.i32(0),
-            info_len: attr.u32(4),
-            info: attr.u64(8),
+            fd: from.bpf_fd,
+            info_len: from.info_len,
+            info: from.info,
         })
     }
 }
@@ -395,12 +389,13 @@ pub(crate) struct GetNextId {
 
 impl GetNextId {
     /// The offset at which the id is written back.
-    pub(crate) const NEXT_ID: u64 = 4;
+    pub(crate) const NEXT_ID: u64 = offset_of!(uapi::GetId, next_id) as u64;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
-        attr.ends_at(8)?;
+        attr.ends_at(offset_behind!(uapi::GetId, next_id))?;
+        let from: uapi::GetId = attr.view();
         Ok(GetNextId {
-            start_id: attr.u32(0),
+            start_id: from.start_id,
         })
     }
 }
@@ -414,15 +409,16 @@ pub(crate) struct GetFdById {
 
 impl GetFdById {
     /// The ends of the commands' last fields.
-    pub(crate) const ID_END: usize = 4;
-    pub(crate) const OPEN_FLAGS_END: usize = 12;
+    pub(crate) const ID_END: usize = offset_behind!(uapi::GetId, start_id);
+    pub(crate) const OPEN_FLAGS_END: usize = offset_behind!(uapi::GetId, open_flags);
 
     /// Parses the attribute; `end` is the end of the command's last field.
     pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
         attr.ends_at(end)?;
+        let from: uapi::GetId = attr.view();
         Ok(GetFdById {
-            id: attr.u32(0),
-            open_flags: attr.u32(8),
+            id: from.start_id,
+            open_flags: from.open_flags,
         })
     }
 }

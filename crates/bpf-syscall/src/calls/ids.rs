@@ -5,8 +5,9 @@ use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::Errno;
 
-use super::attr::{GetFdById, GetNextId, ToolAttr};
+use super::attr::{GetFdById, GetNextId};
 use super::descriptors::NewDescriptors;
+use super::tool_attr::ToolAttr;
 use crate::fds::Descriptors;
 use crate::local::Local;
 use crate::members::Members;

@@ -11,7 +11,8 @@ use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::Errno;
 
-use super::attr::{GetInfo, ToolAttr};
+use super::attr::GetInfo;
+use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Map, Object, Program};

@@ -12,9 +12,10 @@ use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::{Errno, ProgramType, flags};
 
-use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun, ToolAttr};
+use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
 use super::descriptors::NewDescriptors;
 use super::info::{FUNC_INFO, LINE_INFO};
+use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Held, Object, Program};
@@ -258,12 +259,13 @@ impl<'a> Programs<'a> {
     /// Writes the log, and the length that it would have in a buffer with room for all of it.
     fn write_log(&self, attr: &BpfAttr, log: &Log, said: &VerifierLog) -> Result<(), Errno> {
         let whole = log.write(&self.memory, said);
-        if attr.size >= ProgLoad::LOG_TRUE_SIZE as usize + 4 && log.level != 0 {
+        if attr.size >= ProgLoad::LOG_TRUE_SIZE + 4 && log.level != 0 {
             let len = match said.longest {
                 0 => 0,
                 longest => longest + 1,
             };
-            self.attr.put_u32(ProgLoad::LOG_TRUE_SIZE, len as u32)?;
+            self.attr
+                .put_u32(ProgLoad::LOG_TRUE_SIZE as u64, len as u32)?;
         }
         whole
     }

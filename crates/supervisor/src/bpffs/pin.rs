@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use beeline_uapi::{Errno, flags};
+use beeline_uapi::attr::ObjPin;
+use beeline_uapi::{Errno, flags, offset_behind};
 
 use super::{BpfFsCall, HasBpfFs};
 use crate::attr::BpfAttr;
@@ -28,14 +29,14 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     ///
     /// The errors come in the kernel's order: the attribute, the object, the path.
     pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
-        let flags = attr.ends_at(20)?.u32(12);
-        if flags & !flags::PATH_FD != 0 {
+        let attr = parse(attr)?;
+        if attr.file_flags & !flags::PATH_FD != 0 {
             return Err(EINVAL);
         }
-        let path_at = relative_to(attr, flags)?;
-        let object = self.owner.to_be_pinned(self.tid, attr.i32(8));
+        let path_at = relative_to(&attr)?;
+        let object = self.owner.to_be_pinned(self.tid, attr.bpf_fd);
         let object = object.ok_or(EINVAL)?;
-        match self.named(path_at, attr.u64(0))? {
+        match self.named(path_at, attr.pathname)? {
             Named::Inside(path) => self.owner.bpffs().pin(&path, object)?,
             Named::Outside(path) => return Err(why_not_pinned(&path)),
         }
@@ -44,13 +45,13 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
 
     /// Returns the object that `BPF_OBJ_GET` names, and the mode of the descriptor that it returns.
     pub fn pinned(&self, attr: &BpfAttr) -> Result<(D::Pinned, Mode), Errno> {
-        let flags = attr.ends_at(20)?.u32(12);
-        if attr.u32(8) != 0 {
+        let attr = parse(attr)?;
+        if attr.bpf_fd != 0 {
             return Err(EINVAL);
         }
-        let path_at = relative_to(attr, flags)?;
-        let mode = Mode::of_flags(flags & !flags::PATH_FD)?;
-        match self.named(path_at, attr.u64(0))? {
+        let path_at = relative_to(&attr)?;
+        let mode = Mode::of_flags(attr.file_flags & !flags::PATH_FD)?;
+        match self.named(path_at, attr.pathname)? {
             Named::Inside(path) => Ok((self.owner.bpffs().get(&path)?, mode)),
             Named::Outside(path) => Err(why_not_found(&path)),
         }
@@ -76,13 +77,16 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 }
 
+fn parse(attr: &BpfAttr) -> Result<ObjPin, Errno> {
+    Ok(attr.ends_at(offset_behind!(ObjPin, path_fd))?.view())
+}
+
 /// Returns the descriptor that the path is relative to, which is only allowed with its flag.
-fn relative_to(attr: &BpfAttr, flags: u32) -> Result<i32, Errno> {
-    let fd = attr.i32(16);
-    match flags & flags::PATH_FD {
-        0 if fd != 0 => Err(EINVAL),
+fn relative_to(attr: &ObjPin) -> Result<i32, Errno> {
+    match attr.file_flags & flags::PATH_FD {
+        0 if attr.path_fd != 0 => Err(EINVAL),
         0 => Ok(libc::AT_FDCWD),
-        _ => Ok(fd),
+        _ => Ok(attr.path_fd),
     }
 }
 

@@ -11,7 +11,8 @@ use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::{Errno, MapType, flags};
 
 use super::{Elements, check_lock_flag};
-use crate::calls::attr::{Batch, ToolAttr};
+use crate::calls::attr::Batch;
+use crate::calls::tool_attr::ToolAttr;
 use crate::local::Local;
 use crate::map_types::{holds_objects, is_hash};
 use crate::objects::Map;
