@@ -66,13 +66,13 @@ impl Claims {
         let mut claimed = self.0.lock();
         let programs = claimed.entry(spot).or_default();
         let refused = match spot {
-            _ if programs.len() >= PROGRAM_LIMIT => Some(libc::E2BIG),
+            _ if programs.len() >= PROGRAM_LIMIT => Some(Errno::E2BIG),
             _ if !programs.contains(&program) => None,
-            Spot::Tracepoint(..) => Some(libc::EEXIST),
-            Spot::Trampoline(_) => Some(libc::EBUSY),
+            Spot::Tracepoint(..) => Some(Errno::EEXIST),
+            Spot::Trampoline(_) => Some(Errno::EBUSY),
         };
         if let Some(errno) = refused {
-            return Err(Errno(errno));
+            return Err(errno);
         }
         programs.push(program);
         let claims = Arc::clone(self);
@@ -111,9 +111,9 @@ mod tests {
         let tracepoint = point(CallContext::Tracepoint);
         let claim = |id| claims.claim(Id(id), &tracepoint);
         let first = claim(1).unwrap();
-        assert_eq!(claim(1).err(), Some(Errno(libc::EEXIST)));
+        assert_eq!(claim(1).err(), Some(Errno::EEXIST));
         let more: Vec<_> = (2..=64).map(|id| claim(id).unwrap()).collect();
-        assert_eq!(claim(65).err(), Some(Errno(libc::E2BIG)));
+        assert_eq!(claim(65).err(), Some(Errno::E2BIG));
         drop(first);
         assert!(claim(65).is_ok());
         drop(more);
@@ -126,10 +126,7 @@ mod tests {
         let function = point(CallContext::Trampoline);
         let held = claims.claim(Id(1), &function).unwrap();
         assert!(held.is_some());
-        assert_eq!(
-            claims.claim(Id(1), &function).err(),
-            Some(Errno(libc::EBUSY))
-        );
+        assert_eq!(claims.claim(Id(1), &function).err(), Some(Errno::EBUSY));
         let raw = point(CallContext::RawTracepoint);
         assert!(matches!(claims.claim(Id(1), &raw), Ok(None)));
         assert!(matches!(claims.claim(Id(1), &raw), Ok(None)));

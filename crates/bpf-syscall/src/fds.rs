@@ -5,30 +5,30 @@
 //! turns up. There are two kinds:
 //!
 //! - The file of a map or a perf ring is its memory, for the tool to map. Nothing reports when it
-//!   is closed, so [`sweep`](crate::sweep) looks for it now and then. While a tool waits for a ring
-//!   with `poll`, its descriptor is the ring's eventfd instead ([`wait`](crate::wait)).
+//!   is closed, so [`reclaim`](crate::reclaim) looks for it now and then. While a tool waits for a
+//!   ring with `poll`, its descriptor is the ring's eventfd instead (`calls::wait`).
 //! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other
 //!   end, whose hang-up tells that the last descriptor is closed, everywhere.
+
+mod thread;
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use beeline_runtime::Charge;
-use beeline_supervisor::Mode;
-use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of, key_of_descriptor};
+use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of};
 use beeline_uapi::Errno;
 use parking_lot::Mutex;
 use rustix::event::epoll;
 
-use crate::elements::Use;
-use crate::objects::{Btf, Event, Map, Object, Program, Ring};
+use crate::members::Use;
+use crate::objects::{Btf, Object};
 
-const EBADF: Errno = Errno(libc::EBADF);
-const EINVAL: Errno = Errno(libc::EINVAL);
+pub(crate) use thread::ThreadFds;
 
 /// The table's entry for a file.
 struct Entry {
@@ -42,9 +42,7 @@ impl Entry {
         let _use = Use::of(&object);
         Entry { object, hold, _use }
     }
-}
 
-impl Entry {
     fn waiter(&self) -> Option<u32> {
         match self.hold {
             Hold::Memory { waiter, .. } => waiter,
@@ -96,8 +94,6 @@ pub(crate) struct Descriptors {
     has_waiters: AtomicBool,
     /// True if there are rings to wait for.
     has_rings: AtomicBool,
-    /// The last number given to objects that the backend does not number: BTF, events, links.
-    last_number: AtomicU32,
     /// The kernel's own BTF. It has a number, and exists without a descriptor.
     kernels_btf: Option<Object>,
 }
@@ -117,13 +113,13 @@ impl Descriptors {
             anonymous,
             has_waiters: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
-            last_number: AtomicU32::new(Btf::KERNELS),
             kernels_btf: Btf::of_kernel().map(|btf| Object::Btf(Arc::new(btf))),
         })
     }
 
-    pub(crate) fn new_number(&self) -> u32 {
-        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    /// Returns the objects behind the descriptors of a thread of the tool's.
+    pub(crate) fn of(&self, tid: i32) -> ThreadFds<'_> {
+        ThreadFds { table: self, tid }
     }
 
     /// Returns a descriptor for an object without memory, its first or another.
@@ -190,36 +186,6 @@ impl Descriptors {
         }
     }
 
-    /// Returns the object behind a thread's descriptor: EBADF if it has no such descriptor, `None`
-    /// if the file is not one of ours.
-    pub(crate) fn find(&self, tid: i32, fd: i32) -> Result<Option<Object>, Errno> {
-        let key = key_of_descriptor(tid, fd)?;
-        if key == self.anonymous && self.has_waiters.load(Ordering::Acquire) {
-            return Ok(self.waiter_of(tid, fd).map(|(_, object)| object));
-        }
-        Ok(self
-            .entries
-            .lock()
-            .get(&key)
-            .map(|entry| entry.object.clone()))
-    }
-
-    /// Returns whether the object was created with this descriptor of a thread's. The kernel has
-    /// another name for a link's other descriptors.
-    pub(crate) fn is_first(&self, tid: i32, fd: i32) -> bool {
-        let key = key_of_descriptor(tid, fd);
-        let is_other = |entry: &Entry| {
-            matches!(
-                entry.hold,
-                Hold::Anchor {
-                    is_first: false,
-                    ..
-                }
-            )
-        };
-        !key.is_ok_and(|key| self.entries.lock().get(&key).is_some_and(is_other))
-    }
-
     /// Returns whether there were ever rings to wait for.
     pub(crate) fn has_rings(&self) -> bool {
         self.has_rings.load(Ordering::Acquire)
@@ -227,7 +193,7 @@ impl Descriptors {
 
     /// Records that some descriptors of the object with this memory are this eventfd from now on.
     pub(crate) fn set_waiter(&self, memory: Key, eventfd: &OwnedFd) -> Result<(), Errno> {
-        let number = eventfd_number("self", eventfd.as_raw_fd()).ok_or(Errno(libc::EIO))?;
+        let number = eventfd_number("self", eventfd.as_raw_fd()).ok_or(Errno::EIO)?;
         if let Some(Entry {
             hold: Hold::Memory { waiter, .. },
             ..
@@ -239,16 +205,6 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Returns the object that a descriptor waits for, if it is such an eventfd, and the key of its
-    /// memory.
-    pub(crate) fn waiter_of(&self, tid: i32, fd: i32) -> Option<(Key, Object)> {
-        let number = eventfd_number(&tid.to_string(), fd)?;
-        let entries = self.entries.lock();
-        let mut entries = entries.iter();
-        let found = entries.find(|(_, entry)| entry.waiter() == Some(number));
-        found.map(|(key, entry)| (*key, entry.object.clone()))
-    }
-
     /// Returns the eventfds that stand for memory files, by their numbers.
     pub(crate) fn waiters(&self) -> HashMap<u32, Key> {
         let entries = self.entries.lock();
@@ -258,64 +214,10 @@ impl Descriptors {
             .collect()
     }
 
-    pub(crate) fn map(&self, tid: i32, fd: i32) -> Result<Arc<Map>, Errno> {
-        match self.find(tid, fd)? {
-            Some(Object::Map(map)) => Ok(map),
-            _ => Err(EINVAL),
-        }
-    }
-
-    /// Returns a map and the access that this descriptor gives now: a frozen map cannot be written.
-    pub(crate) fn map_and_mode(&self, tid: i32, fd: i32) -> Result<(Arc<Map>, Mode), Errno> {
-        let map = self.map(tid, fd)?;
-        let mut mode = self.mode(tid, fd)?;
-        mode.write &= !map.is_frozen();
-        Ok((map, mode))
-    }
-
-    /// Returns the mode in which a descriptor was opened.
-    pub(crate) fn mode(&self, tid: i32, fd: i32) -> Result<Mode, Errno> {
-        rustix::fs::lstat(format!("/proc/{tid}/fd/{fd}"))
-            .map(|link| Mode::of_link(link.st_mode))
-            .map_err(|_| EBADF)
-    }
-
-    pub(crate) fn program(&self, tid: i32, fd: i32) -> Result<Arc<Program>, Errno> {
-        match self.find(tid, fd)? {
-            Some(Object::Program(program)) => Ok(program),
-            _ => Err(EINVAL),
-        }
-    }
-
     pub(crate) fn kernels_btf(&self) -> Option<&Arc<Btf>> {
         match &self.kernels_btf {
             Some(Object::Btf(btf)) => Some(btf),
             _ => None,
-        }
-    }
-
-    pub(crate) fn btf(&self, tid: i32, fd: i32) -> Result<Arc<Btf>, Errno> {
-        match self.find(tid, fd)? {
-            Some(Object::Btf(btf)) => Ok(btf),
-            _ => Err(EINVAL),
-        }
-    }
-
-    /// Returns an event, for links and perf arrays. To the kernel, a descriptor of anything but a
-    /// perf event is a bad one there.
-    pub(crate) fn event(&self, tid: i32, fd: i32) -> Result<Arc<Event>, Errno> {
-        match self.find(tid, fd)? {
-            Some(Object::Event(event)) => Ok(event),
-            Some(Object::Ring(_)) => Err(EINVAL),
-            _ => Err(EBADF),
-        }
-    }
-
-    pub(crate) fn ring(&self, tid: i32, fd: i32) -> Result<Arc<Ring>, Errno> {
-        match self.find(tid, fd)? {
-            Some(Object::Ring(ring)) => Ok(ring),
-            Some(Object::Event(_)) => Err(EINVAL),
-            _ => Err(EBADF),
         }
     }
 
@@ -397,7 +299,7 @@ impl Descriptors {
     pub(crate) fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         const TRIES: u32 = 100;
         const PAUSE: Duration = Duration::from_millis(1);
-        let is_taken = |errno| matches!(errno, Errno(libc::EEXIST | libc::EBUSY | libc::E2BIG));
+        let is_taken = |errno| matches!(errno, Errno::EEXIST | Errno::EBUSY | Errno::E2BIG);
         let mut taken = take();
         for _ in 0..TRIES {
             if !taken.as_ref().is_err_and(|&errno| is_taken(errno)) {

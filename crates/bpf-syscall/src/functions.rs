@@ -152,6 +152,14 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ALL.keys().map(String::as_str)
 }
 
+/// Returns a name of the tool's as the user may see it: without control characters.
+pub(crate) fn printable(name: &[u8]) -> String {
+    String::from_utf8_lossy(name)
+        .chars()
+        .filter(|letter| !letter.is_control())
+        .collect()
+}
+
 /// Returns a hint for the user: the probes that can replace one on a function that is not served.
 pub(crate) fn advice(function: &str) -> String {
     const PREFIXES: [&str; 6] = ["ksys_", "vfs_", "do_sys_", "__sys_", "sys_", "do_"];
@@ -171,7 +179,7 @@ pub(crate) fn advice(function: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use beeline_btf::Btf;
+    use beeline_btf::{Btf, kind};
 
     #[test]
     fn calls_are_found_by_the_names_of_their_functions() {
@@ -216,8 +224,7 @@ mod tests {
 
     /// Returns the number of parameters of the kernel's function with that name.
     fn parameters(types: &Btf, name: &str) -> Option<usize> {
-        const FUNC: u8 = 12;
-        let [function] = types.find([(FUNC, name)]);
+        let [function] = types.find([(kind::FUNC, name)]);
         let prototype = types.get(types.get(function)?.refers_to())?;
         Some(types.params(prototype).count())
     }

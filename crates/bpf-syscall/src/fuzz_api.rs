@@ -26,6 +26,9 @@ impl Tool {
     pub const MEMORY: u64 = 0x10000;
 
     /// Creates a tool that this backend serves.
+    ///
+    /// # Errors
+    /// Fails if this process has no descriptors left.
     pub fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
         Ok(Self {
             local: Local::new(backend)?,
@@ -36,6 +39,9 @@ impl Tool {
     /// Makes the call with this number, with `memory` at [`Self::MEMORY`].
     ///
     /// The descriptor that it returns is closed again.
+    ///
+    /// # Errors
+    /// The errno with which the call fails, as the tool would get it.
     pub fn call(&self, number: i64, arguments: [u64; 6], memory: &[u8]) -> Result<(), Errno> {
         let answer = self.answer(number, arguments, memory);
         let done = answer.map(|file| {
@@ -56,9 +62,12 @@ impl Tool {
     }
 
     /// Makes such a call, and returns the descriptor that the tool would get, which stays open.
+    ///
+    /// # Errors
+    /// The errno with which the call fails, and EINVAL if it returns no descriptor.
     pub fn open(&self, number: i64, arguments: [u64; 6], memory: &[u8]) -> Result<OwnedFd, Errno> {
         let file = self.answer(number, arguments, memory)?;
-        let file = file.ok_or(Errno(libc::EINVAL))?;
+        let file = file.ok_or(Errno::EINVAL)?;
         if let Ok(key) = key_of(&file) {
             self.local.fds.installed(key, true);
         }

@@ -1,44 +1,32 @@
 //! Answers `bpf(2)`, `perf_event_open(2)` and the calls around them in place of the kernel.
 //!
-//! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`]. There is
-//! a module for each group of system calls (`bpf`, `map`, `batch`, `elements`, `program`, `links`,
-//! `pin`, `info`; `perf`; `wait`; `paths`, `sysfs`). A handler finds the objects (`objects`) that
-//! descriptors stand for (`fds`) and asks the backend. `sweep` releases the objects that the tool
-//! has closed.
+//! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`].
+//! `calls` has the tables that lead each call to its area, and a module for each area: `maps`,
+//! `elements`, `programs`, `btf`, `links`, `perf`, `info`, `ids`, `pins`, `files`, `wait`. An area
+//! finds the objects (`objects`) that descriptors stand for (`fds`) and asks the backend. `reclaim`
+//! releases the objects that the tool has closed.
 //!
-//! `syscalls` is the table of system calls that programs can be attached to. The `tracepoints` come
-//! from it and, where the tool may not read the kernel's, the files that describe them (`tracefs`,
-//! `kallsyms`).
+//! `syscall_table` is the table of system calls that programs can be attached to. The `tracepoints`
+//! come from it and, where the tool may not read the kernel's, the files that describe them
+//! (`tracefs`, `calls::files`).
 
 #![forbid(unsafe_code)]
 
-mod attr;
-mod batch;
-mod bpf;
+mod calls;
 mod claims;
-mod elements;
-mod fdinfo;
+mod event_types;
 mod fds;
 mod functions;
 pub mod fuzz_api;
-mod info;
-mod kallsyms;
-mod links;
 mod local;
-mod map;
+mod map_types;
+mod members;
 mod objects;
-mod paths;
-mod perf;
-mod pin;
-mod program;
+mod pinned;
 mod reclaim;
-mod sweep;
 mod syscall_table;
-mod sysfs;
 mod tracefs;
 mod tracepoints;
-mod value;
-mod wait;
 
 use std::process::ExitStatus;
 use std::sync::Arc;

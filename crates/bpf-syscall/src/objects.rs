@@ -5,17 +5,18 @@
 //! being served holds one for its time. The last count releases the backend's object, by [`Held`].
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use beeline_runtime::Charge;
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, MapSpec};
-use beeline_uapi::{AttachType, Errno, ProgramType};
+use beeline_uapi::{AttachType, Errno, LinkType, MapType, ProgramType};
 use parking_lot::Mutex;
 
 use crate::claims::{Claim, Claims};
-use crate::elements::Elements;
-use crate::map::is_ring_buffer;
+use crate::fds::Descriptors;
+use crate::map_types::is_ring_buffer;
+use crate::members::ObjectElements;
 use crate::tracepoints::Tracepoint;
 
 /// Any object with a descriptor.
@@ -40,6 +41,25 @@ impl Object {
                 Some((map.held.id, &map.wakeup))
             }
             _ => None,
+        }
+    }
+}
+
+/// Gives numbers to the objects that the backend does not number: BTF, events, links.
+pub(crate) struct Numbers {
+    last: AtomicU32,
+}
+
+impl Numbers {
+    pub(crate) fn next(&self) -> u32 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self {
+            last: AtomicU32::new(Btf::KERNELS),
         }
     }
 }
@@ -76,10 +96,22 @@ pub(crate) struct Map {
     pub(crate) btf: Option<(Arc<Btf>, u32, u32)>,
     pub(crate) frozen: AtomicBool,
     /// The objects that the elements of a map of objects keep alive.
-    pub(crate) elements: Elements,
+    pub(crate) elements: ObjectElements,
     /// The number of descriptors that the tool has of it, as far as the table knows.
     pub(crate) uses: AtomicUsize,
     pub(crate) wakeup: Wakeup,
+}
+
+impl Map {
+    /// Returns whether its descriptors are its memory. A program array's are not: it matters when
+    /// the last one is closed, and that shows on other descriptors.
+    pub(crate) fn is_file(&self) -> bool {
+        self.spec.map_type != MapType::PROG_ARRAY
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
 }
 
 pub(crate) struct Program {
@@ -193,7 +225,7 @@ impl Ring {
     ) -> Result<(), Errno> {
         let mut pages = self.pages.lock();
         match *pages {
-            Some(settled) if settled != wanted => Err(Errno(libc::EINVAL)),
+            Some(settled) if settled != wanted => Err(Errno::EINVAL),
             Some(_) => Ok(()),
             None => {
                 resize()?;
@@ -241,19 +273,14 @@ pub(crate) enum LinkTo {
     },
 }
 
-// `enum bpf_link_type`.
-pub(crate) const LINK_TYPE_RAW_TRACEPOINT: u32 = 1;
-pub(crate) const LINK_TYPE_TRACING: u32 = 2;
-pub(crate) const LINK_TYPE_PERF_EVENT: u32 = 7;
-
 impl Link {
-    pub(crate) fn link_type(&self) -> u32 {
+    pub(crate) fn link_type(&self) -> LinkType {
         match &self.to {
-            LinkTo::Event(_) => LINK_TYPE_PERF_EVENT,
+            LinkTo::Event(_) => LinkType::PERF_EVENT,
             LinkTo::Place { point, .. } if Tracepoint::of_raw(point).is_some() => {
-                LINK_TYPE_RAW_TRACEPOINT
+                LinkType::RAW_TRACEPOINT
             }
-            LinkTo::Place { .. } => LINK_TYPE_TRACING,
+            LinkTo::Place { .. } => LinkType::TRACING,
         }
     }
 }
@@ -336,11 +363,11 @@ impl Event {
     /// Fails with EEXIST if it has one, or if another event of the same tracepoint has this
     /// program; with E2BIG if that tracepoint has too many; with EINVAL if the program does not fit
     /// the event; with EACCES if it looks beyond the context.
-    pub(crate) fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
+    fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
         self.check_program(program)?;
         let mut state = self.state.lock();
         if state.program.is_some() {
-            return Err(Errno(libc::EEXIST));
+            return Err(Errno::EEXIST);
         }
         let claim = self.claims.claim(program.held.id, &self.point)?;
         if state.enabled || self.runs_disabled() {
@@ -351,6 +378,21 @@ impl Event {
         Ok(())
     }
 
+    /// Calls [`Self::set_program`], once objects that the tool closed before are out of the way.
+    pub(crate) fn set_program_after_closes(
+        &self,
+        fds: &Descriptors,
+        program: &Arc<Program>,
+        cookie: u64,
+    ) -> Result<(), Errno> {
+        let take = || self.set_program(program, cookie);
+        match self.point {
+            AttachPoint::SystemCall { .. } => fds.after_closes(take),
+            // No other event can be in its way.
+            _ => take(),
+        }
+    }
+
     fn check_program(&self, program: &Program) -> Result<(), Errno> {
         let fits = match self.point {
             AttachPoint::Uprobe { .. } => ProgramType::KPROBE,
@@ -359,16 +401,16 @@ impl Event {
                 ..
             } => ProgramType::TRACEPOINT,
             // Only programs on user space may sleep.
-            AttachPoint::SystemCall { .. } if program.sleepable => return Err(Errno(libc::EINVAL)),
+            AttachPoint::SystemCall { .. } if program.sleepable => return Err(Errno::EINVAL),
             AttachPoint::SystemCall { .. } => ProgramType::KPROBE,
             AttachPoint::Timer { .. } => ProgramType::PERF_EVENT,
         };
         if program.prog_type != fits {
-            return Err(Errno(libc::EINVAL));
+            return Err(Errno::EINVAL);
         }
         let end = Tracepoint::of_point(&self.point).map(|tracepoint| tracepoint.context_end());
         if end.is_some_and(|end| program.context_end() > end) {
-            return Err(Errno(libc::EACCES));
+            return Err(Errno::EACCES);
         }
         Ok(())
     }

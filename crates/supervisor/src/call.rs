@@ -36,6 +36,33 @@ pub struct Call<'a> {
     pub let_lead: &'a dyn Fn(),
 }
 
+/// A call that opens or inspects a file by its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathCall {
+    /// The descriptor of the directory that the path is relative to.
+    pub directory: u64,
+    /// The address of the path.
+    pub path: u64,
+    /// The operation on the file.
+    pub operation: FileOperation,
+}
+
+/// The operation of a [`PathCall`], with its arguments. The buffers are addresses.
+#[allow(missing_docs, reason = "the names are those of the manual pages")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileOperation {
+    /// open(2).
+    Open { flags: u64 },
+    /// access(2).
+    Access { mode: u64 },
+    /// stat(2).
+    Stat { buffer: u64 },
+    /// statx(2).
+    Statx { mask: u64, buffer: u64 },
+    /// readlink(2).
+    ReadLink { buffer: u64, size: u64 },
+}
+
 impl Call<'_> {
     /// Lets another thread take the tool's next call, if none is waiting for it yet.
     ///
@@ -44,25 +71,28 @@ impl Call<'_> {
         (self.let_lead)();
     }
 
-    /// Returns the arguments of a call that opens or inspects a file by its path, in the form of the
-    /// variant with a directory: directory, path, and the ones that follow. `None` for all other
+    /// Returns the call as one that opens or inspects a file by its path; `None` for all other
     /// calls.
-    pub fn at_arguments(&self, nr: i64) -> Option<[u64; 5]> {
+    pub fn path_call(&self, nr: i64) -> Option<PathCall> {
+        use FileOperation::{Access, Open, ReadLink, Stat, Statx};
         let [a, b, c, d, e, _] = self.args;
-        match nr {
-            libc::SYS_openat
-            | libc::SYS_newfstatat
-            | libc::SYS_statx
-            | libc::SYS_faccessat
-            | libc::SYS_faccessat2
-            | libc::SYS_readlinkat => Some([a, b, c, d, e]),
-            libc::SYS_open
-            | libc::SYS_stat
-            | libc::SYS_lstat
-            | libc::SYS_access
-            | libc::SYS_readlink => Some([HERE, a, b, c, d]),
-            _ => None,
-        }
+        let (directory, path, operation) = match nr {
+            libc::SYS_open => (HERE, a, Open { flags: b }),
+            libc::SYS_openat => (a, b, Open { flags: c }),
+            libc::SYS_access => (HERE, a, Access { mode: b }),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => (a, b, Access { mode: c }),
+            libc::SYS_stat | libc::SYS_lstat => (HERE, a, Stat { buffer: b }),
+            libc::SYS_newfstatat => (a, b, Stat { buffer: c }),
+            libc::SYS_statx => (a, b, Statx { mask: d, buffer: e }),
+            libc::SYS_readlink => (HERE, a, ReadLink { buffer: b, size: c }),
+            libc::SYS_readlinkat => (a, b, ReadLink { buffer: c, size: d }),
+            _ => return None,
+        };
+        Some(PathCall {
+            directory,
+            path,
+            operation,
+        })
     }
 
     /// Returns whether a descriptor of the tool's is closed on `execve`.

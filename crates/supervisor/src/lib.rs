@@ -29,7 +29,7 @@ mod seccomp_filter;
 mod server;
 mod spawn;
 
-pub use call::{Answer, Call, HERE};
+pub use call::{Answer, Call, FileOperation, HERE, PathCall};
 pub use hot_sites::HotSites;
 pub use memory::Memory;
 pub use mode::Mode;

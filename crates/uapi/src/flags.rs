@@ -35,6 +35,11 @@ pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
 /// Of `BPF_PROG_ATTACH`: replaces the program that is named.
 pub const REPLACE: u32 = 1 << 2;
 
+/// Of `BPF_PROG_LOAD`: the upper halves of registers that hold 32 bits get random values.
+pub const TEST_RND_HI32: u32 = 1 << 2;
+/// Of `BPF_PROG_TEST_RUN`: the program runs on the CPU that is named.
+pub const TEST_RUN_ON_CPU: u32 = 1 << 0;
+
 /// `BPF_ANY`, for an update: create or replace.
 pub const ANY: u64 = 0;
 /// `BPF_NOEXIST`, for an update: create only.

@@ -28,6 +28,11 @@ pub const PERF_FLAG_FD_OUTPUT: u64 = 2;
 pub const PERF_FLAG_PID_CGROUP: u64 = 4;
 pub const PERF_FLAG_FD_CLOEXEC: u64 = 8;
 
+/// Of a probe's configuration: the probe is on the function's return.
+pub const PERF_PROBE_CONFIG_IS_RETPROBE: u64 = 1 << 0;
+/// Of a uprobe's configuration: the lowest bit of the offset of its reference counter.
+pub const PERF_UPROBE_REF_CTR_OFFSET_SHIFT: u32 = 32;
+
 /// `PERF_EVENT_IOC_*`: commands for `ioctl`.
 pub mod ioc {
     pub const ENABLE: u32 = 0x2400;

@@ -87,8 +87,8 @@ impl<'a> Dispatcher<'a> {
             libc::SYS_rt_sigreturn => Wait::new(guest, call).settle(),
             libc::SYS_statfs => Files::new(guest, call).statfs(a, b),
             libc::SYS_uname => Files::new(guest, call).uname(a),
-            _ => match call.at_arguments(nr) {
-                Some(arguments) => Files::new(guest, call).file(nr, arguments),
+            _ => match call.path_call(nr) {
+                Some(asked) => Files::new(guest, call).file(asked),
                 None => BpfFsCall::new(guest, call)
                     .answer(nr)
                     .unwrap_or(Ok(Reply::Continue)),
@@ -99,8 +99,8 @@ impl<'a> Dispatcher<'a> {
     /// Returns whether a frequent call is one that no area answers.
     pub(crate) fn is_plainly_kernels(&self, nr: i64) -> bool {
         let Self { guest, call } = *self;
-        if let Some([at, path, ..]) = call.at_arguments(nr) {
-            return Files::new(guest, call).is_elsewhere(at, path);
+        if let Some(asked) = call.path_call(nr) {
+            return Files::new(guest, call).is_elsewhere(asked.directory, asked.path);
         }
         match nr {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
 use beeline_supervisor::keys::memory_file;
-use beeline_supervisor::{Answer, Call, HERE, Reply};
+use beeline_supervisor::{Answer, Call, FileOperation, HERE, PathCall, Reply};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -130,17 +130,15 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Answers a call that opens or inspects a file by its path; for its arguments see
-    /// [`Call::at_arguments`](beeline_supervisor::Call::at_arguments).
-    pub(super) fn file(&self, nr: i64, [at, path, c, d, e]: [u64; 5]) -> Answer {
-        match nr {
-            libc::SYS_open | libc::SYS_openat => self.open(at, path, c),
-            libc::SYS_access | libc::SYS_faccessat | libc::SYS_faccessat2 => {
-                self.access(at, path, c)
-            }
-            libc::SYS_statx => self.statx(at, path, d, e),
-            libc::SYS_readlink | libc::SYS_readlinkat => self.readlink(path, c, d),
-            _ => self.stat(at, path, c),
+    /// Answers a call that opens or inspects a file by its path.
+    pub(super) fn file(&self, asked: PathCall) -> Answer {
+        let (at, path) = (asked.directory, asked.path);
+        match asked.operation {
+            FileOperation::Open { flags } => self.open(at, path, flags),
+            FileOperation::Access { mode } => self.access(at, path, mode),
+            FileOperation::Stat { buffer } => self.stat(at, path, buffer),
+            FileOperation::Statx { mask, buffer } => self.statx(at, path, mask, buffer),
+            FileOperation::ReadLink { buffer, size } => self.readlink(path, buffer, size),
         }
     }
 

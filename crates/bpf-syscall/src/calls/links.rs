@@ -4,21 +4,20 @@
 use std::sync::Arc;
 
 use beeline_btf::Btf;
-use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
-use beeline_supervisor::Answer;
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
 use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
-use crate::attr::{LinkCreate, RawTracepointOpen};
+use super::attr::{LinkCreate, RawTracepointOpen};
+use super::descriptors::NewDescriptors;
+use crate::claims::Claims;
+use crate::fds::ThreadFds;
 use crate::functions;
-use crate::local::Handler;
-use crate::objects::{Event, Link, LinkTo, Object, Program, attach};
+use crate::local::Local;
+use crate::objects::{Link, LinkTo, Numbers, Object, Program, attach};
 use crate::syscall_table::SystemCall;
-use crate::sysfs::printable;
 use crate::tracepoints::Tracepoint;
-
-const EINVAL: Errno = Errno(libc::EINVAL);
-const ENOENT: Errno = Errno(libc::ENOENT);
 
 /// Types of programs that attach to functions of the kernel, or of other programs.
 const KERNELS_OWN: [ProgramType; 2] = [ProgramType::EXT, ProgramType::LSM];
@@ -33,10 +32,32 @@ const OF_EVENTS: [ProgramType; 3] = [
 /// The bytes of context of both raw tracepoints on system calls: two words.
 const RAW_CONTEXT: u32 = 16;
 
-impl Handler<'_> {
-    pub(crate) fn link_create(&self, attr: &BpfAttr) -> Answer {
+/// Links programs to places.
+pub(super) struct Links<'a> {
+    memory: Memory<'a>,
+    backend: &'a Arc<dyn Backend>,
+    fds: ThreadFds<'a>,
+    claims: &'a Arc<Claims>,
+    numbers: &'a Numbers,
+    descriptors: NewDescriptors<'a>,
+}
+
+impl<'a> Links<'a> {
+    pub(super) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+        Self {
+            memory: call.memory,
+            backend: &local.backend,
+            fds: local.fds.of(call.tid),
+            claims: &local.claims,
+            numbers: &local.numbers,
+            descriptors: NewDescriptors::new(local, call),
+        }
+    }
+
+    /// Carries out `BPF_LINK_CREATE`.
+    pub(super) fn create(&self, attr: &BpfAttr) -> Answer {
         let wanted = LinkCreate::parse(attr)?;
-        let program = self.local.fds.program(self.tid, wanted.prog_fd)?;
+        let program = self.fds.program(wanted.prog_fd)?;
         match wanted.attach_type {
             AttachType::PERF_EVENT
                 if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) =>
@@ -52,45 +73,46 @@ impl Handler<'_> {
             {
                 let names_other_target = wanted.target_fd != 0 || wanted.target_btf_id != 0;
                 if kind != AttachType::TRACE_RAW_TP && names_other_target {
-                    return Err(EINVAL);
+                    return Err(Errno::EINVAL);
                 }
                 self.link_traced(program, wanted.tracing_cookie)
             }
             // This includes links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for
             // them conclude that this kernel has none, and use one event for each probe.
-            _ => Err(EINVAL),
+            _ => Err(Errno::EINVAL),
         }
     }
 
     fn link_event(&self, program: Arc<Program>, wanted: &LinkCreate) -> Answer {
-        let event = self.local.fds.event(self.tid, wanted.target_fd)?;
-        self.set_program(&event, &program, wanted.cookie)?;
+        let event = self.fds.event(wanted.target_fd)?;
+        event.set_program_after_closes(self.fds.table, &program, wanted.cookie)?;
         let link = Link {
-            id: self.local.fds.new_number(),
+            id: self.numbers.next(),
             to: LinkTo::Event(event),
             program,
             cookie: wanted.cookie,
         };
-        self.descriptor(Object::Link(Arc::new(link)))
+        self.descriptors.first(Object::Link(Arc::new(link)))
     }
 
-    pub(crate) fn raw_tracepoint_open(&self, attr: &BpfAttr) -> Answer {
+    /// Carries out `BPF_RAW_TRACEPOINT_OPEN`.
+    pub(super) fn open_raw_tracepoint(&self, attr: &BpfAttr) -> Answer {
         let wanted = RawTracepointOpen::parse(attr)?;
-        let program = self.local.fds.program(self.tid, wanted.prog_fd)?;
+        let program = self.fds.program(wanted.prog_fd)?;
         match program.prog_type {
             kind if kind == ProgramType::TRACING || KERNELS_OWN.contains(&kind) => {
                 // The place to attach to was given when the program was loaded.
                 if wanted.name != 0 {
-                    return Err(EINVAL);
+                    return Err(Errno::EINVAL);
                 }
                 self.link_traced(program, wanted.cookie)
             }
             ProgramType::RAW_TRACEPOINT => {
                 const LONGEST: usize = 127;
-                let name = printable(Ok(self.memory.string(wanted.name, LONGEST)?));
+                let name = functions::printable(&self.memory.string(wanted.name, LONGEST)?);
                 self.link_raw_tracepoint(program, &name, wanted.cookie)
             }
-            _ => Err(EINVAL),
+            _ => Err(Errno::EINVAL),
         }
     }
 
@@ -138,7 +160,7 @@ impl Handler<'_> {
             return self.refuse_link(&format!("rawtracepoint:{name}"));
         };
         if program.prog_type == ProgramType::RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         let point = AttachPoint::SystemCall {
             number: None,
@@ -151,11 +173,11 @@ impl Handler<'_> {
 
     /// Links a program to a place, or to several of the same kind that belong together.
     fn link_places(&self, program: Arc<Program>, points: Vec<AttachPoint>, cookie: u64) -> Answer {
-        let point = points.first().cloned().ok_or(EINVAL)?;
-        self.local.backend.attach_check(&point)?;
-        let take = || self.local.claims.claim(program.held.id, &point);
-        let claim = self.local.fds.after_closes(take)?;
-        let attach = |point| attach(&self.local.backend, &program, point, cookie);
+        let point = points.first().cloned().ok_or(Errno::EINVAL)?;
+        self.backend.attach_check(&point)?;
+        let take = || self.claims.claim(program.held.id, &point);
+        let claim = self.fds.table.after_closes(take)?;
+        let attach = |point| attach(self.backend, &program, point, cookie);
         let held = points.iter().map(attach).collect::<Result<_, _>>()?;
         let to = LinkTo::Place {
             point,
@@ -163,39 +185,24 @@ impl Handler<'_> {
             _claim: claim,
         };
         let link = Link {
-            id: self.local.fds.new_number(),
+            id: self.numbers.next(),
             to,
             program,
             cookie,
         };
-        self.descriptor(Object::Link(Arc::new(link)))
-    }
-
-    /// Calls [`Event::set_program`], once objects that the tool closed before are out of the way.
-    pub(crate) fn set_program(
-        &self,
-        event: &Event,
-        program: &Arc<Program>,
-        cookie: u64,
-    ) -> Result<(), Errno> {
-        let take = || event.set_program(program, cookie);
-        match event.point() {
-            AttachPoint::SystemCall { .. } => self.local.fds.after_closes(take),
-            // No other event can be in its way.
-            _ => take(),
-        }
+        self.descriptors.first(Object::Link(Arc::new(link)))
     }
 
     /// Returns the name of the type in the kernel's BTF that a program was loaded for.
     fn attach_name(&self, program: &Program) -> Option<String> {
-        let kernel = self.local.fds.kernels_btf()?;
+        let kernel = self.fds.table.kernels_btf()?;
         let types = Btf::parse(kernel.data())?;
         let name = types.get(program.attach_btf_id)?.name;
         Some(String::from_utf8_lossy(name).into_owned())
     }
 
     fn refuse_link(&self, what: &str) -> Answer {
-        self.local.backend.unsupported(what);
-        Err(ENOENT)
+        self.backend.unsupported(what);
+        Err(Errno::ENOENT)
     }
 }

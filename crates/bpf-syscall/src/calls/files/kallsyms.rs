@@ -20,7 +20,7 @@ const ALIGNED: u64 = 16;
 
 /// Returns the text that the tool reads, if the path is this file and the kernel hides its
 /// addresses.
-pub(crate) fn kallsyms(path: &[u8]) -> Option<String> {
+pub(super) fn kallsyms(path: &[u8]) -> Option<String> {
     if path != PATH.as_bytes() {
         return None;
     }

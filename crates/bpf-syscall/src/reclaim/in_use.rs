@@ -1,112 +1,17 @@
-//! Releases the objects that the tool has closed: anchors that hang up, and memory files that no
-//! process has any more.
-//!
-//! The close of a memory file cannot be seen, so /proc is searched after every so many new ones.
-//! One look is not atomic (a descriptor may move between processes behind its back), so a file
-//! counts as gone only when two looks in a row miss it.
+//! Searches /proc for the processes that have a memory file open or mapped.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use beeline_runtime::proc;
 use beeline_supervisor::keys::{Key, eventfd_number};
 
-use crate::local::Local;
-
-/// The number of new memory files between two searches.
-const SWEEP_AFTER: u64 = 64;
-/// The time between the two looks of a search.
-const SECOND_LOOK: Duration = Duration::from_millis(50);
-
-impl Local {
-    /// Does the reaper's work, until it is done and woken.
-    pub(crate) fn reap(&self) {
-        while !self.done.load(Ordering::Acquire) {
-            match self.fds.reap(&self.reaper) {
-                Ok(true) => {}
-                Ok(false) => {
-                    let mut count = [0; 8];
-                    // Sets the count back to 0. The read does not block, and the value does not
-                    // matter.
-                    let _ = rustix::io::read(&self.reaper, &mut count);
-                    self.sweep_if_due();
-                }
-                Err(error) => {
-                    eprintln!(
-                        "beeline: cannot watch for closed objects: {error}; they stay until the tool ends"
-                    );
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Counts a new memory file.
-    pub(crate) fn count_memory_file(&self) {
-        if self.unswept.fetch_add(1, Ordering::Relaxed) + 1 >= SWEEP_AFTER {
-            self.wake_reaper();
-        }
-    }
-
-    fn sweep_if_due(&self) {
-        if self.unswept.load(Ordering::Relaxed) < SWEEP_AFTER {
-            return;
-        }
-        self.sweep();
-    }
-
-    /// Releases all objects that the tool has closed so far.
-    pub(crate) fn release_closed(&self) {
-        // Objects that cannot be examined now are released by the reaper, or at the end. Programs
-        // go first, because they hold maps.
-        let _ = self.fds.reap_closed();
-        self.sweep();
-    }
-
-    fn sweep(&self) {
-        self.unswept.store(0, Ordering::Relaxed);
-        let candidates: HashSet<Key> = self.fds.memory_files().into_iter().collect();
-        let missing = not_in_use(candidates, &self.fds.waiters());
-        if missing.is_empty() {
-            return;
-        }
-        std::thread::sleep(SECOND_LOOK);
-        for key in not_in_use(missing, &self.fds.waiters()) {
-            self.fds.forget(key);
-        }
-    }
-
-    /// Returns whether any process has a descriptor of the session's. A process that only has
-    /// memory of maps mapped may be a target.
-    pub(crate) fn has_users(&self) -> bool {
-        if self.fds.reap_closed().is_err() || self.fds.has_anchored() {
-            return true;
-        }
-        let files: HashSet<Key> = self.fds.memory_files().into_iter().collect();
-        let count = files.len();
-        let is_open = || {
-            let mut files = files.clone();
-            for process in others() {
-                remove_open(&process, &mut files, &self.fds.waiters());
-            }
-            files.len() < count
-        };
-        !files.is_empty()
-            && (is_open() || {
-                std::thread::sleep(SECOND_LOOK);
-                is_open()
-            })
-    }
-}
-
 /// Returns those of `files` that no process but this has open or mapped. Processes that may not be
 /// inspected are not the tool's: the supervisor could not read their memory either.
-fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
+pub(super) fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
     for process in others() {
         remove_open(&process, &mut files, waiters);
         remove_mapped(&process, &mut files);
@@ -115,6 +20,15 @@ fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<K
         }
     }
     files
+}
+
+/// Returns whether a process other than this has any of `files` open.
+pub(super) fn is_any_open(files: &HashSet<Key>, waiters: impl Fn() -> HashMap<u32, Key>) -> bool {
+    let mut left = files.clone();
+    for process in others() {
+        remove_open(&process, &mut left, &waiters());
+    }
+    left.len() < files.len()
 }
 
 /// Returns the directories of all processes but this one.

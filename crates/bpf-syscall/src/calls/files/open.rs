@@ -1,86 +1,47 @@
-//! The files in which tools look for probes: `/sys/bus/event_source/devices/*` and tracefs.
+//! `open` and `openat`: of an object's `fdinfo`, in the BPF file system, and of the files in which
+//! tools look for probes: `/sys/bus/event_source/devices/*`, `/proc/kallsyms` and tracefs.
 
-use std::fs;
 use std::path::Path;
 
 use beeline_supervisor::keys::memory_file;
 use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 
-use crate::kallsyms::kallsyms;
-use crate::local::Handler;
+use super::Files;
+use super::kallsyms::kallsyms;
+use crate::event_types::{DEVICES, EventTypes};
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;
 
-const DEVICES: &str = "/sys/bus/event_source/devices";
-
-/// The types of `perf_event_open` for probes, which the kernel assigns as it boots.
-#[derive(Debug)]
-pub(crate) struct EventTypes {
-    /// The type of user-space probes; a number of our own where the kernel has none.
-    pub(crate) uprobe: u32,
-    /// The type of kernel probes; a number of our own where the kernel has none.
-    pub(crate) kprobe: u32,
-}
-
-impl EventTypes {
-    /// Far above all numbers that kernels assign.
-    const OWN_UPROBE: u32 = 0x0bee_0000;
-    const OWN_KPROBE: u32 = 0x0bee_0001;
-
-    pub(crate) fn read() -> Self {
-        EventTypes {
-            uprobe: event_type("uprobe").unwrap_or(Self::OWN_UPROBE),
-            kprobe: event_type("kprobe").unwrap_or(Self::OWN_KPROBE),
-        }
-    }
-
-    fn of(&self, device: &str) -> Option<u32> {
-        match device {
-            "uprobe" => Some(self.uprobe),
-            "kprobe" => Some(self.kprobe),
-            _ => None,
-        }
-    }
-}
-
-fn event_type(device: &str) -> Option<u32> {
-    fs::read_to_string(format!("{DEVICES}/{device}/type"))
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
-}
-
-impl Handler<'_> {
+impl Files<'_> {
     /// Answers `open` and `openat` of the path at an address.
-    pub(crate) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
+    pub(super) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
         // If the path cannot be read here, the kernel has an answer to it.
-        let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
+        let Ok(path) = self.call.memory.string(path, libc::PATH_MAX as usize) else {
             return Ok(Reply::Continue);
         };
-        if let Some(text) = self.fdinfo(&path) {
+        if let Some(text) = self.fdinfo.text(&path) {
             return Ok(Reply::Descriptor {
                 file: memory_file("beeline-fdinfo", text.as_bytes())?,
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,
             });
         }
-        if let Some(inside) = self.bpffs().inside_of(at, &path) {
+        if let Some(inside) = self.bpffs.inside_of(at, &path) {
             return Ok(Reply::Descriptor {
-                file: self.local.bpffs.open(&inside, flags)?,
+                file: self.own_bpffs.open(&inside, flags)?,
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,
             });
         }
         if let Some(probe) = kernel_probe(&path, flags) {
-            self.local.backend.unsupported(&probe);
+            self.backend.unsupported(&probe);
         }
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);
         }
-        let content = content(&path, &self.local.event_types).or_else(|| kallsyms(&path));
+        let content = content(&path, self.event_types).or_else(|| kallsyms(&path));
         let file = match content {
             Some(content) => memory_file("beeline-sysfs", content.as_bytes())?,
-            None => match self.local.tracefs.open(&path, flags) {
+            None => match self.tracefs.open(&path, flags) {
                 Some(opened) => opened.map_err(|error| Errno(error.raw_os_error()))?,
                 None => return Ok(Reply::Continue),
             },
@@ -92,7 +53,7 @@ impl Handler<'_> {
     }
 
     fn open_trace_pipe(&self, flags: u64) -> Answer {
-        let file = self.local.backend.trace_pipe()?;
+        let file = self.backend.trace_pipe()?;
         if flags & libc::O_NONBLOCK as u64 != 0 {
             rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::NONBLOCK)
                 .map_err(|error| Errno(error.raw_os_error()))?;
@@ -160,15 +121,6 @@ fn kernel_probe(path: &[u8], flags: u64) -> Option<String> {
         return None;
     }
     Some(format!("tracepoint:{group}:{name}"))
-}
-
-/// Returns the name of a function or file at an address, for the user.
-pub(crate) fn printable(bytes: Result<Vec<u8>, Errno>) -> String {
-    let bytes = bytes.unwrap_or_default();
-    String::from_utf8_lossy(&bytes)
-        .chars()
-        .filter(|letter| !letter.is_control())
-        .collect()
 }
 
 #[cfg(test)]

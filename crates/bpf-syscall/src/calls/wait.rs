@@ -8,37 +8,52 @@
 
 use std::os::fd::AsFd;
 
+use beeline_runtime::backend::Backend;
 use beeline_supervisor::attr::{u32_at, u64_at};
 use beeline_supervisor::keys::{errno, key_of};
-use beeline_supervisor::{Answer, Mode, Reply};
+use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::{Errno, MapType, flags};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
-use crate::local::Handler;
-use crate::map::is_ring_buffer;
+use crate::fds::ThreadFds;
+use crate::local::Local;
+use crate::map_types::is_ring_buffer;
 use crate::objects::{Map, Object, Ring};
 
-const EINVAL: Errno = Errno(libc::EINVAL);
-const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const PAGE: u64 = 4096;
 
-impl Handler<'_> {
+/// Lets the tool map objects and wait for rings.
+pub(super) struct Wait<'a> {
+    call: &'a Call<'a>,
+    backend: &'a dyn Backend,
+    fds: ThreadFds<'a>,
+}
+
+impl<'a> Wait<'a> {
+    pub(super) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            backend: &*local.backend,
+            fds: local.fds.of(call.tid),
+        }
+    }
+
     /// Answers `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a
     /// file. The kernel makes the mapping: the descriptor is the memory itself. Only mappings that
     /// the kernel would refuse for a map or ring are refused.
-    pub(crate) fn mmap(&self) -> Answer {
-        let [_, length, protection, _, fd, offset] = self.args;
+    pub(super) fn mmap(&self) -> Answer {
+        let [_, length, protection, _, fd, offset] = self.call.args;
         self.make_mappable(fd as i32)?;
-        match self.local.fds.find(self.tid, fd as i32) {
+        match self.fds.find(fd as i32) {
             Ok(Some(Object::Map(map))) => {
                 let writes = protection & libc::PROT_WRITE as u64 != 0;
-                let mode = self.local.fds.mode(self.tid, fd as i32)?;
+                let mode = self.fds.mode(fd as i32)?;
                 // Otherwise the kernel returns EACCES, before it looks at what is to be mapped.
                 if mode.read && (mode.write || !writes) {
                     may_map(&map, length, writes, offset)?;
                     // To the kernel, a mapping that can never be written is not shared.
                     if !mode.write {
-                        return Err(EINVAL);
+                        return Err(Errno::EINVAL);
                     }
                 }
             }
@@ -53,21 +68,19 @@ impl Handler<'_> {
         let pages = (length / PAGE)
             .checked_sub(1)
             .and_then(|pages| u32::try_from(pages).ok())
-            .ok_or(EINVAL)?;
+            .ok_or(Errno::EINVAL)?;
         if offset != 0 || !length.is_multiple_of(PAGE) || !pages.is_power_of_two() {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
-        ring.set_pages(pages, || {
-            self.local.backend.perf_ring_resize(ring.held.id, pages)
-        })
+        ring.set_pages(pages, || self.backend.perf_ring_resize(ring.held.id, pages))
     }
 
     /// Answers `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited
     /// for, so the object's eventfd goes into the tool's own epoll set, which then wakes the tool
     /// without the supervisor.
-    pub(crate) fn epoll_ctl(&self) -> Answer {
-        let [epoll, operation, fd, event, ..] = self.args;
-        let object = self.local.fds.find(self.tid, fd as i32);
+    pub(super) fn epoll_ctl(&self) -> Answer {
+        let [epoll, operation, fd, event, ..] = self.call.args;
+        let object = self.fds.find(fd as i32);
         let Ok(Some(object)) = object else {
             return Ok(Reply::Continue);
         };
@@ -79,13 +92,13 @@ impl Handler<'_> {
             libc::EPOLL_CTL_DEL => (EventData::new_u64(0), EventFlags::empty()),
             _ => self.epoll_event(event)?,
         };
-        let eventfd = wakeup.get(&*self.local.backend, id)?;
-        let epoll = self.tool_file(epoll as i32)?;
+        let eventfd = wakeup.get(self.backend, id)?;
+        let epoll = self.call.tool_file(epoll as i32)?;
         let done = match operation {
             libc::EPOLL_CTL_ADD => epoll::add(epoll, eventfd, data, flags),
             libc::EPOLL_CTL_MOD => epoll::modify(epoll, eventfd, data, flags),
             libc::EPOLL_CTL_DEL => epoll::delete(epoll, eventfd),
-            _ => return Err(EINVAL),
+            _ => return Err(Errno::EINVAL),
         };
         done.map_err(|error| Errno(error.raw_os_error()))?;
         Ok(Reply::Value(0))
@@ -96,20 +109,20 @@ impl Handler<'_> {
     /// reports at once.
     fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
         let mut bytes = [0; 12];
-        self.memory.read(address, &mut bytes)?;
+        self.call.memory.read(address, &mut bytes)?;
         let events = EventFlags::from_bits_retain(u32_at(&bytes, 0)) | EventFlags::ET;
         Ok((EventData::new_u64(u64_at(&bytes, 4)), events))
     }
 
     /// Answers `poll(fds, count, ..)` and `ppoll`: the kernel waits.
-    pub(crate) fn poll(&self, fds: u64, count: u64) -> Answer {
-        const POLLFD: usize = 8;
+    pub(super) fn poll(&self, fds: u64, count: u64) -> Answer {
+        const POLLFD: usize = size_of::<libc::pollfd>();
         const MOST: u64 = 1 << 16;
-        if !self.local.fds.has_rings() || count > MOST {
+        if !self.fds.table.has_rings() || count > MOST {
             return Ok(Reply::Continue);
         }
         // If the array is wrong, the kernel reports it.
-        let entries = self.memory.bytes(fds, count as usize * POLLFD);
+        let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
             self.make_waitable(u32_at(entry, 0) as i32)?;
         }
@@ -118,13 +131,13 @@ impl Handler<'_> {
 
     /// Answers `select(count, readable, ..)` and `pselect6`: like `poll`, with a bit for each
     /// descriptor.
-    pub(crate) fn select(&self, count: u64, readable: u64) -> Answer {
+    pub(super) fn select(&self, count: u64, readable: u64) -> Answer {
         const MOST: u64 = 1 << 16;
-        if !self.local.fds.has_rings() || count > MOST || readable == 0 {
+        if !self.fds.table.has_rings() || count > MOST || readable == 0 {
             return Ok(Reply::Continue);
         }
         let bytes = count.div_ceil(64) as usize * 8;
-        let set = self.memory.bytes(readable, bytes).unwrap_or_default();
+        let set = self.call.memory.bytes(readable, bytes).unwrap_or_default();
         for fd in 0..count as usize {
             if set
                 .get(fd / 8)
@@ -138,26 +151,27 @@ impl Handler<'_> {
 
     /// Replaces a ring's descriptor by its eventfd, readable or not as the ring is.
     fn make_waitable(&self, fd: i32) -> Result<(), Errno> {
-        let Ok(Some(object)) = self.local.fds.find(self.tid, fd) else {
+        let Ok(Some(object)) = self.fds.find(fd) else {
             return Ok(());
         };
         let Some((id, wakeup)) = object.wakeup() else {
             return Ok(());
         };
-        let wakeup = wakeup.get(&*self.local.backend, id)?;
-        let is_memory = self.local.fds.waiter_of(self.tid, fd).is_none();
-        if is_memory && self.local.fds.mode(self.tid, fd)? == Mode::BOTH {
-            let memory = key_of(&self.local.backend.memory(id)?).map_err(errno)?;
-            self.local.fds.set_waiter(memory, wakeup)?;
-            let cloexec = self.closes_on_exec(fd);
-            self.listener
-                .replace(self.id, fd, wakeup.as_fd(), cloexec)?;
+        let wakeup = wakeup.get(self.backend, id)?;
+        let is_memory = self.fds.waiter(fd).is_none();
+        if is_memory && self.fds.mode(fd)? == Mode::BOTH {
+            let memory = key_of(&self.backend.memory(id)?).map_err(errno)?;
+            self.fds.table.set_waiter(memory, wakeup)?;
+            let cloexec = self.call.closes_on_exec(fd);
+            self.call
+                .listener
+                .replace(self.call.id, fd, wakeup.as_fd(), cloexec)?;
         }
         // The order matters: a record that arrives in between is found by the look, or has written
         // the eventfd again.
         let mut count = [0; 8];
         let _ = rustix::io::read(wakeup, &mut count); // Does not block; the count is unused.
-        if self.local.backend.readable(id)? {
+        if self.backend.readable(id)? {
             let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes()); // Fails only if readable.
         }
         Ok(())
@@ -165,18 +179,20 @@ impl Handler<'_> {
 
     /// Replaces a ring's eventfd by the memory again.
     fn make_mappable(&self, fd: i32) -> Result<(), Errno> {
-        if !self.local.fds.has_rings() {
+        if !self.fds.table.has_rings() {
             return Ok(());
         }
-        let Some((_, object)) = self.local.fds.waiter_of(self.tid, fd) else {
+        let Some((_, object)) = self.fds.waiter(fd) else {
             return Ok(());
         };
         let Some((id, _)) = object.wakeup() else {
             return Ok(());
         };
-        let memory = self.local.backend.memory(id)?;
-        let cloexec = self.closes_on_exec(fd);
-        self.listener.replace(self.id, fd, memory.as_fd(), cloexec)
+        let memory = self.backend.memory(id)?;
+        let cloexec = self.call.closes_on_exec(fd);
+        self.call
+            .listener
+            .replace(self.call.id, fd, memory.as_fd(), cloexec)
     }
 }
 
@@ -187,28 +203,32 @@ fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errn
     let spec = &map.spec;
     let ring = is_ring_buffer(spec.map_type);
     if !ring && spec.map_type != MapType::ARRAY {
-        return Err(ENOTSUPP);
+        return Err(Errno::ENOTSUPP);
     }
     if writes && map.is_frozen() {
-        return Err(Errno(libc::EPERM));
+        return Err(Errno::EPERM);
     }
     if writes && spec.flags & flags::RDONLY_PROG != 0 {
-        return Err(Errno(libc::EACCES));
+        return Err(Errno::EACCES);
     }
     let end = offset.saturating_add(length.div_ceil(PAGE).saturating_mul(PAGE));
     if spec.map_type == MapType::RINGBUF {
         if writes && (offset != 0 || length > PAGE) {
-            return Err(Errno(libc::EPERM));
+            return Err(Errno::EPERM);
         }
         let whole = 2 * PAGE + 2 * u64::from(spec.max_entries);
-        return if end <= whole { Ok(()) } else { Err(EINVAL) };
+        return if end <= whole {
+            Ok(())
+        } else {
+            Err(Errno::EINVAL)
+        };
     }
     if ring {
         return Ok(());
     }
     let values = u64::from(spec.max_entries) * u64::from(spec.value_size).next_multiple_of(8);
     if spec.flags & flags::MMAPABLE == 0 || end > values.next_multiple_of(PAGE) {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     Ok(())
 }

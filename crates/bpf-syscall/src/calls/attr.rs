@@ -55,6 +55,22 @@ impl MapCreate {
     }
 }
 
+/// `BPF_MAP_FREEZE`.
+#[derive(Debug)]
+pub(crate) struct MapFreeze {
+    pub(crate) map_fd: i32,
+}
+
+impl MapFreeze {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(offset_behind!(uapi::Element, map_fd))?;
+        let from: uapi::Element = attr.view();
+        Ok(MapFreeze {
+            map_fd: from.map_fd,
+        })
+    }
+}
+
 /// The commands on one element of a map. The ends of their fields differ.
 #[derive(Debug)]
 pub(crate) struct Element {
@@ -67,6 +83,11 @@ pub(crate) struct Element {
 }
 
 impl Element {
+    /// The ends of the commands' last fields.
+    pub(crate) const KEY_END: usize = offset_behind!(uapi::Element, key);
+    pub(crate) const VALUE_END: usize = offset_behind!(uapi::Element, value);
+    pub(crate) const FLAGS_END: usize = offset_behind!(uapi::Element, flags);
+
     /// Parses the attribute; `end` is the end of the command's last field.
     pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
         attr.ends_at(end)?;
@@ -205,6 +226,26 @@ impl ProgLoad {
     }
 }
 
+/// `BPF_PROG_BIND_MAP`.
+#[derive(Debug)]
+pub(crate) struct ProgBindMap {
+    pub(crate) prog_fd: i32,
+    pub(crate) map_fd: i32,
+    pub(crate) flags: u32,
+}
+
+impl ProgBindMap {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(offset_behind!(uapi::ProgBindMap, flags))?;
+        let from: uapi::ProgBindMap = attr.view();
+        Ok(ProgBindMap {
+            prog_fd: from.prog_fd,
+            map_fd: from.map_fd,
+            flags: from.flags,
+        })
+    }
+}
+
 /// `BPF_PROG_TEST_RUN`.
 #[derive(Debug)]
 pub(crate) struct TestRun {
@@ -315,26 +356,96 @@ impl RawTracepointOpen {
     }
 }
 
+/// `BPF_OBJ_GET_INFO_BY_FD`.
+#[derive(Debug)]
+pub(crate) struct GetInfo {
+    pub(crate) fd: i32,
+    /// The bytes at `info`.
+    pub(crate) info_len: u32,
+    /// The address of what the tool passes, and of the answer.
+    pub(crate) info: u64,
+}
+
+impl GetInfo {
+    /// The offset of [`Self::info_len`], at which the answer's length is written back.
+    pub(crate) const INFO_LEN: u64 = offset_of!(uapi::Info, info_len) as u64;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(offset_behind!(uapi::Info, info))?;
+        let from: uapi::Info = attr.view();
+        Ok(GetInfo {
+            fd: from.bpf_fd,
+            info_len: from.info_len,
+            info: from.info,
+        })
+    }
+}
+
+/// `BPF_MAP_GET_NEXT_ID` and its like for other objects.
+#[derive(Debug)]
+pub(crate) struct GetNextId {
+    pub(crate) start_id: u32,
+}
+
+impl GetNextId {
+    /// The offset at which the id is written back.
+    pub(crate) const NEXT_ID: u64 = offset_of!(uapi::GetId, next_id) as u64;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(offset_behind!(uapi::GetId, next_id))?;
+        let from: uapi::GetId = attr.view();
+        Ok(GetNextId {
+            start_id: from.start_id,
+        })
+    }
+}
+
+/// `BPF_MAP_GET_FD_BY_ID` and its like for other objects. Only maps' descriptors have a mode.
+#[derive(Debug)]
+pub(crate) struct GetFdById {
+    pub(crate) id: u32,
+    pub(crate) open_flags: u32,
+}
+
+impl GetFdById {
+    /// The ends of the commands' last fields.
+    pub(crate) const ID_END: usize = offset_behind!(uapi::GetId, start_id);
+    pub(crate) const OPEN_FLAGS_END: usize = offset_behind!(uapi::GetId, open_flags);
+
+    /// Parses the attribute; `end` is the end of the command's last field.
+    pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
+        attr.ends_at(end)?;
+        let from: uapi::GetId = attr.view();
+        Ok(GetFdById {
+            id: from.start_id,
+            open_flags: from.open_flags,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    const EINVAL: Errno = Errno(libc::EINVAL);
-
     proptest! {
         #[test]
         fn no_bytes_make_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             if let Ok(attr) = BpfAttr::parse(&bytes) {
                 let _ = MapCreate::parse(&attr);
-                let _ = Element::parse(&attr, 32);
+                let _ = MapFreeze::parse(&attr);
+                let _ = Element::parse(&attr, Element::FLAGS_END);
                 let _ = Batch::parse(&attr);
                 let _ = ProgLoad::parse(&attr);
+                let _ = ProgBindMap::parse(&attr);
                 let _ = TestRun::parse(&attr);
                 let _ = BtfLoad::parse(&attr);
                 let _ = LinkCreate::parse(&attr);
                 let _ = RawTracepointOpen::parse(&attr);
+                let _ = GetInfo::parse(&attr);
+                let _ = GetNextId::parse(&attr);
+                let _ = GetFdById::parse(&attr, GetFdById::OPEN_FLAGS_END);
             }
         }
     }
@@ -349,7 +460,7 @@ mod tests {
                 .and_then(|map| map.name)
         };
         assert_eq!(with_name(b"AT_x.rodata").unwrap(), "AT_x.rodata");
-        assert_eq!(with_name(b"a b"), Err(EINVAL));
-        assert_eq!(with_name(b"sixteen_bytes_16"), Err(EINVAL));
+        assert_eq!(with_name(b"a b"), Err(Errno::EINVAL));
+        assert_eq!(with_name(b"sixteen_bytes_16"), Err(Errno::EINVAL));
     }
 }

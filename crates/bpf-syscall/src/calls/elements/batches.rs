@@ -7,20 +7,15 @@
 use std::sync::Arc;
 
 use beeline_supervisor::attr::{BpfAttr, u32_at};
-use beeline_supervisor::{Answer, Mode, Reply};
+use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::{Errno, MapType, flags};
 
-use crate::attr::Batch;
-use crate::elements::holds_objects;
-use crate::local::Handler;
-use crate::map::{check_lock_flag, is_hash};
+use super::{Elements, check_lock_flag};
+use crate::calls::attr::Batch;
+use crate::calls::tool_attr::ToolAttr;
+use crate::local::Local;
+use crate::map_types::{holds_objects, is_hash};
 use crate::objects::Map;
-
-const ENOTSUPP: Errno = Errno::ENOTSUPP;
-const EINVAL: Errno = Errno(libc::EINVAL);
-const ENOENT: Errno = Errno(libc::ENOENT);
-const EFAULT: Errno = Errno(libc::EFAULT);
-const ENOSPC: Errno = Errno(libc::ENOSPC);
 
 /// The bytes of keys and values that are moved at a time, unless one element or bucket has more.
 const PIECE: usize = 1 << 20;
@@ -72,24 +67,47 @@ impl Job {
         wanted.min((PIECE / (self.key_size() + self.value_len).max(1)).max(1))
     }
 
-    fn room_for(&self, count: usize) -> Elements {
-        Elements {
+    fn room_for(&self, count: usize) -> Moved {
+        Moved {
             keys: vec![0; count * self.key_size()],
             values: vec![0; count * self.value_len],
         }
     }
 }
 
-/// Elements in transit to the tool.
-struct Elements {
+/// Elements on their way to or from the tool.
+struct Moved {
     keys: Vec<u8>,
     values: Vec<u8>,
 }
 
-impl Handler<'_> {
-    /// Carries out `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`. At the map's end
-    /// it returns ENOENT, with the count of elements that were read.
-    pub(crate) fn lookup_batch(&self, attr: &BpfAttr, delete: bool) -> Answer {
+/// Reads and changes many elements at a time.
+pub(in crate::calls) struct Batches<'a> {
+    elements: Elements<'a>,
+    attr: ToolAttr<'a>,
+}
+
+impl<'a> Batches<'a> {
+    pub(in crate::calls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+        Self {
+            elements: Elements::new(local, call),
+            attr: ToolAttr::of(call),
+        }
+    }
+
+    /// Carries out `BPF_MAP_LOOKUP_BATCH`. At the map's end it returns ENOENT, with the count of
+    /// elements that were read.
+    pub(in crate::calls) fn lookup(&self, attr: &BpfAttr) -> Answer {
+        self.read(attr, false)
+    }
+
+    /// Carries out `BPF_MAP_LOOKUP_AND_DELETE_BATCH`, like [`Self::lookup`].
+    pub(in crate::calls) fn lookup_and_delete(&self, attr: &BpfAttr) -> Answer {
+        self.read(attr, true)
+    }
+
+    /// Reads elements, and deletes those that were read if `delete` is set.
+    fn read(&self, attr: &BpfAttr, delete: bool) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_read()?;
             if delete {
@@ -104,7 +122,7 @@ impl Handler<'_> {
         let map_type = job.map.spec.map_type;
         let in_buckets = is_hash(map_type) || map_type == MapType::HASH_OF_MAPS;
         if in_buckets && job.batch.flags != 0 {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         if job.batch.count == 0 {
             return Ok(Reply::Value(0));
@@ -121,7 +139,7 @@ impl Handler<'_> {
     fn read_buckets(&self, job: &Job, delete: bool) -> Answer {
         let mut cursor = match job.batch.from {
             0 => 0,
-            address => self.memory.read_u32(address)?,
+            address => self.elements.memory.read_u32(address)?,
         };
         let room = job.batch.count as usize;
         // Objects are moved one by one, each with the objects that it keeps alive.
@@ -130,7 +148,7 @@ impl Handler<'_> {
         let end = loop {
             let count = piece.min(room - total);
             let mut read = job.room_for(count);
-            let batch = self.local.backend.map_read_batch(
+            let batch = self.elements.backend.map_read_batch(
                 job.map.held.id,
                 cursor,
                 (&mut read.keys, &mut read.values),
@@ -139,7 +157,8 @@ impl Handler<'_> {
             match batch {
                 Ok(batch) => {
                     for n in 0..if each { batch.count as usize } else { 0 } {
-                        self.delete_element(&job.map, nth(&read.keys, n, job.key_size()))?;
+                        self.elements
+                            .delete_element(&job.map, nth(&read.keys, n, job.key_size()))?;
                     }
                     self.give(job, total, &mut read, batch.count as usize)?;
                     total += batch.count as usize;
@@ -147,7 +166,7 @@ impl Handler<'_> {
                         Some(next) => cursor = next,
                         None => {
                             cursor = u32::MAX;
-                            break Err(ENOENT);
+                            break Err(Errno::ENOENT);
                         }
                     }
                     if total == room {
@@ -155,12 +174,12 @@ impl Handler<'_> {
                     }
                 }
                 // This bucket has more elements than a piece.
-                Err(ENOSPC) if count < room - total => piece = piece.saturating_mul(2),
-                Err(ENOSPC) if total > 0 => break Ok(()),
+                Err(Errno::ENOSPC) if count < room - total => piece = piece.saturating_mul(2),
+                Err(Errno::ENOSPC) if total > 0 => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
-        self.memory.write_u32(job.batch.to, cursor)?;
+        self.elements.memory.write_u32(job.batch.to, cursor)?;
         self.write_count(total as u32)?;
         end.map(|()| Reply::Value(0))
     }
@@ -169,7 +188,7 @@ impl Handler<'_> {
     fn read_keys(&self, job: &Job) -> Answer {
         let mut last = match job.batch.from {
             0 => None,
-            address => Some(self.memory.bytes(address, job.key_size())?),
+            address => Some(self.elements.memory.bytes(address, job.key_size())?),
         };
         let (room, mut total) = (job.batch.count as usize, 0);
         let mut end = Ok(());
@@ -182,7 +201,7 @@ impl Handler<'_> {
         }
         self.write_count(total as u32)?;
         if let (Some(last), true) = (last, total > 0) {
-            self.memory.write(job.batch.to, &last)?;
+            self.elements.memory.write(job.batch.to, &last)?;
         }
         end.map(|()| Reply::Value(0))
     }
@@ -193,7 +212,7 @@ impl Handler<'_> {
         &self,
         job: &Job,
         last: &mut Option<Vec<u8>>,
-        room: &mut Elements,
+        room: &mut Moved,
     ) -> (usize, Result<(), Errno>) {
         if matches!(
             job.map.spec.map_type,
@@ -201,7 +220,7 @@ impl Handler<'_> {
         ) {
             return self.read_indexes(job, last, room);
         }
-        let backend = &self.local.backend;
+        let backend = self.elements.backend;
         let id = job.map.held.id;
         let mut count = 0;
         let keys = room.keys.chunks_exact_mut(job.key_size());
@@ -217,7 +236,7 @@ impl Handler<'_> {
                 last.get_or_insert_default().extend_from_slice(key);
                 match found {
                     Ok(()) => break,
-                    Err(ENOENT) => {}
+                    Err(Errno::ENOENT) => {}
                     Err(error) => return (count, Err(error)),
                 }
             }
@@ -231,7 +250,7 @@ impl Handler<'_> {
         &self,
         job: &Job,
         last: &mut Option<Vec<u8>>,
-        room: &mut Elements,
+        room: &mut Moved,
     ) -> (usize, Result<(), Errno>) {
         let entries = job.map.spec.max_entries;
         let first = match last.as_deref().map(|key| u32_at(key, 0)) {
@@ -242,13 +261,17 @@ impl Handler<'_> {
         let wanted = room.keys.len() / job.key_size();
         let room = (&mut *room.keys, &mut *room.values);
         let id = job.map.held.id;
-        match self.local.backend.map_read_batch(id, first, room, false) {
+        match self.elements.backend.map_read_batch(id, first, room, false) {
             Ok(batch) => {
                 if let Some(read) = batch.count.checked_sub(1) {
                     *last = Some((first + read).to_ne_bytes().to_vec());
                 }
                 let count = batch.count as usize;
-                let end = if count == wanted { Ok(()) } else { Err(ENOENT) };
+                let end = if count == wanted {
+                    Ok(())
+                } else {
+                    Err(Errno::ENOENT)
+                };
                 (count, end)
             }
             Err(error) => (0, Err(error)),
@@ -256,40 +279,36 @@ impl Handler<'_> {
     }
 
     /// Writes `count` elements to the tool, behind those that it already has.
-    fn give(
-        &self,
-        job: &Job,
-        behind: usize,
-        read: &mut Elements,
-        count: usize,
-    ) -> Result<(), Errno> {
+    fn give(&self, job: &Job, behind: usize, read: &mut Moved, count: usize) -> Result<(), Errno> {
         read.keys.truncate(count * job.key_size());
         read.values.truncate(count * job.value_len);
         let keys = address_of(job.batch.keys, behind, job.key_size())?;
         let values = address_of(job.batch.values, behind, job.value_len)?;
-        self.memory.write(keys, &read.keys)?;
-        self.memory.write(values, &read.values)
+        self.elements.memory.write(keys, &read.keys)?;
+        self.elements.memory.write(values, &read.values)
     }
 
     /// Carries out `BPF_MAP_UPDATE_BATCH`.
-    pub(crate) fn update_batch(&self, attr: &BpfAttr) -> Answer {
+    pub(in crate::calls) fn update(&self, attr: &BpfAttr) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_write()?;
             Ok(can.update)
         })?;
         let flags = job.batch.element_flags;
         self.each(&job, job.value_len, |key, value| {
-            self.update_element(&job.map, key, value, flags)
+            self.elements.update_element(&job.map, key, value, flags)
         })
     }
 
     /// Carries out `BPF_MAP_DELETE_BATCH`.
-    pub(crate) fn delete_batch(&self, attr: &BpfAttr) -> Answer {
+    pub(in crate::calls) fn delete(&self, attr: &BpfAttr) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_write()?;
             Ok(can.delete)
         })?;
-        self.each(&job, 0, |key, _| self.delete_element(&job.map, key))
+        self.each(&job, 0, |key, _| {
+            self.elements.delete_element(&job.map, key)
+        })
     }
 
     /// Calls `one` for each of the tool's elements until it fails, and tells the tool how many were
@@ -308,7 +327,7 @@ impl Handler<'_> {
         let mut end = Ok(());
         while done < wanted && end.is_ok() {
             let count = piece.min(wanted - done);
-            let mut taken = Elements {
+            let mut taken = Moved {
                 keys: vec![0; count * job.key_size()],
                 values: vec![0; count * value_len],
             };
@@ -335,13 +354,13 @@ impl Handler<'_> {
         &self,
         job: &Job,
         from: usize,
-        taken: &mut Elements,
+        taken: &mut Moved,
         value_len: usize,
     ) -> Result<(), Errno> {
         let keys = address_of(job.batch.keys, from, job.key_size())?;
-        self.memory.read(keys, &mut taken.keys)?;
+        self.elements.memory.read(keys, &mut taken.keys)?;
         let values = address_of(job.batch.values, from, value_len)?;
-        self.memory.read(values, &mut taken.values)
+        self.elements.memory.read(values, &mut taken.values)
     }
 
     /// Makes the checks of all batched commands, in the kernel's order; `allowed` says whether the
@@ -352,15 +371,15 @@ impl Handler<'_> {
         allowed: impl FnOnce(Mode, Commands) -> Result<bool, Errno>,
     ) -> Result<Job, Errno> {
         let batch = Batch::parse(attr)?;
-        let (map, mode) = self.local.fds.map_and_mode(self.tid, batch.map_fd)?;
+        let (map, mode) = self.elements.fds.map_and_mode(batch.map_fd)?;
         if !allowed(mode, commands(map.spec.map_type))? {
-            return Err(ENOTSUPP);
+            return Err(Errno::ENOTSUPP);
         }
         if batch.element_flags & !flags::LOCK != 0 {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
         check_lock_flag(&map, batch.element_flags)?;
-        let value_len = self.local.backend.map_value_len(map.held.id)?;
+        let value_len = self.elements.backend.map_value_len(map.held.id)?;
         Ok(Job {
             batch,
             map,
@@ -369,7 +388,7 @@ impl Handler<'_> {
     }
 
     fn write_count(&self, count: u32) -> Result<(), Errno> {
-        self.write_back(Batch::COUNT, count)
+        self.attr.put_u32(Batch::COUNT, count)
     }
 }
 
@@ -383,7 +402,7 @@ fn address_of(base: u64, n: usize, size: usize) -> Result<u64, Errno> {
     let offset = (n as u64).checked_mul(size as u64);
     offset
         .and_then(|offset| base.checked_add(offset))
-        .ok_or(EFAULT)
+        .ok_or(Errno::EFAULT)
 }
 
 #[cfg(test)]
@@ -395,6 +414,6 @@ mod tests {
         assert_eq!(nth(&[1, 2, 3, 4], 1, 2), [3, 4]);
         assert_eq!(nth(&[1, 2, 3, 4], 1, 0), [0u8; 0]);
         assert_eq!(address_of(8, 3, 4), Ok(20));
-        assert_eq!(address_of(u64::MAX, 1, 1), Err(EFAULT));
+        assert_eq!(address_of(u64::MAX, 1, 1), Err(Errno::EFAULT));
     }
 }

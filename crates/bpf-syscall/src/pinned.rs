@@ -1,18 +1,12 @@
-//! `BPF_OBJ_GET`, and the objects that have names.
+//! Objects with names in the session's BPF file system.
 
 use std::sync::Arc;
 
-use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::bpffs::{BpfFs, HasBpfFs};
-use beeline_supervisor::{Answer, Mode};
-use beeline_uapi::Errno;
 
-use crate::elements::Use;
-use crate::local::Handler;
 use crate::local::Local;
+use crate::members::Use;
 use crate::objects::Object;
-
-const EINVAL: Errno = Errno(libc::EINVAL);
 
 /// An object of the session's with a name, which counts as a use of it.
 #[derive(Clone)]
@@ -29,7 +23,7 @@ impl HasBpfFs for Local {
     }
 
     fn to_be_pinned(&self, tid: i32, fd: i32) -> Option<Pinned> {
-        let object = self.fds.find(tid, fd).ok()??;
+        let object = self.fds.of(tid).find(fd).ok()??;
         let can_be = matches!(
             object,
             Object::Map(_) | Object::Program(_) | Object::Link(_)
@@ -38,15 +32,5 @@ impl HasBpfFs for Local {
             _use: Arc::new(Use::of(&object)),
             object,
         })
-    }
-}
-
-impl Handler<'_> {
-    pub(crate) fn obj_get(&self, attr: &BpfAttr) -> Answer {
-        let (Pinned { object, .. }, mode) = self.bpffs().pinned(attr)?;
-        if matches!(object, Object::Link(_)) && mode != Mode::BOTH {
-            return Err(EINVAL);
-        }
-        self.another_descriptor(object, mode)
     }
 }

@@ -3,25 +3,41 @@
 
 use std::fmt::Write;
 
-use beeline_runtime::backend::Info;
-use beeline_uapi::Errno;
+use beeline_isa::INSN_BYTES;
+use beeline_runtime::backend::{Backend, Info};
+use beeline_supervisor::Call;
+use beeline_uapi::{Errno, LinkType};
 
-use crate::local::Handler;
-use crate::objects::{
-    LINK_TYPE_PERF_EVENT, LINK_TYPE_RAW_TRACEPOINT, LINK_TYPE_TRACING, Link, LinkTo, Map, Object,
-    Program,
-};
+use crate::fds::ThreadFds;
+use crate::local::Local;
+use crate::objects::{Link, LinkTo, Map, Object, Program};
 use crate::tracepoints::Tracepoint;
 
 const PAGE: u64 = 4096;
 
-impl Handler<'_> {
+/// Writes the text of such files.
+pub(in crate::calls) struct FdInfo<'a> {
+    call: &'a Call<'a>,
+    backend: &'a dyn Backend,
+    fds: ThreadFds<'a>,
+}
+
+impl<'a> FdInfo<'a> {
+    pub(in crate::calls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            backend: &*local.backend,
+            fds: local.fds.of(call.tid),
+        }
+    }
+
     /// Returns the text, if the path is that of an object of the tool's: the kernel's lines on the
     /// file, followed by the lines on the object.
-    pub(crate) fn fdinfo(&self, path: &[u8]) -> Option<String> {
-        let fd = self.own_descriptor(path, "fdinfo")?;
-        let object = self.local.fds.find(self.tid, fd).ok()??;
-        let of_file = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid)).ok()?;
+    pub(in crate::calls) fn text(&self, path: &[u8]) -> Option<String> {
+        let fd = self.call.own_descriptor(path, "fdinfo")?;
+        let object = self.fds.find(fd).ok()??;
+        let of_file =
+            std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.fds.tid)).ok()?;
         let mut text = of_file;
         match object {
             Object::Map(map) => self.map_lines(&map, &mut text).ok()?,
@@ -35,7 +51,7 @@ impl Handler<'_> {
 
     fn map_lines(&self, map: &Map, text: &mut String) -> Result<(), Errno> {
         let spec = &map.spec;
-        let memory = self.local.backend.memory(map.held.id)?;
+        let memory = self.backend.memory(map.held.id)?;
         let bytes = rustix::fs::fstat(memory).map_or(0, |stat| stat.st_size as u64);
         lines(
             text,
@@ -55,8 +71,8 @@ impl Handler<'_> {
     }
 
     fn program_lines(&self, program: &Program, text: &mut String) -> Result<(), Errno> {
-        let Info::Program { xlated, .. } = self.local.backend.info(program.held.id)? else {
-            return Err(Errno(libc::EINVAL));
+        let Info::Program { xlated, .. } = self.backend.info(program.held.id)? else {
+            return Err(Errno::EINVAL);
         };
         let insns = xlated.len() as u64;
         lines(
@@ -70,7 +86,7 @@ impl Handler<'_> {
                 ("run_time_ns", "0".into()),
                 ("run_cnt", "0".into()),
                 ("recursion_misses", "0".into()),
-                ("verified_insns", (insns / 8).to_string()),
+                ("verified_insns", (insns / INSN_BYTES as u64).to_string()),
             ],
         );
         Ok(())
@@ -102,18 +118,18 @@ impl Handler<'_> {
     }
 
     fn tag(&self, program: &Program) -> Result<String, Errno> {
-        match self.local.backend.info(program.held.id)? {
+        match self.backend.info(program.held.id)? {
             Info::Program { tag, .. } => Ok(tag.iter().map(|byte| format!("{byte:02x}")).collect()),
-            _ => Err(Errno(libc::EINVAL)),
+            _ => Err(Errno::EINVAL),
         }
     }
 }
 
-fn link_type_name(link_type: u32) -> &'static str {
+fn link_type_name(link_type: LinkType) -> &'static str {
     match link_type {
-        LINK_TYPE_RAW_TRACEPOINT => "raw_tracepoint",
-        LINK_TYPE_TRACING => "tracing",
-        LINK_TYPE_PERF_EVENT => "perf",
+        LinkType::RAW_TRACEPOINT => "raw_tracepoint",
+        LinkType::TRACING => "tracing",
+        LinkType::PERF_EVENT => "perf",
         _ => "unknown",
     }
 }

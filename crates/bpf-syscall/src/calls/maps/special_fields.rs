@@ -5,9 +5,8 @@ use beeline_runtime::backend::SpecialFields;
 use beeline_runtime::btf::{Btf, Type, kind};
 use beeline_uapi::{Errno, MapType};
 
-use crate::attr::MapCreate;
+use crate::calls::attr::MapCreate;
 
-const EINVAL: Errno = Errno(libc::EINVAL);
 /// The depth to which structures within structures are searched.
 const DEEPEST: u32 = 32;
 /// The number of members that are looked at: structures may hold each other many times over.
@@ -18,22 +17,23 @@ pub(crate) fn check(data: &[u8], wanted: &MapCreate) -> Result<SpecialFields, Er
     if wanted.btf_value_type == 0 {
         return Ok(SpecialFields::default());
     }
-    let btf = Btf::parse(data).ok_or(EINVAL)?;
+    let btf = Btf::parse(data).ok_or(Errno::EINVAL)?;
     let is_array = wanted.map_type == MapType::ARRAY;
     let by_number = is_array || wanted.map_type == MapType::TASK_STORAGE;
-    let (_, value) = btf.resolve(wanted.btf_value_type).ok_or(EINVAL)?;
+    let (_, value) = btf.resolve(wanted.btf_value_type).ok_or(Errno::EINVAL)?;
+    let is_int = |id| btf.resolve(id).is_some_and(|(_, it)| it.kind == kind::INT);
     if wanted.btf_key_type == 0 {
         // Only the sections of global variables have no type for the key.
         if !is_array || wanted.max_entries != 1 || value.kind != kind::DATASEC {
-            return Err(EINVAL);
+            return Err(Errno::EINVAL);
         }
     } else if btf.size(wanted.btf_key_type) != Some(wanted.key_size)
-        || by_number && btf.resolve(wanted.btf_key_type).ok_or(EINVAL)?.1.kind != kind::INT
+        || by_number && !is_int(wanted.btf_key_type)
     {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     if btf.size(wanted.btf_value_type) != Some(wanted.value_size) {
-        return Err(EINVAL);
+        return Err(Errno::EINVAL);
     }
     let mut search = Search {
         btf: &btf,

@@ -1,0 +1,31 @@
+//! Kinds of map types that calls treat alike.
+
+use beeline_uapi::MapType;
+
+/// Returns whether the map is a hash table of values.
+pub(crate) fn is_hash(map_type: MapType) -> bool {
+    matches!(
+        map_type,
+        MapType::HASH | MapType::PERCPU_HASH | MapType::LRU_HASH | MapType::LRU_PERCPU_HASH
+    )
+}
+
+/// Returns whether the map gives its values out in turn, and has no keys.
+pub(crate) fn is_queue_or_stack(map_type: MapType) -> bool {
+    matches!(map_type, MapType::QUEUE | MapType::STACK)
+}
+
+/// Returns whether the map is a ring that the tool can wait for.
+pub(crate) fn is_ring_buffer(map_type: MapType) -> bool {
+    matches!(map_type, MapType::RINGBUF | MapType::USER_RINGBUF)
+}
+
+/// Returns whether the elements of the map are maps.
+pub(crate) fn is_map_of_maps(map_type: MapType) -> bool {
+    matches!(map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS)
+}
+
+/// Returns whether the tool passes descriptors as the map's values.
+pub(crate) fn holds_objects(map_type: MapType) -> bool {
+    matches!(map_type, MapType::PROG_ARRAY | MapType::CGROUP_ARRAY) || is_map_of_maps(map_type)
+}
