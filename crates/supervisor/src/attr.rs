@@ -55,21 +55,6 @@ impl BpfAttr {
         }
     }
 
-    /// Returns the 32 bits at an offset.
-    pub fn u32(&self, offset: usize) -> u32 {
-        u32_at(&self.bytes, offset)
-    }
-
-    /// Returns the 32 bits at an offset as a signed number: a descriptor.
-    pub fn i32(&self, offset: usize) -> i32 {
-        self.u32(offset) as i32
-    }
-
-    /// Returns the 64 bits at an offset.
-    pub fn u64(&self, offset: usize) -> u64 {
-        u64_at(&self.bytes, offset)
-    }
-
     /// Returns the structure of a command.
     pub fn view<T: FromBytes + IntoBytes>(&self) -> T {
         let mut view = T::new_zeroed();

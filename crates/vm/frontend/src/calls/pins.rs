@@ -8,6 +8,7 @@ use std::sync::Arc;
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall, HasBpfFs};
 use beeline_supervisor::{Answer, Call, Mode};
+use beeline_uapi::attr::ObjPin;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
@@ -63,7 +64,7 @@ impl<'a> Pins<'a> {
             (Kind::Link, Mode::BOTH) => Arc::new(self.open_again(&object, 0)?),
             (Kind::Link, _) => return Err(EINVAL),
             (Kind::Map, mode) if mode != object.mode => {
-                Arc::new(self.open_again(&object, attr.u32(12) & Mode::FLAGS)?)
+                Arc::new(self.open_again(&object, attr.view::<ObjPin>().file_flags & Mode::FLAGS)?)
             }
             _ => object,
         };
