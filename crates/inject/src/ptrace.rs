@@ -79,7 +79,7 @@ struct RseqConfiguration {
     pad: u32,
 }
 
-/// Makes this thread the tracer of `tid`, which goes on running.
+/// `PTRACE_SEIZE`: makes this thread the tracer of `tid`, which goes on running.
 ///
 /// # Errors
 ///

@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 
 use crate::agent::Agent;
 use crate::cgroup::Cgroups;
+use crate::file_calls::CallFiles;
 use crate::link::Files;
 use crate::liveness::{Liveness, SessionId};
 use crate::memory::Memory;
-use crate::syscalls::CallFiles;
 use crate::tasks::TaskLayout;
 
 /// See the module documentation.

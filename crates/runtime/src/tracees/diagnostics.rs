@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 
 use super::{maps_file_of, program};
 use crate::error::Error;
+use crate::file_calls::LONGEST_LOOK;
 use crate::link::Uprobe;
 use crate::proc;
 use crate::session::Report;
-use crate::syscalls::LONGEST_LOOK;
 use crate::target::{SlippedCall, Target, WhyUnseen};
 
 /// The most places of [`Diagnostics::slipped`] that the user is told of.

@@ -1,8 +1,9 @@
 //! `bpf(2)` for a host: the policy check, the call, and the new object.
 
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
 
-use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_uapi::{Command, MapType, ProgramType, attr, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, layout, number_at, put_number};
 use beeline_vm_protocol::messages::{Bpf, BpfDone};
@@ -19,16 +20,17 @@ use crate::session::Session;
 use crate::sys::{self, Attr};
 
 /// Offsets in the attribute of `BPF_PROG_LOAD`.
-const INSNS: u32 = 8;
-const NAME: std::ops::Range<usize> = 48..64;
+const INSNS: u32 = offset_of!(attr::ProgLoad, insns) as u32;
+const NAME: std::ops::Range<usize> =
+    offset_of!(attr::ProgLoad, prog_name)..offset_behind!(attr::ProgLoad, prog_name);
 /// In `struct bpf_btf_info`: nonzero if it is the kernel's own.
 const KERNEL_BTF: usize = 28;
 /// The most places of a program that are written to the log.
 const PLACES: usize = 16;
 
 /// The offsets of `map_ifindex` and `prog_ifindex` in `union bpf_attr`.
-const MAP_IFINDEX: usize = 44;
-const PROG_IFINDEX: usize = 64;
+const MAP_IFINDEX: usize = offset_of!(attr::MapCreate, map_ifindex);
+const PROG_IFINDEX: usize = offset_of!(attr::ProgLoad, prog_ifindex);
 
 /// Carries out a command.
 ///

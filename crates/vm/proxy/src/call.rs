@@ -5,10 +5,11 @@
 //! pointer there is null or a buffer of the proxy's, as long as the table says; where it has a
 //! descriptor there is one of the connection's objects.
 
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use beeline_uapi::{Command, MapType};
+use beeline_uapi::{Command, MapType, attr};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::instructions;
 use beeline_vm_protocol::layout::{
@@ -397,7 +398,7 @@ fn is_element(command: Command) -> bool {
 }
 
 /// The offset in `BPF_LINK_CREATE` of the pointer to the object that an iterator goes over.
-const ITERATED: usize = 16;
+const ITERATED: usize = offset_of!(attr::LinkCreateIter, iter_info);
 
 /// Names the objects in `union bpf_iter_link_info`, which begins differently for each iterator.
 fn name_iterated(

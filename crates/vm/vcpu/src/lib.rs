@@ -16,7 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cpus;
-pub mod policy;
+pub mod placement;
 mod program;
 mod threads;
 
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use beeline_vm_loader::{Attachment, Guest, Loaded, Selection, Watching};
 use beeline_vm_qmp::Vcpu;
 
-pub use policy::{Mask, Plan, Policy};
+pub use placement::{Mask, Plan, Policy};
 pub use threads::Change;
 
 use cpus::CpuList;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use beeline_inject::{Process, Region};
 
 use super::{Syscalls, key};
+use crate::file_calls::{FileCalls, Planned};
 use crate::link::file_id;
-use crate::syscalls::{FileCalls, Planned};
 use crate::target::memory::TargetMemory;
 use crate::vdso;
 

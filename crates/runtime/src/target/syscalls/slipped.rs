@@ -15,7 +15,7 @@ use beeline_inject::{Asleep, Region};
 use super::stubs::{Listed, list, spared_one};
 use super::written::{calls_without_file, is_kernels_or_ours};
 use super::{Syscalls, key};
-use crate::syscalls::{FileCalls, Part};
+use crate::file_calls::{FileCalls, Part};
 use crate::target::memory::TargetMemory;
 use crate::vdso;
 

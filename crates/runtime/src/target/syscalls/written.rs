@@ -10,8 +10,8 @@ use beeline_agent::abi::syscalls::Unhookable;
 use beeline_inject::Region;
 
 use super::{Syscalls, key};
+use crate::file_calls::FileCalls;
 use crate::liveness::PREFIX;
-use crate::syscalls::FileCalls;
 use crate::target::memory::TargetMemory;
 use crate::vdso;
 

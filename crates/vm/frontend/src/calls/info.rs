@@ -1,10 +1,12 @@
 //! `BPF_OBJ_GET_INFO_BY_FD` and `BPF_TASK_FD_QUERY`: information on objects.
 
+use std::mem::offset_of;
 use std::path::Path;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::attr;
 use beeline_vm_protocol::info::{Kind, link_types};
 use beeline_vm_protocol::layout::{long_at, number_at};
 
@@ -17,12 +19,12 @@ use crate::objects::{Object, Objects};
 const EINVAL: Errno = Errno(libc::EINVAL);
 
 /// Offsets in the attribute of `BPF_OBJ_GET_INFO_BY_FD`.
-const LEN: usize = 4;
-const INFO: usize = 8;
+const LEN: usize = offset_of!(attr::Info, info_len);
+const INFO: usize = offset_of!(attr::Info, info);
 /// Offsets in the attribute of `BPF_TASK_FD_QUERY`.
-const PID: usize = 0;
-const FD: usize = 4;
-const FLAGS: usize = 8;
+const PID: usize = offset_of!(attr::TaskFdQuery, pid);
+const FD: usize = offset_of!(attr::TaskFdQuery, fd);
+const FLAGS: usize = offset_of!(attr::TaskFdQuery, flags);
 
 /// Tells a tool about objects.
 pub(super) struct ObjectInfo<'a> {

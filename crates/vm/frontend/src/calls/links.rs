@@ -4,10 +4,12 @@
 //! The layout of `BPF_LINK_CREATE` depends on the attach type. Types without one are refused
 //! ([`super::refused`]).
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call};
 use beeline_uapi::AttachType;
+use beeline_uapi::attr;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::number_at;
 
@@ -18,8 +20,8 @@ use crate::Guest;
 use crate::objects::Object;
 
 /// Offsets in the attribute of `BPF_LINK_CREATE`: the attach type, and an iterator's information.
-const ATTACH_TYPE: usize = 8;
-const ITER_INFO: u32 = 16;
+const ATTACH_TYPE: usize = offset_of!(attr::LinkCreate, attach_type);
+const ITER_INFO: u32 = offset_of!(attr::LinkCreateIter, iter_info) as u32;
 
 /// Attaches programs by links, and opens the links of others.
 pub(super) struct Links<'a> {

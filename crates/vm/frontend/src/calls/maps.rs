@@ -1,10 +1,12 @@
 //! `BPF_MAP_CREATE` and `BPF_MAP_GET_FD_BY_ID`: descriptors of maps, and what their calls depend
 //! on.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Mode};
 use beeline_uapi::Errno;
+use beeline_uapi::attr;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, number_at};
 
@@ -16,10 +18,10 @@ use crate::Guest;
 
 /// Offsets in the attribute of `BPF_MAP_CREATE`: its flags, and the network device that is to carry
 /// the map.
-const MAP_FLAGS: usize = 16;
-const MAP_IFINDEX: usize = 44;
+const MAP_FLAGS: usize = offset_of!(attr::MapCreate, map_flags);
+const MAP_IFINDEX: usize = offset_of!(attr::MapCreate, map_ifindex);
 /// The offset of the flags of `BPF_MAP_GET_FD_BY_ID`.
-const OPEN_FLAGS: usize = 8;
+const OPEN_FLAGS: usize = offset_of!(attr::GetId, open_flags);
 /// The bytes of `struct bpf_map_info` that have the facts.
 const MAP_INFO: usize = 80;
 

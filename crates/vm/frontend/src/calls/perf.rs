@@ -5,11 +5,13 @@
 //! reads, the descriptor of an object without content is at its end ([`crate::objects`]).
 
 use std::fs::File;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::attr::PerfAttr;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::attr;
 use beeline_uapi::perf::{
     PERF_COUNT_SW_BPF_OUTPUT, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE,
     PERF_TYPE_MAX, PERF_TYPE_RAW, PERF_TYPE_SOFTWARE, ioc,
@@ -31,9 +33,9 @@ const EINVAL: Errno = Errno(libc::EINVAL);
 const EFAULT: Errno = Errno(libc::EFAULT);
 
 /// Offsets in `struct perf_event_attr` of the fields that are looked at here.
-const TYPE: usize = 0;
-const CONFIG: usize = 8;
-const CONFIG1: usize = 56;
+const TYPE: usize = offset_of!(attr::PerfEvent, r#type);
+const CONFIG: usize = offset_of!(attr::PerfEvent, config);
+const CONFIG1: usize = offset_of!(attr::PerfEvent, config1);
 
 /// Types of counters.
 const COUNTERS: [u32; 4] = [
@@ -50,8 +52,8 @@ const NAME: usize = 4096;
 fn wakes_for_each(attr: &[u8]) -> bool {
     /// Bits of the word behind `read_format`: `watermark` and `write_backward`.
     const OTHERWISE: u64 = 1 << 14 | 1 << 27;
-    const FLAGS: usize = 40;
-    const WAKEUP_EVENTS: usize = 48;
+    const FLAGS: usize = offset_of!(attr::PerfEvent, bits);
+    const WAKEUP_EVENTS: usize = offset_of!(attr::PerfEvent, wakeup_events);
     long_at(attr, FLAGS) & OTHERWISE == 0 && number_at(attr, WAKEUP_EVENTS) == 1
 }
 

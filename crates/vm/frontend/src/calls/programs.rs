@@ -1,9 +1,11 @@
 //! `BPF_PROG_LOAD` and the other commands that make or run programs.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_runtime::fast_path::Prefetch;
 use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::attr;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::number_at;
 
@@ -15,7 +17,7 @@ use crate::changes::Changes;
 
 /// The offset in the attribute of `BPF_PROG_LOAD` of the network device that is to carry the
 /// program.
-const PROG_IFINDEX: usize = 64;
+const PROG_IFINDEX: usize = offset_of!(attr::ProgLoad, prog_ifindex);
 
 /// Loads programs, opens those of others, and runs them once.
 pub(super) struct Programs<'a> {

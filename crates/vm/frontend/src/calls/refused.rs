@@ -1,7 +1,10 @@
 //! Calls that are not carried out in a guest, with the reasons: the tool gets an errno, the user a
 //! line.
 
+use std::mem::offset_of;
+
 use beeline_supervisor::Answer;
+use beeline_uapi::attr;
 use beeline_uapi::{AttachType, Command, Errno};
 use beeline_vm_protocol::layout::number_at;
 
@@ -12,9 +15,9 @@ const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
 /// Offsets of attach types: in `BPF_LINK_CREATE`, in `BPF_PROG_ATTACH` and `BPF_PROG_DETACH`, and
 /// in `BPF_PROG_QUERY`.
-const OF_LINK: usize = 8;
-const OF_PROGRAM: usize = 8;
-const OF_QUERY: usize = 4;
+const OF_LINK: usize = offset_of!(attr::LinkCreate, attach_type);
+const OF_PROGRAM: usize = offset_of!(attr::ProgAttach, attach_type);
+const OF_QUERY: usize = offset_of!(attr::Query, attach_type);
 
 /// The kind of thing that a program is attached to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
