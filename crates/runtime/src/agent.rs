@@ -25,6 +25,10 @@ pub struct Agent {
 
 impl Agent {
     /// Makes the file and reads its tables.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`sealed`] and [`Executable::map`].
     pub fn new() -> io::Result<Self> {
         let file = sealed(&SessionId::own().name("agent"), BLOB)?;
         let here = Executable::map(file.as_fd(), BLOB.len())?;

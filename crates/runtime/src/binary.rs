@@ -125,6 +125,10 @@ impl Binary {
     }
 
     /// As [`Self::parse`], without the names of symbols: no function is known by its name.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::parse`].
     pub fn parse_nameless(bytes: &[u8]) -> Result<Self, String> {
         Self::parse_with(bytes, false)
     }

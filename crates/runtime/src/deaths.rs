@@ -34,6 +34,10 @@ const END: u64 = u64::MAX;
 
 impl Deaths {
     /// Starts the thread. `died` is called with a process's number when it has ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of `epoll_create1(2)`, `eventfd(2)`, `epoll_ctl(2)` and `pthread_create(3)`.
     pub fn start(died: impl Fn(u32) + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Watched {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,

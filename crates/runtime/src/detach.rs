@@ -122,11 +122,22 @@ impl Presence {
     }
 
     /// Calls `Self::remove` for a process that the caller has not opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the process may not be traced, cannot be stopped, or its memory cannot
+    /// be read or written. [`Error::Target`] if something may still lead to the session's code:
+    /// another party's patch or signal handler, or a thread that does not come out of a program.
     pub fn detach(&self) -> Result<bool, Error> {
         self.remove(&open(self.pid)?)
     }
 
     /// As [`Self::detach`], but for good: a live session leaves the process alone from now on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::detach`], and [`Error::Target`] if its session is being taken out of too
+    /// many processes at once.
     pub fn dismiss(&self) -> Result<bool, Error> {
         self.remove_by(&open(self.pid)?, |stopped| {
             self.announce_dismissal(stopped)?;
@@ -136,6 +147,10 @@ impl Presence {
 
     /// As [`Self::detach`], for what a killed session has left, as long as it is that. Returns
     /// false if nothing of it is left any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::detach`], except for `ESRCH`: a process that has ended has nothing left.
     pub fn detach_if_dead(&self) -> Result<bool, Error> {
         let outcome = open(self.pid).and_then(|process| self.clear(&process));
         match outcome {

@@ -184,6 +184,10 @@ impl Engines {
     }
 
     /// Adds code made ahead of time, which is used for the programs that it was made from.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Aot::check`].
     pub fn with_aot(self, aot: Aot) -> Result<Self, Unusable> {
         aot.check(&helper_table())?;
         Ok(Self {

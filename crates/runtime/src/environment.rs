@@ -105,6 +105,10 @@ pub struct Bases {
 
 impl Environment {
     /// Lays an environment out in a fresh pool that has been placed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn new(mut home: Pool, shared: &Shared, owner: u32, bases: &Bases) -> Result<Self, Error> {
         let private = bases.private;
         let unnamed = abi::Manifest {
@@ -179,6 +183,10 @@ impl Environment {
 
     /// Copies it for a forked child, into a pool of its own that is to be mapped over the parent's.
     /// `write` stores into the child's private memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool cannot be copied, and those of `write`.
     pub fn fork(
         &self,
         shared: &Shared,
@@ -247,6 +255,10 @@ impl Environment {
 
     /// Lists a witness that is about to be mapped, and returns the record's place. `record` makes
     /// its record, given the next one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_witness(
         &mut self,
         record: impl FnOnce(usize) -> abi::Witness,
@@ -293,6 +305,10 @@ impl Environment {
     ///
     /// Does nothing if the kernel does not say what a task looks like. Programs get a null pointer
     /// then.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full, and those of `write`.
     pub fn show_task(
         &mut self,
         shared: &Shared,
@@ -318,6 +334,10 @@ impl Environment {
     }
 
     /// Updates the task, if programs see it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `write`.
     pub fn update_task(
         &mut self,
         shared: &Shared,
@@ -335,6 +355,10 @@ impl Environment {
     }
 
     /// Makes a map known that is mapped at `base`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_map(&mut self, map: &Arc<MapObject>, base: u64) -> Result<(), Error> {
         let slots = match map.ring_elements() {
             0 => 0,
@@ -404,6 +428,10 @@ impl Environment {
     }
 
     /// Returns a program's best code that there is room for, and its address here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if there is no room even for its first code.
     pub fn place_program(&mut self, program: &Program) -> Result<(Arc<Compiled>, u64), Error> {
         self.place_code(program.code())
             .or_else(|_| self.place_code(program.first()))
@@ -428,6 +456,10 @@ impl Environment {
 
     /// Makes a program's links run its best code from now on. Nothing is stopped for that: a thread
     /// inside the older code leaves it in its own time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full. The links then keep the code that they have.
     pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
         if !self.links.contains_key(&program.id) {
             return Ok(());

@@ -60,6 +60,10 @@ impl Gate {
 
     /// Holds the opens of these files, and of no others. A file that has been replaced or deleted
     /// meanwhile is left out.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fanotify_mark(2)`, and of `fcntl(2)` and `fstat(2)` for a file that was opened.
     pub fn hold(&mut self, files: &BTreeMap<Inode, &Path>) -> io::Result<()> {
         let group = &self.group;
         let gone = self

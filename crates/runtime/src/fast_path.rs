@@ -42,6 +42,10 @@ pub struct FastPaths {
 
 impl FastPaths {
     /// Creates an empty directory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `memfd_create(2)`, `ftruncate(2)`, `mmap(2)` and `fcntl(2)`.
     pub fn new() -> std::io::Result<Self> {
         let name = SessionId::own().name("directory");
         let directory = Memory::new(&name, size_of::<Directory>())?;
@@ -92,6 +96,13 @@ impl FastPaths {
 
     /// Gives a process of the tool its fast path at the `syscall` instruction before `ip`, if
     /// possible. `owner` makes the tag of what it holds in shared memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Open`], [`Error::Binary`] or [`Error::Site`] if the file that the instruction is in
+    /// cannot be read or probed, [`Error::Target`] if the instruction cannot be jumped over,
+    /// [`Error::Os`] if a pool cannot be created or filled, [`Error::Inject`] if the process cannot
+    /// be stopped, or its memory cannot be mapped, read or written.
     pub fn open(
         &self,
         process: &Process,

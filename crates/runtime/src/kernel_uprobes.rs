@@ -87,6 +87,10 @@ fn uprobes_in(
 
 /// Returns where in the bytes `seen`, which are mapped from a file at an offset, kernel uprobes
 /// have stored theirs.
+///
+/// # Errors
+///
+/// Those of `pread(2)` on the file.
 pub fn stored_by_kernel<'a>(
     file: &File,
     offset: u64,

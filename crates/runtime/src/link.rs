@@ -121,6 +121,10 @@ pub struct Files(Mutex<HashMap<FileId, Arc<ProbedFile>>>);
 pub type FileId = (u64, u64, i64, i64);
 
 /// Returns what identifies the contents of a file now.
+///
+/// # Errors
+///
+/// [`Error::Open`] if `stat(2)` fails.
 pub fn file_id(path: &Path) -> Result<FileId, Error> {
     let facts = fs::metadata(path).map_err(|source| Error::Open {
         path: path.into(),
@@ -160,6 +164,11 @@ impl Files {
 
     /// Returns the exits of the function that begins at a place, and the file offsets at which it
     /// jumps to others.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Site`] if the function does not begin there or it is not known where it returns,
+    /// and those of [`Self::place`].
     pub fn exits(&self, place: &FilePlace) -> Result<(Vec<FilePlace>, Vec<u64>), Error> {
         let (start, code) = (place.function.0, &place.function.1);
         let why = |why: &str| Error::Site {

@@ -89,6 +89,10 @@ impl Liveness {
     ///
     /// It locks the open file, not the process as `flock` would: only a lock of the open file is
     /// listed in every pid namespace.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::reopen`], and of `fcntl(2)` with `F_OFD_SETLK`.
     pub fn begin(session: &Memory) -> io::Result<Self> {
         let file = session.reopen()?;
         let whole = libc::flock {

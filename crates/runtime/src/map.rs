@@ -66,6 +66,12 @@ pub struct Access {
 
 impl MapObject {
     /// Creates a map; `inner` is that of a map of maps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::new`], [`Fields::new`] and [`objects::check_inner`]; `EBADF` for a map of
+    /// maps without an inner map; `ENOMEM` if the budget has no room for it; those of
+    /// [`Memory::new`] and of `eventfd(2)`.
     pub fn new(
         id: Id,
         spec: &MapSpec,
@@ -173,6 +179,10 @@ impl MapObject {
     }
 
     /// Stops further changes by the tool.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if it is frozen already.
     pub fn freeze(&self) -> Result<(), Errno> {
         if self.frozen.swap(true, SeqCst) {
             Err(Errno(libc::EBUSY))
@@ -182,6 +192,10 @@ impl MapObject {
     }
 
     /// Fails if the tool may not change it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` if it is frozen.
     pub fn check_thawed(&self) -> Result<(), Errno> {
         if self.frozen.load(SeqCst) {
             Err(Errno(libc::EPERM))
@@ -201,6 +215,10 @@ impl MapObject {
     }
 
     /// Sets or clears an element of a perf event array.
+    ///
+    /// # Errors
+    ///
+    /// `E2BIG` if there is no such element, `ENOENT` if one that is empty is to be cleared.
     pub fn set_ring(&self, index: u32, ring: Option<Arc<Ring>>) -> Result<(), Errno> {
         let mut rings = self.rings.lock();
         let element = rings.get_mut(index as usize).ok_or(Errno(libc::E2BIG))?;
@@ -235,6 +253,10 @@ impl MapObject {
     }
 
     /// Fails with `EINVAL` if this object may not be an element.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for such an object.
     pub fn admit(&self, object: &Object) -> Result<(), Errno> {
         match (self.map.spec().kind(), object, &self.inner) {
             (Some(Kind::ProgArray), Object::Program(program), _) => self.programs.admit(program),

@@ -34,6 +34,10 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Creates a zeroed file of `len` bytes (rounded up to pages), named `beeline-<name>` in
     /// `/proc/PID/maps`.
+    ///
+    /// # Errors
+    ///
+    /// Those of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(format!("beeline-{name}"), flags)?;
@@ -44,6 +48,11 @@ impl Memory {
     }
 
     /// Takes over the first `len` bytes of another file.
+    ///
+    /// # Errors
+    ///
+    /// Those of `lseek(2)` and `sendfile(2)`; [`io::ErrorKind::UnexpectedEof`] if the other file is
+    /// shorter.
     pub fn take_from(&self, other: &Self, len: usize) -> io::Result<()> {
         rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0))?;
         let mut from = 0;
@@ -71,6 +80,10 @@ impl Memory {
     }
 
     /// Forbids any change of size.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)` with `F_ADD_SEALS`: `EPERM` if it has been sealed before.
     pub fn seal_size(&self) -> io::Result<()> {
         Ok(rustix::fs::fcntl_add_seals(
             &self.file,
@@ -80,12 +93,20 @@ impl Memory {
 
     /// Forbids any change of size, and any new writable mapping: from now on only this value
     /// writes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::seal_size`].
     pub fn seal_for_others(&self) -> io::Result<()> {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         Ok(rustix::fs::fcntl_add_seals(&self.file, seals)?)
     }
 
     /// Gives the file another length. The mapping here moves with it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `ftruncate(2)`, `mmap(2)` and `munmap(2)`.
     pub fn resize(&mut self, len: usize) -> io::Result<()> {
         let len = pages(len.max(1));
         rustix::fs::ftruncate(&self.file, len as u64)?;
@@ -113,11 +134,20 @@ impl Memory {
     }
 
     /// Returns another descriptor of the file.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)`, by which the descriptor is duplicated: `EMFILE` if Beeline may have no
+    /// more files open.
     pub fn share(&self) -> io::Result<OwnedFd> {
         self.file.try_clone()
     }
 
     /// Opens the file anew, with a position of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open(2)`.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -162,6 +192,10 @@ unsafe impl Sync for Executable {}
 
 impl Executable {
     /// Maps a sealed file read-execute.
+    ///
+    /// # Errors
+    ///
+    /// Those of `mmap(2)`.
     pub fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe {
@@ -195,6 +229,10 @@ impl Drop for Executable {
 }
 
 /// Puts a file's bytes into a new sealed memory file.
+///
+/// # Errors
+///
+/// Those of `memfd_create(2)`, `write(2)` and `fcntl(2)`.
 pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create(format!("beeline-{name}"), flags)?);

@@ -28,6 +28,10 @@ pub trait Source: Send + Sync {
 }
 
 /// Creates an eventfd for a [`Source`].
+///
+/// # Errors
+///
+/// Those of `eventfd(2)`.
 pub fn wakeup_fd() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
@@ -69,6 +73,10 @@ unsafe impl Sync for SessionPage {}
 
 impl Notifier {
     /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pthread_create(3)`.
     ///
     /// # Safety
     ///

@@ -65,6 +65,10 @@ struct Held {
 impl Elements {
     /// Sets an element. `announce` brings the object to every process that has the map, and `store`
     /// puts its id into shared memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `store`, which leave the element as it was.
     pub fn set(
         &self,
         key: &[u8],
@@ -93,6 +97,10 @@ impl Elements {
     ///
     /// Processes keep what they have mapped until it is worth a stop to unmap it
     /// ([`crate::target::Target::unmap_out_of_reach`]).
+    ///
+    /// # Errors
+    ///
+    /// Those of `store`, which leave the element as it was.
     pub fn remove(
         &self,
         key: &[u8],
@@ -134,6 +142,10 @@ impl ProgramKind {
 }
 
 /// Fails, with the kernel's errors, if a map cannot be the inner map of maps of maps.
+///
+/// # Errors
+///
+/// `EINVAL` for a map of maps, `ENOTSUPP` for a program array.
 pub fn check_inner(map: &MapObject) -> Result<(), Errno> {
     match map.here().spec().kind() {
         Some(Kind::ArrayOfMaps | Kind::HashOfMaps) => Err(Errno(libc::EINVAL)),

@@ -31,6 +31,10 @@ pub struct CodePatch<'a> {
 
 /// Stores a site's patch. Threads that are inside the patched bytes, or will be when a signal
 /// handler returns, are set to the moved instructions.
+///
+/// # Errors
+///
+/// Those of [`store`], and [`Error::Inject`] if the code cannot be read.
 pub fn apply(
     stopped: &mut Stopped,
     plan: &Plan,
@@ -70,6 +74,10 @@ pub fn apply(
 }
 
 /// Stores patches, none of which overlaps another, and moves threads out of their way.
+///
+/// # Errors
+///
+/// Those of [`move_threads`], and [`Error::Inject`] if the code cannot be written.
 pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
     move_threads(stopped, patches)?;
     let code = patches
@@ -83,6 +91,11 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
 ///
 /// This comes first of all. The moved instructions do the same with and without the patch, so it
 /// does not matter if Beeline dies before the last one is stored.
+///
+/// # Errors
+///
+/// [`Error::Target`] if a thread is in the middle of an instruction, [`Error::Inject`] if a thread
+/// cannot be moved or its signal frames cannot be read or written.
 pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
     let pid = stopped.process().pid();
     let moved = |ip: u64| {
@@ -176,6 +189,10 @@ impl<'a> Going<'a> {
 ///
 /// A kernel uprobe has put the first byte back, and such a thread is at the breakpoint that the
 /// changed instruction leads to. What will stand there next is in the middle of an instruction.
+///
+/// # Errors
+///
+/// [`Error::Inject`] if a thread cannot be moved, or its signal frames cannot be read or written.
 pub fn lead_back<'a>(
     stopped: &mut Stopped,
     going: impl Iterator<Item = Going<'a>>,
@@ -223,6 +240,11 @@ pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
 ///
 /// The patch stays, and stays listed, if another session's patch lies over it, as [`Layers`] say,
 /// or another party's breakpoint that will bring it back.
+///
+/// # Errors
+///
+/// Those of [`lead_back`], and [`Error::Inject`] if the process's memory cannot be opened or
+/// written.
 pub fn restore(
     stopped: &mut Stopped,
     address: u64,

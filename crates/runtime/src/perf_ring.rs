@@ -41,6 +41,10 @@ pub struct Ring {
 
 impl Ring {
     /// Creates a ring of one page. The tool says how many it wants when it maps it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the budget has no room for it, and those of [`Memory::new`] and of `eventfd(2)`.
     pub fn new(id: Id, cpu: u32, budget: &Budget) -> Result<Self, Errno> {
         let charge = budget.charge(bytes_of(file_len(1)?))?;
         let name = SessionId::own().name(&format!("ring-{cpu}"));
@@ -64,6 +68,12 @@ impl Ring {
     ///
     /// Nothing maps it before. From then on its size is fixed, and another size is `EINVAL`, as in
     /// the kernel.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a number of pages that is not a power of two, or that differs from the one that
+    /// is fixed; `ENOMEM` if there may not be so many or the budget has no room for them; those of
+    /// [`Memory::resize`].
     pub fn resize(&self, pages: u32) -> Result<(), Errno> {
         let len = file_len(pages)?;
         let mut memory = self.memory();
@@ -112,6 +122,11 @@ impl Ring {
     }
 
     /// Returns another descriptor of the file.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)`, by which the descriptor is duplicated: `EMFILE` if Beeline may have no
+    /// more files open.
     pub fn share(&self) -> io::Result<OwnedFd> {
         self.memory().share()
     }

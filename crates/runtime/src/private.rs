@@ -56,6 +56,10 @@ impl Private {
     }
 
     /// Maps the region into a stopped target.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if `mmap(2)`, `madvise(2)` or `mprotect(2)` fails in the target.
     pub fn map(stopped: &mut Stopped, cpus: u32) -> Result<Self, Error> {
         let len = Self::layout(0, cpus).len;
         let base = stopped.mmap_anonymous(
@@ -86,6 +90,10 @@ impl Private {
 
     /// Has `write` store what the agent expects to find in a process of the first number, and in
     /// its own pid namespace of the second. The last store lets programs run.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the kernel gives no random bytes (`getrandom(2)`), and those of `write`.
     pub fn fill(
         &self,
         (pid, own): (i32, i32),
@@ -118,6 +126,10 @@ impl Private {
     }
 
     /// As [`Self::fill`], for a forked child with a copy of its parent's slots, which nobody holds.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::fill`].
     pub fn refill(
         &self,
         (pid, own): (i32, i32),

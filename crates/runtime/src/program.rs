@@ -190,6 +190,13 @@ impl Program {
     /// `maps` are those that the spec's descriptors name; `kernel` are the kernel's types that it
     /// may look at. The memory that this takes is charged, and the memory of the program for as
     /// long as it is loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] with the verifier's errno if it is refused, `ENOMEM` if the budget has no room
+    /// for it, `EBADF` if a descriptor names no map, `ENOTSUP` if no engine takes it, `E2BIG` if
+    /// its code takes too much stack, `EINVAL` if one of its program arrays takes programs of
+    /// another kind.
     pub fn load(
         id: Id,
         spec: &ProgramSpec,

@@ -21,11 +21,21 @@ pub fn open(pid: i32, seccomp: Seccomp) -> Result<Process, Error> {
 
 /// Attempts something that needs a process that nothing else holds, and retries if a Beeline holds
 /// it. Between the attempts nothing is locked that the holder may wait for.
+///
+/// # Errors
+///
+/// Those of `attempt`. [`beeline_inject::Error::Traced`] if the holder has not let go after two
+/// seconds.
 pub fn patiently<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     while_held(|_, _| true, attempt)
 }
 
 /// As [`patiently`], if the holder is the Beeline of another session, which waits for nothing here.
+///
+/// # Errors
+///
+/// Those of `attempt`. [`beeline_inject::Error::Traced`] at once if this Beeline holds the process,
+/// after two seconds if another one does.
 pub fn past_others<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     let own = std::process::id() as i32;
     while_held(|holder, _| holder != own, attempt)
@@ -33,6 +43,11 @@ pub fn past_others<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Er
 
 /// As [`patiently`], unless the holder has started the process: it traces the process until that
 /// runs its program.
+///
+/// # Errors
+///
+/// Those of `attempt`. [`beeline_inject::Error::Traced`] at once if its starter holds the process,
+/// after two seconds if another Beeline does.
 pub fn past_all_but_starter<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     while_held(|_, thread| thread != STARTER, attempt)
 }
@@ -69,6 +84,10 @@ fn while_held<T>(
 }
 
 /// Fails unless this process may be traced.
+///
+/// # Errors
+///
+/// Those of [`open`].
 pub fn check(pid: i32) -> Result<(), Error> {
     open(pid, Seccomp::Refuse).map(drop)
 }

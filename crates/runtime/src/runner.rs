@@ -104,6 +104,10 @@ enum Job {
 
 impl Runner {
     /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the thread cannot be started.
     pub fn start(
         shared: Arc<Shared>,
         tool: impl Fn() -> i32 + Send + 'static,
@@ -144,6 +148,12 @@ impl Runner {
     }
 
     /// Runs a program for its result.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Runner`] if the thread is gone or has no slot free, [`Error::Os`] if memory or room
+    /// in the pool is short. For a checked run also [`Error::Engine`] if the interpreter does not
+    /// take the program, and [`Error::Fault`] if the program does something that it must not.
     pub fn once(&self, program: Arc<Program>, run: TestRun) -> Result<TestResult, Error> {
         let (result, wait) = channel();
         self.send(Job::Once {

@@ -53,6 +53,10 @@ impl Scope {
 
 /// Returns those of the named processes that may be traced, and reports the others. It is an error
 /// if there are none.
+///
+/// # Errors
+///
+/// [`Error::Inject`] of the last one if none of them may be traced.
 pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Error> {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     for pid in pids {

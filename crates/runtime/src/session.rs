@@ -65,6 +65,12 @@ pub struct Runtime {
 
 impl Runtime {
     /// Begins a session for a tool's command line.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::AddressSpace`] if the limit of address space is too low, [`Error::Machine`] if the
+    /// processor or the kernel lacks FSGSBASE, [`Error::Os`] if the list of CPUs cannot be read,
+    /// memory cannot be created or a thread cannot be started.
     pub fn new(
         command: Vec<OsString>,
         scope: Scope,
@@ -136,6 +142,10 @@ impl Runtime {
     }
 
     /// Returns the source of a program's code, and the code that it has now.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such program.
     pub fn compiled(&self, program: Id) -> Result<(Arc<Source>, Arc<Compiled>), Errno> {
         let program = self.program(program)?;
         Ok((program.source.clone(), program.code().clone()))

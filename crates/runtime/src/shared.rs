@@ -50,6 +50,10 @@ pub struct Shared {
 
 impl Shared {
     /// Makes the files of a new session.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::new`], [`Memory::seal_size`], [`Agent::new`] and [`Liveness::begin`].
     pub fn new(tool: Vec<OsString>, cpus: u32) -> io::Result<Self> {
         let name = SessionId::own().name("session");
         let session = Memory::new(&name, size_of::<Session>())?;

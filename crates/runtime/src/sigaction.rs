@@ -66,6 +66,10 @@ pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<
 pub const RESTORER: [u8; 9] = beeline_hook::RESTORER;
 
 /// Records what the target's own handlers return to, if it installs them by its C library.
+///
+/// # Errors
+///
+/// [`Error::Inject`] if the private memory cannot be written.
 pub fn know_libc_restorer(
     process: &Process,
     environment: &Environment,
@@ -80,6 +84,11 @@ pub fn know_libc_restorer(
 ///
 /// The manifest is changed first. Otherwise nobody could leave a process with a handler that was
 /// installed by a Beeline that died just then.
+///
+/// # Errors
+///
+/// [`Error::Inject`] if `rt_sigaction(2)` fails in the process, or its memory cannot be read or
+/// written.
 pub fn install(
     stopped: &mut Stopped,
     handler: Handler,
@@ -110,6 +119,10 @@ pub fn install(
 }
 
 /// True if the kernel calls this handler.
+///
+/// # Errors
+///
+/// [`Error::Inject`] if `rt_sigaction(2)` fails in the process, or its memory cannot be read.
 pub fn is_installed(
     stopped: &mut Stopped,
     handler: Handler,
@@ -135,6 +148,10 @@ pub enum Removal {
 ///
 /// `first` is the address of this session's first handler, `signals` where the kept actions are.
 /// `is_quiet` says whether no thread is in any session's handler.
+///
+/// # Errors
+///
+/// Those of [`install`], and those of `is_quiet`.
 pub fn remove(
     stopped: &mut Stopped,
     handler: Handler,

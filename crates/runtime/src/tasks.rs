@@ -232,6 +232,10 @@ pub struct Tasks {
 impl Tasks {
     /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`.
     /// Also returns what the agent has to know.
+    ///
+    /// # Errors
+    ///
+    /// Those of `write`.
     pub fn place(
         task_layout: &TaskLayout,
         base: u64,
@@ -276,6 +280,10 @@ impl Tasks {
     }
 
     /// Creates the tasks of a forked child, which has a copy of these, and stores the differences.
+    ///
+    /// # Errors
+    ///
+    /// Those of `write`.
     pub fn fork(
         &self,
         task_layout: &TaskLayout,
@@ -302,6 +310,10 @@ impl Tasks {
 
     /// Stores what has changed since, if it is time to check: the process may have another parent
     /// now, or another user.
+    ///
+    /// # Errors
+    ///
+    /// Those of `write`.
     pub fn update(
         &mut self,
         task_layout: &TaskLayout,

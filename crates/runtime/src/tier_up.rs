@@ -37,6 +37,10 @@ struct Worker {
 
 impl TierUp {
     /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the thread cannot be started.
     pub fn start(
         engines: &Arc<Engines>,
         tracees: &Arc<Tracees>,

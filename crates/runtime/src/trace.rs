@@ -49,6 +49,10 @@ struct Shared {
 
 impl Trace {
     /// Creates an empty buffer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MapObject::new`] and of `eventfd(2)`.
     pub fn new(id: Id, cpus: u32, budget: &Budget) -> Result<Self, Errno> {
         let spec = MapSpec {
             map_type: MapType::RINGBUF,
@@ -80,6 +84,10 @@ impl Trace {
     }
 
     /// Returns a new pipe that lines come out of.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pipe2(2)` and `fcntl(2)`, and for the first pipe those of `pthread_create(3)`.
     pub fn open(&self, notifier: &Notifier) -> Result<OwnedFd, Errno> {
         let (reader, writer) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|error| Errno(error.raw_os_error()))?;

@@ -231,6 +231,10 @@ impl Tracees {
     }
 
     /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Admission::open`] and [`FastPaths::open`].
     pub fn open_fast_path(&self, pid: i32, ip: u64, fast_paths: &FastPaths) -> Result<(), Error> {
         let process = self.targets.open(pid)?;
         let owner = || self.targets.owners.allocate(&process);

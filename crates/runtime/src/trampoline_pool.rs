@@ -28,6 +28,10 @@ pub struct Pool {
 impl Pool {
     /// Creates a pool, to be mapped into the target at an address that is passed to
     /// [`Self::placed`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::new`] and [`Memory::seal_for_others`].
     pub fn new(name: &str) -> io::Result<Self> {
         let memory = Memory::new(name, ARENA_BYTES)?;
         memory.seal_for_others()?;
@@ -39,11 +43,19 @@ impl Pool {
     }
 
     /// Creates a pool for a target.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`].
     pub fn of_target() -> io::Result<Self> {
         Self::new(&SessionId::own().name("trampolines"))
     }
 
     /// Creates another pool with the same content, for a target that has it at the same place.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`] and [`Memory::take_from`].
     pub fn copy(&self) -> io::Result<Self> {
         let memory = Memory::new(&SessionId::own().name("trampolines"), ARENA_BYTES)?;
         // The kernel copies it in one go. Through the mapping, each page would be a fault.
@@ -87,6 +99,10 @@ impl Pool {
     }
 
     /// Places bytes, and returns the target's address of them.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn bytes(&mut self, bytes: &[u8], align: usize) -> io::Result<u64> {
         let place = self.reserve(bytes.len(), align)?;
         self.memory
@@ -100,6 +116,10 @@ impl Pool {
     }
 
     /// As [`Self::bytes`], but changes something in them before anything can see them.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn changed_bytes(
         &mut self,
         bytes: &[u8],
@@ -113,6 +133,10 @@ impl Pool {
     }
 
     /// Places a value, and returns the target's address of it.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn value<T>(&mut self, value: T) -> io::Result<u64> {
         let place = self.reserve(size_of::<T>(), align_of::<T>())?;
         // SAFETY: `reserve` gave aligned room for the value inside the mapping, which nobody else
@@ -122,6 +146,10 @@ impl Pool {
     }
 
     /// Places an array, and returns the target's address of its first element.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn array<T: Copy>(&mut self, values: &[T]) -> io::Result<u64> {
         let place = self.reserve(std::mem::size_of_val(values), align_of::<T>())?;
         // SAFETY: `reserve` gave aligned room for the array inside the mapping, which nobody else
@@ -136,6 +164,10 @@ impl Pool {
 
     /// Places `count` zeroed values of a type that may be zero, and returns the target's address of
     /// the first.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn zeroed<T>(&mut self, count: usize) -> io::Result<u64> {
         // A pool is zero where nothing was placed yet.
         self.reserve(size_of::<T>() * count, align_of::<T>())

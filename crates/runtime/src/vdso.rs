@@ -31,6 +31,10 @@ pub fn own() -> Option<Vec<u8>> {
 
 /// Returns where the target can call `clock_gettime` without a system call, or `None` if it has no
 /// vDSO. `memory` is the target's.
+///
+/// # Errors
+///
+/// [`Error::Os`] if the vDSO cannot be read.
 pub fn clock_gettime(memory: &File, regions: &[Region]) -> Result<Option<u64>, Error> {
     let Some(vdso) = regions.iter().find(|region| is_at(region)) else {
         return Ok(None);

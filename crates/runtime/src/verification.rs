@@ -52,6 +52,11 @@ const HERE: [ProgramType; 8] = [
 /// are accepted if `destructive` is set.
 ///
 /// `memory` returns whether this many bytes may be taken for the states of its paths.
+///
+/// # Errors
+///
+/// [`LoadError`] with the verifier's errno for a program that it refuses, and with `EINVAL` for one
+/// that cannot be decoded or, if its type is attached here, needs what exists in the kernel only.
 pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
@@ -95,6 +100,11 @@ pub fn judge(
 
 /// Accepts any program that is well formed and calls helpers that exist. It is for the interpreter,
 /// which checks what the program does.
+///
+/// # Errors
+///
+/// [`LoadError`] with the errno of [`Flow::of`] for a program that is not well formed, and with
+/// `EINVAL` for one that cannot be decoded or calls or reads what is not there.
 pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
     let refuse = |reject| refused(reject, spec.log_level, VerifierLog::default());

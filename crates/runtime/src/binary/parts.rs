@@ -45,6 +45,10 @@ const BEHIND: usize = 16 << 10;
 
 impl Parts {
     /// Reads the parts. Parts that its headers place outside the file are ignored.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fstat(2)` and `pread(2)`.
     pub fn read(file: File) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let mapped = Mapped::of(&file, len).map(Bytes::Mapped);

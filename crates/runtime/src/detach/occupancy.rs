@@ -19,6 +19,10 @@ pub(super) struct Occupancy<'a> {
 
 impl Occupancy<'_> {
     /// True if no thread is in this session's code, or about to return to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the threads' signal frames cannot be read.
     pub fn is_clear(&self) -> Result<bool, Error> {
         Ok(!self.holds_a_slot()
             && !self.shares_its_memory()

@@ -160,6 +160,10 @@ impl Restored {
     }
 
     /// Adds sites, for the next Beeline that looks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the private memory cannot be written.
     pub fn add<'a>(
         &self,
         stopped: &mut Stopped,

@@ -14,6 +14,10 @@ use crate::program::Program;
 impl Environment {
     /// Places an [`abi::Link`] for a program with maps that are all known. `context` selects the
     /// program's context: [`abi::Link::context`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_link(
         &mut self,
         program: &Program,
@@ -55,11 +59,19 @@ impl Environment {
     }
 
     /// Places an [`abi::Link`] for a function of the agent itself, at an offset in it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_native(&mut self, offset: u64) -> Result<u64, Error> {
         self.link(self.bare_link(self.agent + offset))
     }
 
     /// The same for a function that is [`abi::ALWAYS`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_always(&mut self, offset: u64) -> Result<u64, Error> {
         let link = self.bare_link(self.agent + offset);
         self.link(abi::Link {
@@ -111,6 +123,10 @@ impl Environment {
     }
 
     /// Places a list of links if it differs from `old`, which was placed earlier; 0 for none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_list_anew(&mut self, links: &[u64], old: usize) -> Result<u64, Error> {
         match self.list_at(old) == links {
             true => Ok(old as u64),
@@ -126,6 +142,10 @@ impl Environment {
     }
 
     /// Places a list of links; 0 for none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_list(&mut self, links: &[u64]) -> Result<u64, Error> {
         if links.is_empty() {
             return Ok(0);

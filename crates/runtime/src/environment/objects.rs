@@ -20,6 +20,10 @@ const SMALLEST_TABLE: usize = 16;
 
 impl Environment {
     /// Makes elements known. Their maps, and the maps behind them, must have been placed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn place_objects(&mut self, reachable: &Reachable) -> Result<(), Error> {
         for (map, object) in &reachable.elements {
             let name = objects::name(map.0, object.id().0);
@@ -104,6 +108,10 @@ impl Environment {
 
     /// Tells programs which cgroups a process is in, if any program asks and they have changed
     /// since the last time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
     pub fn refresh_cgroups(&mut self, cgroups: &Cgroups, pid: i32) -> Result<(), Error> {
         if !cgroups.are_wanted() {
             return Ok(());

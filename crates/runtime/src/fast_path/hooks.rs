@@ -61,6 +61,10 @@ impl Hooks {
     /// Puts a jump over the `syscall` instruction before `ip`, if possible and if it has not been
     /// tried in vain. `fill` is given the addresses of the shared memory. Returns whether there is
     /// a jump in the process now.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`super::FastPaths::open`].
     pub fn open(
         &self,
         process: &Process,

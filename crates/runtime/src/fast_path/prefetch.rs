@@ -73,6 +73,10 @@ pub struct Fetched<'a> {
 
 impl Prefetch {
     /// Creates an empty board.
+    ///
+    /// # Errors
+    ///
+    /// Those of `memfd_create(2)`, `ftruncate(2)`, `mmap(2)` and `fcntl(2)`.
     pub fn new() -> std::io::Result<Self> {
         let name = |kind| SessionId::own().name(kind);
         let board = Memory::new(&name("prefetch"), size_of::<Board>())?;
@@ -96,6 +100,12 @@ impl Prefetch {
     ///
     /// A failure leaves the process with the supervisor. Returns whether the process has a fast
     /// path now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent's memory cannot be created or the process has clocks of its
+    /// own, [`Error::Os`] if its vDSO cannot be read, [`Error::Inject`] if it may not be traced,
+    /// and those of [`FastPaths::open`](super::FastPaths::open).
     pub fn open(&self, pid: i32, ip: u64) -> Result<bool, Error> {
         let agent = self.agent.get_or_init(|| Agent::new().ok()).as_ref();
         let agent = agent.ok_or_else(|| Error::Target {

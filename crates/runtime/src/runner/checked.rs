@@ -26,6 +26,10 @@ thread_local! {
 
 impl Checked {
     /// Makes a program ready that may reach this many bytes of context.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Engine`] if the interpreter does not take the program.
     pub fn new(source: &Source, bytes: usize) -> Result<Self, Error> {
         Ok(Self {
             program: Interpreter::default().load(&source.program())?,
@@ -36,6 +40,10 @@ impl Checked {
 
     /// Runs `work` while a link leads to the interpreter. A program that tail-calls leaves for the
     /// next one's code.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Fault`] if the program did something that it must not.
     pub fn instead<T>(&self, link: &Link, work: impl FnOnce() -> T) -> Result<T, Error> {
         let entry = interpret as *const () as usize;
         let before = link.entry.swap(entry, SeqCst);

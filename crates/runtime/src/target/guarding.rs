@@ -21,6 +21,12 @@ impl Sites {
     ///
     /// A site that cannot be guarded is hooked by a breakpoint, or guarded as far as possible where
     /// a breakpoint would do more harm.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if a thread blocks SIGTRAP where a breakpoint is needed, or if another
+    /// session's breakpoint would keep the traps to itself. Those of [`Self::catch`], of
+    /// [`Pads::find_landing`] and of mapping a pool.
     pub fn guarded(
         &mut self,
         planned: &mut Planned,
@@ -161,6 +167,10 @@ impl Sites {
     }
 
     /// Turns a site with a jump that reaches over `address` into a breakpoint.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::make_breakpoint`].
     pub fn make_room(&mut self, address: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
         let Some((at, site)) = self.sites.range(..address).next_back() else {
             return Ok(());
@@ -174,6 +184,12 @@ impl Sites {
     }
 
     /// A site that is hooked by a jump is hooked by a breakpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if a thread blocks SIGTRAP, there are too many breakpoints, or somebody's
+    /// breakpoint lies upon the site. [`Error::Os`] if a pool is full, [`Error::Inject`] if the
+    /// process cannot be stopped, or its memory cannot be read or written.
     pub fn make_breakpoint(
         &mut self,
         at: u64,

@@ -12,6 +12,11 @@ use crate::sigaction;
 
 impl Sites {
     /// Gives programs what they need beside their maps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::catch`], [`Error::Os`] if the home pool is full, [`Error::Inject`] if the
+    /// task cannot be written into the process.
     pub fn provide(&mut self, needs: &Needs, hold: &mut Hold<'_>) -> Result<(), Error> {
         self.memory.refresh_cgroups()?;
         if needs.reads_memory {
@@ -25,6 +30,10 @@ impl Sites {
 
     /// Installs the agent's handler for those of the signals that have none yet, and keeps it in
     /// place.
+    ///
+    /// # Errors
+    ///
+    /// Those of `Signals::install`.
     pub fn catch(&mut self, signals: &[i32], hold: &mut Hold<'_>) -> Result<(), Error> {
         if self.memory.signals().install(signals, hold)? {
             self.keep_handlers(hold);

@@ -114,6 +114,10 @@ impl Hooked {
 
     /// Fails unless the code that a new site's patch goes over is what it was when the site was
     /// planned. Another session may have come or gone since.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Changed`] if it differs, [`Error::Target`] if the agent is not mapped.
     pub fn check_original(
         &self,
         stopped: &Stopped,
@@ -144,6 +148,10 @@ impl Hooked {
     }
 
     /// Stores a site's patch while the process is stopped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`patch::apply`], and [`Error::Target`] if the agent is not mapped.
     pub fn patch(
         &self,
         stopped: &mut Stopped,

@@ -84,6 +84,10 @@ impl Sites {
     }
 
     /// Restores, in one stop, all sites that run no program any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the process cannot be stopped, or its code cannot be read or written.
     pub fn restore_idle(&mut self) -> Result<(), Error> {
         let idle = self.sites.iter().filter(|(_, site)| site.is_idle());
         let mut idle: Vec<(u64, u64)> = idle.map(|(at, site)| (*at, site.record)).collect();

@@ -202,6 +202,12 @@ impl TargetMemory {
     }
 
     /// Maps what is behind a new element of a map, if programs here may use that map.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if a ring's descriptor cannot be duplicated or the home pool is full,
+    /// [`Error::Target`] if the process runs another program by now, [`Error::Inject`] if it cannot
+    /// be stopped, or its memory cannot be mapped or written.
     pub fn object_added(&mut self, map: Id, object: &Object) -> Result<(), Error> {
         if !self.has_map(map) {
             return Ok(());

@@ -75,6 +75,12 @@ impl TargetMemory {
 
     /// Creates the memory of a forked child, in the place of its copies of this one. Other mappings
     /// of Beeline's in the child are passed as `others`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if a pool cannot be copied or the child's memory cannot be written,
+    /// [`Error::Inject`] if the child cannot be stopped or nothing can be mapped into it,
+    /// [`Error::Target`] if it runs another program by now.
     pub fn fork<'m>(
         &self,
         process: &Process,
@@ -174,6 +180,10 @@ impl TargetMemory {
     ///
     /// It must be called while the process is stopped and before anything is stored that leads to a
     /// pool.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] for such a process.
     pub fn check_same(&self, stopped: &Stopped) -> Result<(), Error> {
         let Some(environment) = &self.environment else {
             return Ok(());
@@ -219,12 +229,22 @@ impl TargetMemory {
             .chain(&mut self.far_pools)
     }
 
+    /// Returns what programs here find.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped.
     pub fn environment(&self) -> Result<&Environment, Error> {
         self.environment
             .as_ref()
             .ok_or_else(|| self.error("the agent is not mapped"))
     }
 
+    /// As [`Self::environment`], to be changed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped.
     pub fn environment_mut(&mut self) -> Result<&mut Environment, Error> {
         let pid = self.process.pid();
         self.environment.as_mut().ok_or_else(|| Error::Target {
@@ -241,6 +261,11 @@ impl TargetMemory {
     }
 
     /// Lets programs see this process as their task.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped, [`Error::Inject`] if the process's memory
+    /// cannot be written, [`Error::Os`] if the home pool is full.
     pub fn show_task(&mut self) -> Result<(), Error> {
         let (process, shared) = (self.process.clone(), self.shared.clone());
         self.environment_mut()?
@@ -251,6 +276,10 @@ impl TargetMemory {
 
     /// Looks for where threads keep their ids, if that was not visible yet. A program that has just
     /// begun has no thread pointer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the process cannot be stopped.
     pub fn look_for_ids(&mut self) -> Result<(), Error> {
         if !self.is_to_look_for_ids() {
             return Ok(());
@@ -291,6 +320,10 @@ impl TargetMemory {
     }
 
     /// Updates what programs see as their task.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the process's memory cannot be written.
     pub fn update_task(&mut self) -> Result<(), Error> {
         let is_due = |environment: &Environment| environment.is_task_due();
         // After an `execve` the addresses are another program's.
@@ -307,6 +340,10 @@ impl TargetMemory {
     }
 
     /// Tells programs which cgroups they run in, if any program asks.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the home pool is full.
     pub fn refresh_cgroups(&mut self) -> Result<(), Error> {
         match &mut self.environment {
             Some(environment) => {
@@ -320,6 +357,10 @@ impl TargetMemory {
     ///
     /// A trampoline that calls the program itself goes on with the older code; such a program has
     /// no effect.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the home pool is full.
     pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
         match &mut self.environment {
             Some(environment) => environment.renew(program),
@@ -328,6 +369,12 @@ impl TargetMemory {
     }
 
     /// Updates the rings of a perf event array that has changed and that may be used here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if a ring's descriptor cannot be duplicated, [`Error::Target`] if the process
+    /// runs another program by now, [`Error::Inject`] if it cannot be stopped or nothing can be
+    /// mapped into it.
     pub fn rings_changed(&mut self, map: Id) -> Result<(), Error> {
         match &self.environment {
             Some(environment) if environment.has_map(map) => self.map_rings(map, &mut Hold::Brief),

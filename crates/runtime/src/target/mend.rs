@@ -136,6 +136,12 @@ fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
 impl Sites {
     /// Looks at the sites if a thread reports that one has been changed, and mends what can be
     /// mended.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`], [`Error::Os`] or [`Error::Inject`] if the process cannot be stopped, the
+    /// kernel uprobes cannot be found or a patch cannot be stored; otherwise the first one of
+    /// [`Self::demote`].
     pub fn mend(&mut self) -> Result<(), Error> {
         let disturbances = self.memory.shared.page().disturbed.load(SeqCst);
         let is_again = self
@@ -363,6 +369,10 @@ impl Sites {
 
     /// As [`Signals::check_trap_unblocked`](super::signals::Signals::check_trap_unblocked), but waits for threads that block SIGTRAP only for a
     /// moment, if the process may go on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Signals::check_trap_unblocked`](super::signals::Signals::check_trap_unblocked).
     pub fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
         let mut outcome = self.memory.signals().check_trap_unblocked(hold);
@@ -415,6 +425,10 @@ impl Sites {
     }
 
     /// Has a site hooked by a breakpoint in place of a jump.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::make_breakpoint`], and [`Error::Target`] for some seconds after a failure.
     pub fn demote(
         &mut self,
         address: u64,

@@ -102,6 +102,11 @@ const SHIFT: u64 = 32 * PAGE as u64;
 const TRIES: usize = 8;
 
 impl Pads {
+    /// Creates the file of a target's pads. It is mapped nowhere yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the file cannot be created.
     pub fn new(shared: &Shared) -> Result<Self, Error> {
         let file = Self::file().map_err(os("creating a pool"))?;
         // SAFETY: the file is longer, nobody else has it yet, and its start is aligned.
@@ -125,6 +130,10 @@ impl Pads {
     }
 
     /// Creates the same pads for a forked child, in a file of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::new`] and [`Memory::seal_for_others`].
     pub fn fork(&self) -> std::io::Result<Self> {
         let file = Self::file()?;
         // SAFETY: both mappings are longer, and nobody else has the new one yet.
@@ -161,6 +170,12 @@ impl Pads {
     /// Finds places for the pads of a jump, and maps what is missing.
     ///
     /// Returns `None` if there is no room; the jump cannot be guarded then.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Changed`] if something was mapped at a chosen place meanwhile, [`Error::Target`] if
+    /// the agent is not mapped or the process runs another program by now, [`Error::Inject`] if the
+    /// process cannot be stopped or nothing can be mapped into it.
     pub fn find_landing(
         &mut self,
         memory: &TargetMemory,
@@ -218,6 +233,11 @@ impl Pads {
     /// Makes the pads of a site lead to a trampoline. The process must be stopped.
     ///
     /// The pads that only a changed jump leads to also report that the site should be looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if a pad cannot reach the trampoline, [`Error::Os`] if the pool near it is
+    /// full.
     pub fn aim(
         &mut self,
         memory: &mut TargetMemory,

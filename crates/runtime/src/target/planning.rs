@@ -33,6 +33,10 @@ pub(super) struct Planned {
 impl Planned {
     /// Gives up the traps if a session below has a handler that is called first and keeps them to
     /// itself. Hits beside a kernel uprobe are not seen then.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if that session has hooked the function by a breakpoint.
     pub fn yield_traps(&mut self, memory: &TargetMemory) -> Result<(), Error> {
         let Some(below) = &mut self.beneath else {
             return Ok(());
@@ -67,6 +71,10 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Plans a new site beside the existing ones.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::plan`].
     pub fn plan_apart(self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Planned, Error> {
         let mut planned = self.plan(request, hold)?;
         let plan = &planned.plan;
@@ -78,6 +86,12 @@ impl Planner<'_> {
     }
 
     /// Plans a new site, and returns the plan with the code that is there now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the site cannot be hooked or somebody else has patched its code,
+    /// [`Error::Changed`] if the code changes meanwhile, [`Error::Inject`] if the process cannot be
+    /// stopped or read, [`Error::Os`] if a file that it maps cannot be read.
     pub fn plan(self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Planned, Error> {
         let Current {
             start,
@@ -197,6 +211,10 @@ impl Planner<'_> {
     }
 
     /// Undoes this session's site patches in a copy of the code at `start`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped.
     pub fn uncover(self, start: u64, now: &mut [u8]) -> Result<(), Error> {
         let end = start + now.len() as u64;
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);

@@ -27,6 +27,11 @@ pub(super) struct Signals<'a>(pub &'a TargetMemory);
 impl Signals<'_> {
     /// Installs the agent's handler for those of the signals that have none yet. Returns false if
     /// all have one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped or the process runs another program by now,
+    /// [`Error::Inject`] if it cannot be stopped or `rt_sigaction(2)` fails in it.
     pub fn install(self, signals: &[i32], hold: &mut Hold<'_>) -> Result<bool, Error> {
         let environment = self.0.environment()?;
         let installed = &environment.manifest().handlers;
@@ -64,6 +69,10 @@ impl Signals<'_> {
     /// Installed handlers stay in their order, because a thread may be on its way from one to the
     /// next, so a further handler is installed if need be. Returns `None` if there are already as
     /// many as there may be. One must be installed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::install`].
     pub fn level_over_others(self, hold: &mut Hold<'_>) -> Result<Option<u32>, Error> {
         let environment = self.0.environment()?;
         let of_level = |level| Handler {
@@ -90,6 +99,11 @@ impl Signals<'_> {
 
     /// Makes threads that block SIGTRAP stop blocking it, if possible. A breakpoint would kill
     /// them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if a thread still blocks SIGTRAP, [`Error::Inject`] if the process cannot
+    /// be stopped.
     pub fn check_trap_unblocked(self, hold: &mut Hold<'_>) -> Result<(), Error> {
         // While Beeline holds it, no other session does; another session's calls are made with all
         // signals blocked.

@@ -52,6 +52,10 @@ impl Sites {
 
     /// Creates the sites of a forked child. Returns `None` if something was mapped here since the
     /// fork. `regions` is what is mapped in the child.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if a pool cannot be created, and those of [`TargetMemory::fork`].
     pub fn fork(
         &self,
         process: &Process,
@@ -88,6 +92,13 @@ impl Sites {
     }
 
     /// Attaches a program to a site. The process runs on whatever happens.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the site cannot be hooked, [`Error::Changed`] if something else changed
+    /// the process meanwhile, [`Error::Os`] if a pool cannot be created or filled,
+    /// [`Error::Inject`] if the process cannot be stopped, or its memory cannot be mapped, read or
+    /// written.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
         let exit = request.place.exit_flags().filter(|_| request.retprobe);
         if request.retprobe && exit.is_none() {
@@ -228,6 +239,11 @@ impl Sites {
     }
 
     /// Adds a program to a site that is hooked already.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::publish`] and [`Self::write_trampoline`], and of stopping the process. The
+    /// program is not attached then.
     pub fn extend(
         &mut self,
         request: &Request<'_>,
@@ -259,6 +275,13 @@ impl Sites {
     }
 
     /// Hooks a new site.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::write_trampoline`] and [`Self::publish`]. [`Error::Changed`] if the code is
+    /// not what it was when it was planned, [`Error::Target`] if there are too many breakpoints or
+    /// the process runs another program by now, [`Error::Inject`] if it cannot be stopped or its
+    /// code cannot be written.
     pub fn hook(
         &mut self,
         request: &Request<'_>,
@@ -335,6 +358,11 @@ impl Sites {
 
     /// Writes a site's trampoline into a pool near it, and the patch that leads there into the
     /// record.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if no pool is near enough or the trampoline cannot be emitted,
+    /// [`Error::Os`] if the pool is full.
     pub fn write_trampoline(
         &mut self,
         site: &Hooked,
@@ -401,6 +429,10 @@ impl Sites {
     }
 
     /// Publishes which programs run at a site. From the next hit on, exactly these run.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped, [`Error::Os`] if the home pool is full.
     pub fn publish(&mut self, site: &Hooked) -> Result<(), Error> {
         let links = |attached: &[Attached]| {
             attached

@@ -112,6 +112,13 @@ pub(super) struct Syscalls {
 impl Syscalls {
     /// Makes system calls do what is wanted, and hooks what is not hooked yet. The process runs on
     /// whatever happens.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if another session traces its calls, there is no code of a file, or there
+    /// is no room near it. [`Error::Changed`] if something else changed the process meanwhile,
+    /// [`Error::Os`] if a pool cannot be created or filled, [`Error::Inject`] if the process cannot
+    /// be stopped, or its memory cannot be mapped, read or written.
     pub fn hook(
         &mut self,
         sites: &mut Sites,
@@ -480,6 +487,11 @@ impl Syscalls {
 
     /// Makes a process that stands before the first instruction of its new program run the programs
     /// behind `execve` first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if its calls are not hooked or the code cannot be emitted, [`Error::Os`]
+    /// if the pool is full, [`Error::Inject`] if the thread's registers cannot be set.
     pub fn begin_behind_exec(
         &mut self,
         memory: &mut TargetMemory,

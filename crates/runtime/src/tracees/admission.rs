@@ -163,6 +163,10 @@ impl Admission {
     }
 
     /// Fails for a process that was let go for a filter a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] with [`beeline_inject::Error::Seccomp`] for such a process.
     pub fn check_if_confining(&self, pid: i32) -> Result<(), Error> {
         let mut confined = self.confined.lock();
         confined.retain(|_, since| since.elapsed() < LEFT_ALONE);

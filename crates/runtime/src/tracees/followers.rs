@@ -43,6 +43,10 @@ impl Default for Followers {
 impl Followers {
     /// Runs `work` on one of the threads. The thread may still hold what it traces when `work`
     /// returns.
+    ///
+    /// # Errors
+    ///
+    /// Those of `pthread_create(3)`, if a thread has to be started.
     pub fn follow(self: &Arc<Self>, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut work: Work = Box::new(work);
         while let Some(sender) = self.idle() {

@@ -13,6 +13,11 @@ use crate::target::{Body, Hold, Request, Target};
 
 impl Tracees {
     /// Attaches a link to every process that it concerns now, and to those that come later.
+    ///
+    /// # Errors
+    ///
+    /// If the user named the processes and none of them can be attached to, the error of the last:
+    /// it may not be traced, or one of [`Target::attach`].
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
         self.registry.add(link);
         self.say_what_is_sought();

@@ -14,6 +14,11 @@ use crate::target::{Hold, Target, Wanted, code_files};
 
 impl Tracees {
     /// Attaches a link to every process of the scope, and to those that come later.
+    ///
+    /// # Errors
+    ///
+    /// If the scope is narrower than all processes and none of its processes can be hooked, the
+    /// error of the last: it may not be traced, or one of [`Target::hook_calls`].
     pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
         self.registry.add_call(link);
         self.say_what_is_sought();

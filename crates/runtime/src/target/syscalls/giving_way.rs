@@ -39,6 +39,10 @@ impl OtherSessions<'_> {
 
     /// Takes out calls that other sessions have hooked for their own sake only. Returns false if
     /// there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the process cannot be stopped, or its code cannot be read or written.
     pub fn give_way(&self, regions: &[Region], hold: &mut Hold<'_>) -> Result<bool, Error> {
         let gives_way = |other: &&Presence| other.gives_way() && self.is_hooked_by(other);
         if !presences_among(&self.0.process, regions)?
@@ -60,6 +64,10 @@ impl OtherSessions<'_> {
     ///
     /// Two sessions at one `syscall` instruction would hide each other's calls. A session that has
     /// hooked them for its own sake only gives way to one that has programs there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if another session stays, and those of [`Self::give_way`].
     pub fn make_alone(
         &self,
         regions: &[Region],

@@ -72,6 +72,11 @@ pub(super) struct Stubs<'a> {
 
 impl Stubs<'_> {
     /// Writes a stub for each call of a mapping that can be hooked here and now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if a stub cannot be emitted, [`Error::Os`] if a pool is full,
+    /// [`Error::Inject`] if the process's memory cannot be opened.
     pub fn write(
         &mut self,
         region: &Region,
@@ -211,6 +216,11 @@ impl Stubs<'_> {
     }
 
     /// Returns the code that all stubs of one pool share.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if there is no such pool or the code cannot be emitted, [`Error::Os`] if
+    /// the pool is full.
     pub fn common_code(&mut self, base: u64) -> Result<CommonCode, Error> {
         let mut known = self.calls.common.iter();
         if let Some((_, common)) = known.find(|(pool, _)| *pool == base) {
@@ -241,6 +251,10 @@ impl Stubs<'_> {
 
     /// Lists what is going to be patched: there must never be a patch that nobody could find.
     /// Returns the list as it was before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if the agent is not mapped, [`Error::Os`] if the home pool is full.
     pub fn list_patches(
         &mut self,
         stubs: &Placed,
