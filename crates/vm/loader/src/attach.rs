@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use beeline_uapi::flags::KPROBE_MULTI_RETURN;
-use beeline_uapi::{AttachType, Command};
+use beeline_uapi::{AttachType, Command, attr};
 
 use crate::error::{Error, Refusal};
 use crate::guest::{read, read_line};
-use crate::handle::{Answer, Attr, Handle, Line, given};
+use crate::handle::{Answer, Attr, Handle, Line, at, given};
 use crate::load::{Loaded, LoadedProgram};
 use crate::perf::{Event, Source, online_cpus, run_at};
 use crate::symbols;
@@ -298,8 +298,10 @@ fn refused<T>(why: impl Into<String>) -> Result<T, Refusal> {
 
 /// Attaches to a raw tracepoint; without a name, to the one that the program was loaded for.
 fn raw_tracepoint(line: &Arc<Line>, program: &LoadedProgram, name: Option<&str>) -> Answer<Handle> {
-    let attr = Attr::new(24).with(8, program.handle.number).bytes();
-    let parts = name.map(|name| given(0, name.as_bytes()));
+    let attr = Attr::new(size_of::<attr::RawTracepoint>())
+        .with(at!(RawTracepoint.prog_fd), program.handle.number)
+        .bytes();
+    let parts = name.map(|name| given(at!(RawTracepoint.name), name.as_bytes()));
     line.make(
         Command::RAW_TRACEPOINT_OPEN,
         attr,
@@ -327,17 +329,27 @@ fn kprobe_multi(
         )));
     }
     let count = u32::try_from(functions.len()).unwrap_or(u32::MAX);
-    let attr = Attr::new(64)
-        .with(0, program.handle.number)
-        .with(8, program.attach_type.max(AttachType::TRACE_KPROBE_MULTI).0)
-        .with(16, if returns { KPROBE_MULTI_RETURN } else { 0 })
-        .with(20, count)
+    let attr = Attr::new(size_of::<attr::LinkCreateUprobeMulti>())
+        .with(at!(LinkCreate.prog_fd), program.handle.number)
+        .with(
+            at!(LinkCreate.attach_type),
+            program.attach_type.max(AttachType::TRACE_KPROBE_MULTI).0,
+        )
+        .with(
+            at!(LinkCreateKprobeMulti.flags),
+            if returns { KPROBE_MULTI_RETURN } else { 0 },
+        )
+        .with(at!(LinkCreateKprobeMulti.cnt), count)
         .bytes();
     let names: Vec<u8> = functions
         .iter()
         .flat_map(|name| name.bytes().chain([0]))
         .collect();
-    line.make(Command::LINK_CREATE, attr, vec![given(24, names)])
+    line.make(
+        Command::LINK_CREATE,
+        attr,
+        vec![given(at!(LinkCreateKprobeMulti.syms), names)],
+    )
 }
 
 /// Returns the functions that can be traced and match, each once. Of several with one name the

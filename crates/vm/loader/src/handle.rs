@@ -119,7 +119,15 @@ impl Drop for Handle {
     }
 }
 
-/// `union bpf_attr`, initially zeros. Offsets are those of `linux/bpf.h`.
+/// The offset of a field of a command's attribute.
+macro_rules! at {
+    ($of:ident . $field:ident) => {
+        std::mem::offset_of!(beeline_uapi::attr::$of, $field)
+    };
+}
+pub(crate) use at;
+
+/// `union bpf_attr`, initially zeros. Offsets are those of [`beeline_uapi::attr`].
 pub(crate) struct Attr(Vec<u8>);
 
 impl Attr {
@@ -153,18 +161,18 @@ impl Attr {
 }
 
 /// Returns the data behind a pointer at an offset, for the kernel to read.
-pub(crate) fn given(at: u32, data: impl Into<Vec<u8>>) -> Part {
+pub(crate) fn given(at: usize, data: impl Into<Vec<u8>>) -> Part {
     Part {
-        at,
+        at: at as u32,
         data: data.into(),
         room: 0,
     }
 }
 
 /// The same, for the kernel to write.
-pub(crate) fn room(at: u32, room: usize) -> Part {
+pub(crate) fn room(at: usize, room: usize) -> Part {
     Part {
-        at,
+        at: at as u32,
         data: Vec::new(),
         room: u32::try_from(room).unwrap_or(u32::MAX),
     }

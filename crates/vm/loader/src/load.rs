@@ -5,27 +5,19 @@ use std::sync::Arc;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, Program};
-use beeline_uapi::{AttachType, Command};
+use beeline_uapi::{AttachType, Command, attr, offset_behind};
 
 use crate::attach::Attached;
 use crate::error::{Error, Refusal};
 use crate::events::Watch;
 use crate::guest::Guest;
-use crate::handle::{Attr, Handle, Line, given, refusal, room};
+use crate::handle::{Attr, Handle, Line, at, given, refusal, room};
 use crate::map::Map;
 
 /// The verbosity for a verifier that refuses, and how much of its log is kept: its reason stands at
 /// the end.
 const LOG: usize = 1 << 20;
 const LOG_LINES: usize = 12;
-/// Offsets of `BPF_PROG_LOAD` that are pointers.
-mod at {
-    pub(super) const INSNS: u32 = 8;
-    pub(super) const LICENSE: u32 = 16;
-    pub(super) const LOG: u32 = 32;
-    pub(super) const FUNCTIONS: u32 = 80;
-    pub(super) const LINES: u32 = 96;
-}
 
 /// The selection of an object's programs to load.
 #[derive(Debug, Clone, Default)]
@@ -131,8 +123,14 @@ fn types(line: &Arc<Line>, object: &Object) -> Result<Option<Handle>, Error> {
     if object.btf.is_empty() {
         return Ok(None);
     }
-    let attr = Attr::new(40).with(16, length(object.btf.len())).bytes();
-    let made = line.make(Command::BTF_LOAD, attr, vec![given(0, object.btf.clone())])?;
+    let attr = Attr::new(size_of::<attr::BtfLoad>())
+        .with(at!(BtfLoad.btf_size), length(object.btf.len()))
+        .bytes();
+    let made = line.make(
+        Command::BTF_LOAD,
+        attr,
+        vec![given(at!(BtfLoad.btf), object.btf.clone())],
+    )?;
     Ok(made.ok())
 }
 
@@ -224,31 +222,44 @@ impl Loader<'_> {
         log_level: u32,
     ) -> Result<Result<Handle, (Refusal, String)>, Error> {
         let kind = &program.kind;
-        let mut attr = Attr::new(152)
-            .with(0, kind.prog_type.0)
-            .with(4, length(insns.len() / 8))
-            .with(24, log_level)
-            .with(28, if log_level == 0 { 0 } else { length(LOG) })
-            .with(40, self.object.kernel_version.unwrap_or(0))
-            .with(44, kind.flags)
-            .with_name(48, &program.name)
-            .with(68, kind.expected_attach_type.0)
-            .with(108, program.target.btf_id());
+        let mut attr = Attr::new(offset_behind!(attr::ProgLoad, fd_array_cnt))
+            .with(at!(ProgLoad.prog_type), kind.prog_type.0)
+            .with(at!(ProgLoad.insn_cnt), length(insns.len() / 8))
+            .with(at!(ProgLoad.log_level), log_level)
+            .with(
+                at!(ProgLoad.log_size),
+                if log_level == 0 { 0 } else { length(LOG) },
+            )
+            .with(
+                at!(ProgLoad.kern_version),
+                self.object.kernel_version.unwrap_or(0),
+            )
+            .with(at!(ProgLoad.prog_flags), kind.flags)
+            .with_name(at!(ProgLoad.prog_name), &program.name)
+            .with(
+                at!(ProgLoad.expected_attach_type),
+                kind.expected_attach_type.0,
+            )
+            .with(at!(ProgLoad.attach_btf_id), program.target.btf_id());
         let mut parts = vec![
-            given(at::INSNS, insns),
-            given(at::LICENSE, self.object.license.as_bytes()),
+            given(at!(ProgLoad.insns), insns),
+            given(at!(ProgLoad.license), self.object.license.as_bytes()),
         ];
         if log_level != 0 {
-            parts.push(room(at::LOG, LOG));
+            parts.push(room(at!(ProgLoad.log_buf), LOG));
         }
         if let Some(types) = types {
-            attr = attr.with(72, types.number);
+            attr = attr.with(at!(ProgLoad.prog_btf_fd), types.number);
             let functions = bytes(&program.func_info);
-            attr = attr.with(76, 8).with(88, length(program.func_info.len()));
-            parts.push(given(at::FUNCTIONS, functions));
+            attr = attr
+                .with(at!(ProgLoad.func_info_rec_size), 8)
+                .with(at!(ProgLoad.func_info_cnt), length(program.func_info.len()));
+            parts.push(given(at!(ProgLoad.func_info), functions));
             if !program.line_info.is_empty() {
-                attr = attr.with(92, 16).with(104, length(program.line_info.len()));
-                parts.push(given(at::LINES, bytes(&program.line_info)));
+                attr = attr
+                    .with(at!(ProgLoad.line_info_rec_size), 16)
+                    .with(at!(ProgLoad.line_info_cnt), length(program.line_info.len()));
+                parts.push(given(at!(ProgLoad.line_info), bytes(&program.line_info)));
             }
         }
         let done = self
@@ -257,7 +268,10 @@ impl Loader<'_> {
         Ok(match done {
             Err(refusal) => Err((refusal, String::new())),
             Ok(done) if done.errno != 0 => {
-                let log = done.parts.iter().find(|part| part.at == at::LOG);
+                let log = done
+                    .parts
+                    .iter()
+                    .find(|part| part.at == at!(ProgLoad.log_buf) as u32);
                 Err((
                     refusal(&done),
                     log.map_or_else(String::new, |log| end(&log.data)),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use beeline_object::{Contents, MapDefinition};
 use beeline_uapi::flags::RDONLY_PROG;
-use beeline_uapi::{Command, MapType};
+use beeline_uapi::{Command, MapType, attr, offset_behind};
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{BpfDone, Part, Walk, Welcome};
 
 use crate::error::Error;
-use crate::handle::{Answer, Attr, Handle, Line, given, room};
+use crate::handle::{Answer, Attr, Handle, Line, at, given, room};
 
 /// Bytes of an address in a stack trace, and frames where the file leaves that open
 /// (`kernel.perf_event_max_stack`).
@@ -44,7 +44,9 @@ impl Map {
         if let Contents::Value(value) = &definition.contents {
             map.put(&0u32.to_ne_bytes(), value)?;
             if definition.flags & RDONLY_PROG != 0 {
-                let attr = Attr::new(4).with(0, map.handle.number).bytes();
+                let attr = Attr::new(offset_behind!(attr::Element, map_fd))
+                    .with(at!(Element.map_fd), map.handle.number)
+                    .bytes();
                 map.told(line.bpf(Command::MAP_FREEZE, attr, Vec::new()))?;
             }
         }
@@ -62,23 +64,26 @@ impl Map {
         let welcome = line.client.welcome();
         let facts = facts(definition, welcome);
         let attr = || {
-            Attr::new(80)
-                .with(0, facts.map_type.0)
-                .with(4, facts.key_size)
-                .with(8, facts.value_size)
-                .with(12, facts.max_entries)
-                .with(16, facts.flags)
-                .with(20, inner.as_ref().map_or(0, |map| map.handle.number))
-                .with_name(28, &definition.name)
-                .with_long(64, definition.map_extra)
+            Attr::new(offset_behind!(attr::MapCreate, map_token_fd))
+                .with(at!(MapCreate.map_type), facts.map_type.0)
+                .with(at!(MapCreate.key_size), facts.key_size)
+                .with(at!(MapCreate.value_size), facts.value_size)
+                .with(at!(MapCreate.max_entries), facts.max_entries)
+                .with(at!(MapCreate.map_flags), facts.flags)
+                .with(
+                    at!(MapCreate.inner_map_fd),
+                    inner.as_ref().map_or(0, |map| map.handle.number),
+                )
+                .with_name(at!(MapCreate.map_name), &definition.name)
+                .with_long(at!(MapCreate.map_extra), definition.map_extra)
         };
         let make = |attr: Attr| line.make(Command::MAP_CREATE, attr.bytes(), Vec::new());
         let mut made = None;
         if let Some(types) = types.filter(|_| definition.value_type != 0) {
             let attr = attr()
-                .with(48, types.number)
-                .with(52, definition.key_type)
-                .with(56, definition.value_type);
+                .with(at!(MapCreate.btf_fd), types.number)
+                .with(at!(MapCreate.btf_key_type_id), definition.key_type)
+                .with(at!(MapCreate.btf_value_type_id), definition.value_type);
             // Not every type of map takes types; such a map does without, as with libbpf.
             made = make(attr)?.ok();
         }
@@ -167,7 +172,10 @@ impl Map {
     /// refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         self.check("key", key.len(), self.key_len())?;
-        let parts = vec![given(8, key), room(16, self.value_len())];
+        let parts = vec![
+            given(at!(Element.key), key),
+            room(at!(Element.value), self.value_len()),
+        ];
         let done = self.bpf(Command::MAP_LOOKUP_ELEM, parts)?;
         let mut parts = match done {
             Err(refusal) if refusal.errno == libc::ENOENT => return Ok(None),
@@ -188,7 +196,10 @@ impl Map {
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
         self.check("key", key.len(), self.key_len())?;
         self.check("value", value.len(), self.value_len())?;
-        let parts = vec![given(8, key), given(16, value)];
+        let parts = vec![
+            given(at!(Element.key), key),
+            given(at!(Element.value), value),
+        ];
         let done = self.bpf(Command::MAP_UPDATE_ELEM, parts);
         self.told(done).map(drop)
     }
@@ -201,7 +212,7 @@ impl Map {
     /// refuses. [`Error::Lost`] and [`Error::Nonsense`] if it does not answer as it should.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         self.check("key", key.len(), self.key_len())?;
-        match self.bpf(Command::MAP_DELETE_ELEM, vec![given(8, key)])? {
+        match self.bpf(Command::MAP_DELETE_ELEM, vec![given(at!(Element.key), key)])? {
             Err(refusal) if refusal.errno == libc::ENOENT => Ok(false),
             done => self.told(Ok(done)).map(|_| true),
         }
@@ -246,7 +257,9 @@ impl Map {
     }
 
     fn bpf(&self, command: Command, parts: Vec<Part>) -> Answer<BpfDone> {
-        let attr = Attr::new(32).with(0, self.handle.number).bytes();
+        let attr = Attr::new(size_of::<attr::Element>())
+            .with(at!(Element.map_fd), self.handle.number)
+            .bytes();
         self.handle.line.bpf(command, attr, parts)
     }
 
