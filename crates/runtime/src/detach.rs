@@ -261,9 +261,8 @@ impl Presence {
         }
         self.restore_returns(stopped, others)?;
         self.bring_back(stopped)?;
-        if !self.occupancy(stopped).is_clear()?
-            || self.occupancy(stopped).may_be_under_a_program(others)
-        {
+        let occupancy = self.occupancy(stopped);
+        if !occupancy.is_clear()? || occupancy.may_be_under_a_program(others) {
             return Ok(false);
         }
         if !self.restore_handlers(stopped, others)? {

@@ -96,7 +96,7 @@ impl Elements {
     /// Removes an element; `store` takes its id out of shared memory.
     ///
     /// Processes keep what they have mapped until it is worth a stop to unmap it
-    /// ([`crate::target::Target::unmap_out_of_reach`]).
+    /// ([`crate::target::Target::tidy`]).
     ///
     /// # Errors
     ///

@@ -23,6 +23,16 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// True if the user has named the processes that the session may reach.
+    pub fn is_narrow(&self) -> bool {
+        *self != Self::All
+    }
+
+    /// True if the session depends on which processes exist.
+    pub fn looks_around(&self) -> bool {
+        !matches!(self, Self::Processes(_))
+    }
+
     /// Takes the scope from the tool's own command line: `-p PID` (or `--pid`) names a process, and
     /// for bpftrace `-c` a command.
     pub fn of_command(command: &[OsString]) -> Self {

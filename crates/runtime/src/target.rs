@@ -4,6 +4,7 @@
 //! plans and writes trampolines into a pool that only Beeline writes. A stop then only stores the
 //! patch. The first stop also maps the agent, the session page, a pool and the program's maps.
 
+mod call_patches;
 mod guarding;
 mod handlers;
 mod home;
@@ -174,6 +175,9 @@ impl Target {
     ///
     /// Those of reading and writing the child's memory and of mapping files into it.
     pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
+        if self.memory().environment.is_none() {
+            return Ok(None);
+        }
         let regions = process.regions()?;
         let Some(sites) = self.sites.fork(process, owner, &regions)? else {
             return Ok(None);

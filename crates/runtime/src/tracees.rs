@@ -2,11 +2,22 @@
 //! and leaving them.
 //!
 //! Each part has its own locks. [`Targets`] tells which process is a target, [`Registry`] which
-//! links there are, [`Admission`] who may be traced, [`Waits`] who is waited for. Three threads work
-//! on them beside the session's own: [`Rounds`], [`UpcallServer`], and, if there are openers to be
-//! held, theirs. Where several locks are held, they are taken in this order: that of making a target
-//! ([`Targets`]) or of seizing a start ([`Waits`]), a target's own, the tables', and last those of
-//! the other parts, under which nothing is locked.
+//! links there are, [`Admission`] which processes may be traced, [`Waits`] which are waited for.
+//! Beside the session's own threads, one makes the rounds ([`Rounds`]), one serves upcalls
+//! ([`UpcallServer`]), and one handles opens of probed files ([`openers`]); others wait for single
+//! processes.
+//!
+//! Locks are taken in this order:
+//!
+//! 1. `making` of [`Targets`], or `seizing` of [`Waits`];
+//! 2. that of a target;
+//! 3. `targets`, then `tags`, of the table of targets. Under `targets` a target is only tried to be
+//!    locked;
+//! 4. `deaths` of the owners, then that of the watched processes; or `dead`, then `maps` and `rings`;
+//! 5. `processes` of [`Admission`], then `members` and `new` of the descendants;
+//! 6. all others, under which nothing is locked.
+//!
+//! That of the openers is taken while none of these is.
 
 mod admission;
 mod confined;
@@ -262,7 +273,7 @@ fn program(pid: i32) -> Option<PathBuf> {
 
 /// True if a process maps the file that a link refers to. A process that has ended or unmapped the
 /// file meanwhile misses nothing.
-pub(super) fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
+fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
     let regions = beeline_inject::regions_of(pid).unwrap_or_default();
     !link.addresses(&regions).is_empty()
 }

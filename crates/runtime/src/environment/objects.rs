@@ -161,7 +161,7 @@ impl ObjectTable {
             return Ok(None);
         }
         let len = (2 * self.len).max(SMALLEST_TABLE);
-        self.address = place(pool, len)?;
+        self.address = place_table(pool, len)?;
         self.len = len;
         self.content.insert(name, value);
         self.enter_all(pool);
@@ -200,13 +200,13 @@ impl ObjectTable {
 
     fn entry<'p>(&self, pool: &'p Pool, at: usize) -> &'p abi::ObjectEntry {
         let offset = size_of::<abi::ObjectTable>() + at * size_of::<abi::ObjectEntry>();
-        // SAFETY: this is one of the entries that `place` placed behind the table's head.
+        // SAFETY: this is one of the entries that `place_table` placed behind the table's head.
         unsafe { pool.get(self.address + offset as u64) }
     }
 }
 
 /// Places an empty table of `len` entries, a power of two.
-fn place(pool: &mut Pool, len: usize) -> Result<u64, Error> {
+fn place_table(pool: &mut Pool, len: usize) -> Result<u64, Error> {
     let words = [
         size_of::<abi::ObjectTable>(),
         len * size_of::<abi::ObjectEntry>(),

@@ -62,7 +62,7 @@ impl TargetMemory {
     }
 
     /// True if there is a pool within `reach` with room for a trampoline.
-    pub(super) fn has_pool(&self, reach: &RangeInclusive<u64>) -> bool {
+    fn has_pool(&self, reach: &RangeInclusive<u64>) -> bool {
         self.pools()
             .any(|pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(64)))
     }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use beeline_agent::abi::{self, Control, Site};
 use beeline_inject::{Mapping, Process, Region, Stopped};
 
+use super::call_patches::StoredPatch;
 use super::home::{Home, MANIFEST_START, manifest_start};
 use super::signals::Signals;
-use super::syscalls::Stored;
 use super::{Hold, mapping};
 use crate::backend::Id;
 use crate::detach::Layers;
@@ -46,7 +46,7 @@ pub(super) struct TargetMemory {
     pub far_pools: Vec<Pool>,
     /// The patches stored at system calls, by address. Shared with forked children, most of which
     /// run another program next.
-    pub call_patches: Arc<BTreeMap<u64, Stored>>,
+    pub call_patches: Arc<BTreeMap<u64, StoredPatch>>,
     /// The value of [`Shared::removals`] at the last search for maps out of reach.
     pub removals: u64,
     /// When it became a target.

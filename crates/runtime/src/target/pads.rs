@@ -183,9 +183,6 @@ impl Pads {
         cover: Cover,
         hold: &mut Hold<'_>,
     ) -> Result<Option<Landing>, Error> {
-        if plan.guards.is_empty() {
-            return Ok(None);
-        }
         let known = self.known.get(&plan.site);
         let serves = |known: &&Landing| {
             (known.is_whole || cover != Cover::Whole) && plan.guards.contains(&known.guard)

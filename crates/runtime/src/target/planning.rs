@@ -1,5 +1,4 @@
-//! Planning a site: the code around it without this session, other sessions' patches there, and
-//! what guards it.
+//! Planning a site: the code around it without this session, and other sessions' patches there.
 
 use std::collections::{BTreeMap, BTreeSet};
 

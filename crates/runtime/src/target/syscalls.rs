@@ -45,7 +45,6 @@ use late::{is_code_of_file, path_of};
 pub use process_events::is_process_event;
 use slipped::Slipped;
 pub use slipped::SlippedCall;
-pub(super) use stubs::Stored;
 use stubs::{Stubs, store, unhookable_in};
 use tables::publish_tables;
 use unhooked::Unhooked;

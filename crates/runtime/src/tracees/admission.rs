@@ -23,7 +23,8 @@ use crate::scope::Scope;
 /// kernel says that it is under one.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
 
-/// See the module documentation. Its locks are leaves: nothing else is locked under them.
+/// See the module documentation. Under `processes` the locks of [`Descendants`] are taken; the
+/// others are leaves.
 pub(super) struct Admission {
     scope: Scope,
     /// The tool's process; 0 before it is started.
@@ -81,7 +82,7 @@ impl Admission {
 
     /// True if the session depends on which processes exist.
     pub fn looks_around(&self) -> bool {
-        !matches!(self.scope, Scope::Processes(_))
+        self.scope.looks_around()
     }
 
     /// Refreshes the process table. Returns the new processes, and true if it was time to look.
@@ -91,7 +92,7 @@ impl Admission {
         (processes.young(), has_looked)
     }
 
-    /// Has new descendants of the tool looked at again.
+    /// Forgets whether new members are descendants, so that they are asked about anew.
     pub fn doubt_new_descendants(&self) {
         let members = self.descendants.take_new();
         self.processes.lock().doubt(&members);
@@ -128,7 +129,7 @@ impl Admission {
         found
     }
 
-    /// Opens a process.
+    /// Opens a process. New dismissals must have been noted.
     ///
     /// Descendants of the tool are under the supervisor's filter, which lets Beeline's calls pass.
     /// A descendant with a further filter of its own is refused.

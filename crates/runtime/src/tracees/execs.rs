@@ -32,7 +32,7 @@ impl UpcallServer {
             return Ok(());
         }
         let given_up = waits.begin_exec(pid);
-        let tracees = self.tracees.clone();
+        let (tracees, wait) = (self.tracees.clone(), given_up.clone());
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {
             // An attempt that failed may not have let go of it yet: a program is looked for in one
@@ -64,8 +64,10 @@ impl UpcallServer {
             };
             tracees.diagnostics.followed(process.pid(), outcome);
         };
-        let followed = waits.follow(follow);
-        followed.map_err(os("starting a thread"))?;
+        if let Err(error) = waits.follow(follow) {
+            waits.end_exec(&wait);
+            return Err(os("starting a thread")(error));
+        }
         is_seized.recv().unwrap_or(Ok(()))
     }
 

@@ -242,7 +242,7 @@ impl OpenerServer {
         let watched = retry_open::past_all_but_starter(|| {
             Ok(Watched::seize_from_here(&process, open.tid())?)
         })?;
-        let given_up = tracees.waits.wait_for_exec(pid, given_up);
+        tracees.waits.wait_for_exec(pid, &given_up);
         open.pass();
         let outcome =
             watched.run_until_exec(&given_up, |stopped| tracees.has_run_exec(&process, stopped));

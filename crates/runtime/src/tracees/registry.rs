@@ -75,7 +75,7 @@ impl Registry {
 
     /// True if the user has named the processes that the session may reach.
     pub fn is_narrow(&self) -> bool {
-        self.scope != Scope::All
+        self.scope.is_narrow()
     }
 
     /// True if the link concerns a process that the user named.
@@ -91,13 +91,13 @@ impl Registry {
 
     /// True if programs that the tool starts are followed.
     pub fn follows_programs(&self) -> bool {
-        !matches!(self.scope, Scope::Processes(_)) && (self.has_calls() || self.has_wide_function())
+        self.scope.looks_around() && (self.has_calls() || self.has_wide_function())
     }
 
     /// True if programs that a tool starts are followed for probed functions too. Such a program is
     /// short-lived, and the work of its children is counted.
     fn follows_programs_for_functions(&self) -> bool {
-        !matches!(self.scope, Scope::Processes(_)) && self.has_wide_function()
+        self.scope.looks_around() && self.has_wide_function()
     }
 
     /// True if a link to functions is for all processes of the scope.

@@ -62,7 +62,6 @@ impl Tracees {
         given_up: GivenUp,
         is_copy: impl Fn() -> bool,
     ) -> Result<Option<JoinHandle<()>>, Error> {
-        self.waits.give_up_at_the_end(&given_up);
         let process = self.targets.open(pid)?;
         let watched = Watched::seize(&process, pid)?;
         if !is_copy() {

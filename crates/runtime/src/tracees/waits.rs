@@ -24,7 +24,7 @@ pub(super) type GivenUp = Arc<AtomicBool>;
 /// See the module documentation. Its locks are leaves, but for [`Self::seizing`].
 #[derive(Default)]
 pub(super) struct Waits {
-    /// True once the session ends: no wait begins any more.
+    /// True once the session ends: each wait that begins is given up at once.
     has_ended: AtomicBool,
     /// Processes that are about to run another program.
     execs: Mutex<BTreeMap<i32, GivenUp>>,
@@ -44,14 +44,15 @@ pub(super) struct Waits {
 impl Waits {
     /// Begins to wait for a process to run another program.
     pub fn begin_exec(&self, pid: i32) -> GivenUp {
-        self.wait_for_exec(pid, GivenUp::default())
+        let given_up = GivenUp::default();
+        self.wait_for_exec(pid, &given_up);
+        given_up
     }
 
     /// As [`Self::begin_exec`], with a flag that somebody has already.
-    pub fn wait_for_exec(&self, pid: i32, given_up: GivenUp) -> GivenUp {
+    pub fn wait_for_exec(&self, pid: i32, given_up: &GivenUp) {
         self.execs.lock().insert(pid, given_up.clone());
-        self.give_up_at_the_end(&given_up);
-        given_up
+        self.give_up_at_the_end(given_up);
     }
 
     /// Ends a wait of [`Self::begin_exec`].
@@ -96,10 +97,12 @@ impl Waits {
     /// Begins to wait for a process to have its libraries mapped. Returns `None` if that is being
     /// waited for already.
     pub fn begin_start(&self, pid: i32) -> Option<GivenUp> {
-        match self.starting.lock().entry(pid) {
-            Entry::Occupied(_) => None,
-            Entry::Vacant(vacant) => Some(vacant.insert(GivenUp::default()).clone()),
-        }
+        let given_up = match self.starting.lock().entry(pid) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(vacant) => vacant.insert(GivenUp::default()).clone(),
+        };
+        self.give_up_at_the_end(&given_up);
+        Some(given_up)
     }
 
     /// Ends the wait of [`Self::begin_start`].
@@ -143,7 +146,7 @@ impl Waits {
     }
 
     /// Gives up a wait that has just been registered, if the session ends.
-    pub fn give_up_at_the_end(&self, given_up: &AtomicBool) {
+    fn give_up_at_the_end(&self, given_up: &AtomicBool) {
         if self.has_ended.load(SeqCst) {
             given_up.store(true, SeqCst);
         }

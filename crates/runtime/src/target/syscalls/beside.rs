@@ -13,11 +13,11 @@ use beeline_hook::INT3;
 use beeline_inject::Process;
 
 use super::Syscalls;
-use super::stubs::Stored;
 use crate::error::Error;
 use crate::kernel_uprobes::kernel_uprobes;
 use crate::memory::PAGE;
 use crate::target::Hold;
+use crate::target::call_patches::StoredPatch;
 use crate::target::memory::TargetMemory;
 
 /// The pause between looks.
@@ -99,13 +99,13 @@ fn make_whole(memory: &TargetMemory, touched: &[u64]) -> Result<BTreeSet<u64>, E
 }
 
 /// Returns the patches that stand there except for their first bytes.
-fn touched(process: &Process, patched: &BTreeMap<u64, Stored>) -> Vec<u64> {
+fn touched(process: &Process, patched: &BTreeMap<u64, StoredPatch>) -> Vec<u64> {
     let places: Vec<_> = patched.iter().collect();
-    let is_together = |one: &(&u64, &Stored), next: &(&u64, &Stored)| {
+    let is_together = |one: &(&u64, &StoredPatch), next: &(&u64, &StoredPatch)| {
         *one.0 / PAGE as u64 == *next.0 / PAGE as u64
     };
     let together: Vec<_> = places.chunk_by(is_together).collect();
-    let piece = |together: &&[(&u64, &Stored)]| {
+    let piece = |together: &&[(&u64, &StoredPatch)]| {
         let (start, _) = together.first()?;
         let (last, stored) = together.last()?;
         let len = (**last - **start) as usize + stored.bytes().len();

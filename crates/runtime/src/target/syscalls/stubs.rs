@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::syscalls::{self, Move, Patch, Patches, Unhookable, WHY};
-use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, INT3};
+use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode};
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
+use super::super::call_patches::StoredPatch;
 use super::{Calls, STUB_ALIGN, reach_of};
 use crate::error::{Error, os};
 use crate::file_calls::{FileCalls, Layout, Part, StubSet};
@@ -35,32 +36,9 @@ impl Placed {
     }
 
     /// Returns the patches as they are stored.
-    pub fn stored(&self) -> impl Iterator<Item = (u64, Stored)> {
+    pub fn stored(&self) -> impl Iterator<Item = (u64, StoredPatch)> {
         let patches = self.patches().enumerate();
-        patches.map(|(index, (site, _))| (site, Stored(self.set.clone(), index)))
-    }
-}
-
-/// A patch that was stored over code, by its place in the set.
-#[derive(Debug, Clone)]
-pub struct Stored(Arc<StubSet>, usize);
-
-impl Stored {
-    /// Returns the bytes that stand there now.
-    pub fn bytes(&self) -> &[u8] {
-        &self.0.patches[self.1].bytes
-    }
-
-    /// True if all of it stands there except for the first byte, which is a breakpoint or what was
-    /// there before.
-    pub fn lacks_first(&self, now: &[u8]) -> bool {
-        let patch = &self.0.patches[self.1];
-        match (now, &*patch.bytes, &*patch.original) {
-            ([first, rest @ ..], [stored, others @ ..], [original, ..]) => {
-                first != stored && (*first == INT3 || first == original) && rest == others
-            }
-            _ => false,
-        }
+        patches.map(|(index, (site, _))| (site, StoredPatch::new(self.set.clone(), index)))
     }
 }
 
