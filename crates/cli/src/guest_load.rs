@@ -57,6 +57,10 @@ const SILENCE: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(2);
 
 /// Parses seconds: at least a millisecond, at most a year.
+///
+/// # Errors
+///
+/// The words for a text that is no number, or is out of range.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: f64 = 365.0 * 86_400.0;
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;

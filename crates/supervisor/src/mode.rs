@@ -47,6 +47,10 @@ impl Mode {
     }
 
     /// Parses the flags of `BPF_MAP_CREATE`, which has others too.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for both of the mode's flags together.
     pub fn of_map_flags(flags: u32) -> Result<Mode, Errno> {
         Mode::of_flags(flags & Mode::FLAGS)
     }
@@ -77,6 +81,10 @@ impl Mode {
     }
 
     /// Opens the same memory file in this mode.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's of openat(2), such as EMFILE.
     pub fn open(self, file: OwnedFd) -> Result<OwnedFd, Errno> {
         let access = match self {
             Mode::BOTH => return Ok(file),

@@ -44,6 +44,11 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 
     /// Returns the object that `BPF_OBJ_GET` names, and the mode of the descriptor that it returns.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for unknown flags or fields, ENOENT or ENAMETOOLONG for the path, EACCES for a file
+    /// that is not an object, and others of reading the path and of looking it up.
     pub fn pinned(&self, attr: &BpfAttr) -> Result<(D::Pinned, Mode), Errno> {
         let attr = parse(attr)?;
         if attr.bpf_fd != 0 {
