@@ -18,13 +18,13 @@ use crate::prog::{CompilerName, MachineName, machine};
 pub struct Arguments {
     /// An object file of clang -target bpf
     file: PathBuf,
-    /// What to write
+    /// The file to write
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
     /// Only the programs of this section
     #[arg(long)]
     section: Option<String>,
-    /// Who compiles
+    /// The compiler to use
     #[arg(long, value_enum, default_value_t)]
     engine: CompilerName,
     /// The machine to compile for [default: this one]

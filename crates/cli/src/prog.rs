@@ -16,10 +16,10 @@ use clap::{Subcommand, ValueEnum};
 use crate::engines::optimizer;
 use crate::say;
 
-/// What to do with a program.
+/// The commands for single programs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program here and say what it returns, and how long it takes
+    /// Run a program here and print its result and the time that it takes
     Run(run::Arguments),
     /// Print a program's instructions, and the machine code beside them
     Disasm(disasm::Arguments),
@@ -32,7 +32,7 @@ pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Who makes machine code.
+/// A compiler of machine code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CompilerName {
     /// The baseline compiler

@@ -10,8 +10,8 @@ use clap::Args;
 /// A guest's proxy.
 #[derive(Debug, Args)]
 pub struct Proxy {
-    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
-    /// serial:PATH
+    /// The address of `beeline guest`: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH,
+    /// tcp:ADDRESS:PORT, serial:PATH
     #[arg(long, value_name = "ADDRESS")]
     #[allow(
         rustdoc::broken_intra_doc_links,

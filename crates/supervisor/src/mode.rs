@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use beeline_uapi::{Errno, flags};
 use rustix::fs::OFlags;
 
-/// For system calls; programs may read and write all the same.
+/// The access that system calls have; programs may read and write regardless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
     /// True if elements may be read.
@@ -18,7 +18,7 @@ pub struct Mode {
 }
 
 impl Mode {
-    /// Those of `BPF_MAP_CREATE` that are for the descriptor it gives.
+    /// The flags of `BPF_MAP_CREATE` that apply to the descriptor that it returns.
     pub const FLAGS: u32 = flags::RDONLY | flags::WRONLY;
 
     /// Full access.

@@ -25,13 +25,13 @@ pub struct Arguments {
     /// Only this program
     #[arg(long)]
     program: Option<String>,
-    /// Machine code beside the bytecode
+    /// Show machine code beside the bytecode
     #[arg(long)]
     jited: bool,
-    /// The machine that it is for [default: this one]
+    /// The machine to compile for [default: this one]
     #[arg(long, value_enum, requires = "jited")]
     machine: Option<MachineName>,
-    /// Who makes it
+    /// The compiler of the machine code
     #[arg(long, value_enum, default_value_t, requires = "jited")]
     engine: CompilerName,
 }

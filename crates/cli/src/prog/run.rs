@@ -26,13 +26,13 @@ pub struct Arguments {
     /// The program's function, where a section has several
     #[arg(long)]
     program: Option<String>,
-    /// What r1 points to: this file's bytes [default: 4096 zeros]
+    /// The file with the bytes that r1 points to [default: 4096 zeros]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Write these bytes afterwards
+    /// The file to write the bytes to afterwards
     #[arg(long, value_name = "FILE")]
     data_out: Option<PathBuf>,
-    /// Runs, one after the other
+    /// The number of runs, one after the other
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// The engine that runs it [default: the baseline compiler's code, or the file's own]
@@ -40,14 +40,14 @@ pub struct Arguments {
     engine: Option<EngineName>,
     #[command(flatten)]
     memory: crate::memory::Options,
-    /// For scripts
+    /// Print JSON, for scripts
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum EngineName {
-    /// Checks every access
+    /// The interpreter, which checks every access
     Interpreter,
     /// The baseline compiler's code
     #[value(alias = "light")]
