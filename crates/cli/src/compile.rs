@@ -32,6 +32,12 @@ pub struct Arguments {
     machine: Option<MachineName>,
 }
 
+/// Compiles the selected programs of a file.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read or is compiled already, a program cannot be compiled, or the
+/// output cannot be written.
 pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let file = File::read(&arguments.file)?;
     if file.aot.is_some() {

@@ -41,6 +41,10 @@ enum Engine {
 
 impl Options {
     /// Returns the engines of a session.
+    ///
+    /// # Errors
+    ///
+    /// Fails if LLVM is asked for and not installed, or the compiled file cannot be used here.
     pub fn engines(&self) -> anyhow::Result<Engines> {
         let choice = match self.engine {
             Engine::Auto => Choice::Auto,

@@ -70,6 +70,11 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// Runs programs of a file in a guest and prints their events.
+///
+/// # Errors
+///
+/// Fails if the guest cannot be reached or refuses a program, or the connection to it is lost.
 pub fn inject(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.file.display();
     let data = match fs::read(&arguments.file) {

@@ -8,7 +8,8 @@ use rustix::process::{Resource, getrlimit};
 #[derive(Debug, Args)]
 pub struct Options {
     /// The most memory that the tool's maps, programs and other objects may take, such as 512M or
-    /// 2G; beyond that its calls fail with ENOMEM [default: half of the machine's memory]
+    /// 2G; beyond that its calls fail with ENOMEM [default: half of the memory that Beeline may
+    /// take]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory_limit: Option<u64>,
 }

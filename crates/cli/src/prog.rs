@@ -25,6 +25,11 @@ pub enum Command {
     Disasm(disasm::Arguments),
 }
 
+/// Runs one of the commands.
+///
+/// # Errors
+///
+/// Those of the command.
 pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(arguments) => run::run(arguments),
@@ -56,6 +61,10 @@ impl CompilerName {
     }
 
     /// Returns engines that use this compiler's code.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the compiler is not installed.
     pub fn engines(self) -> anyhow::Result<Engines> {
         let engines = |choice| Engines::new(choice, Arc::new(say));
         Ok(match self {

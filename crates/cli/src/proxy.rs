@@ -24,6 +24,10 @@ pub struct Proxy {
 
 impl Proxy {
     /// Connects to it. `tool` is the name that the guest knows this side by.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the guest cannot be reached, or refuses the connection.
     pub fn connect(&self, tool: &str) -> anyhow::Result<Guest> {
         Ok(Guest::connect(&self.guest, self.tls.tls().as_ref(), tool)?)
     }

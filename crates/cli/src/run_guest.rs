@@ -55,6 +55,10 @@ pub struct Memory {
 }
 
 /// Runs the tool to its end. Its exit code is ours, unless the guest is lost before.
+///
+/// # Errors
+///
+/// Fails if the guest or its memory cannot be reached, or the tool cannot be served.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
     run::hand_signals_on();
     let tls = place.tls.tls();

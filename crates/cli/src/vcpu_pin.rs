@@ -55,6 +55,12 @@ impl Arguments {
     }
 }
 
+/// Pins virtual CPUs until the user ends it.
+///
+/// # Errors
+///
+/// Fails if the monitor or the guest cannot be reached, a thread cannot be pinned, or the connection
+/// to the guest is lost.
 pub fn pin(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ending::prepare().context("starting a thread")?;
     // Kept only as long as needed: QEMU serves one client of a monitor at a time.

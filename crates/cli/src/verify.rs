@@ -112,6 +112,11 @@ fn in_words(errno: i32) -> String {
 /// The exit code for a file that cannot be judged, or a wrong command line.
 const UNUSABLE: u8 = 2;
 
+/// Judges the selected programs of a file and prints the verdicts.
+///
+/// # Errors
+///
+/// None: a failure is printed and becomes the exit code.
 pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match judge_file(arguments) {
         Ok(all_accepted) => Ok(ExitCode::from(u8::from(!all_accepted))),

@@ -208,7 +208,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // What could not be put back has ended, or goes home by itself.
+        // A thread that could not be put back has ended, or goes home by itself.
         let _ = self.let_go();
     }
 }

@@ -147,7 +147,7 @@ impl Call<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Memory::write`](crate::Memory::write).
+    /// Those of [`Memory::write`].
     pub fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
         // SAFETY: the kernel filled the structure, padding included, so all of its bytes are
         // initialized and can be read as plain bytes.
@@ -209,7 +209,7 @@ impl Call<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Memory::write`](crate::Memory::write).
+    /// Those of [`Memory::write`].
     pub fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
         const PAGE: u64 = 4096;
         const NAME_MAX: u64 = 255;
@@ -225,6 +225,10 @@ impl Call<'_> {
     }
 
     /// Writes the answer of `readlink`: as much of the text as there is room for.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if there is no room, and those of [`Memory::write`].
     pub fn write_link(&self, text: &str, buffer: u64, size: u64) -> Answer {
         if (size as i32) <= 0 {
             return Err(Errno(libc::EINVAL));

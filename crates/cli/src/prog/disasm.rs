@@ -39,6 +39,11 @@ pub struct Arguments {
 /// The columns of bytecode when machine code stands beside it.
 const BYTECODE: usize = 56;
 
+/// Prints the selected programs of a file.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, has no such program, or the program cannot be compiled.
 pub fn disasm(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let file = File::read(&arguments.file)?;
     let programs = file.select(arguments.section.as_deref(), arguments.program.as_deref())?;

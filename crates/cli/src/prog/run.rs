@@ -59,6 +59,11 @@ enum EngineName {
 /// The bytes of context if none are given: as many zeros as any context has.
 const ZEROS: usize = 4096;
 
+/// Runs a program and prints its result.
+///
+/// # Errors
+///
+/// Fails if a file cannot be read or written, or the program cannot be found, loaded or run.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut file = File::read(&arguments.file)?;
     let aot = file.aot.take();

@@ -28,6 +28,12 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     /// Carries out `BPF_OBJ_PIN`.
     ///
     /// The errors come in the kernel's order: the attribute, the object, the path.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for unknown flags or fields or a descriptor that cannot be pinned, EPERM for a path
+    /// outside any BPF file system, EEXIST if the name is taken, and others of reading the path and
+    /// of looking it up.
     pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
         let attr = parse(attr)?;
         if attr.file_flags & !flags::PATH_FD != 0 {
