@@ -59,8 +59,8 @@ impl Arguments {
 ///
 /// # Errors
 ///
-/// Fails if the monitor or the guest cannot be reached, a thread cannot be pinned, or the connection
-/// to the guest is lost.
+/// Fails if the monitor or the guest cannot be reached, a thread cannot be pinned, or the
+/// connection to the guest is lost.
 pub fn pin(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ending::prepare().context("starting a thread")?;
     // Kept only as long as needed: QEMU serves one client of a monitor at a time.
