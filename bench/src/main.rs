@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::Value;
 use table::Row;
 
-/// What Beeline's probes cost, and what the kernel's do; how fast Beeline's engines are.
+/// Measures the cost of Beeline's probes and of the kernel's, and the speed of Beeline's engines.
 #[derive(Parser)]
 #[command(version, about)]
 struct Options {
@@ -54,27 +54,27 @@ enum Topic {
     Count,
     /// Ten million calls of getpid() in libc.
     Getpid,
-    /// How long the target stands still while probes are attached.
+    /// The time that the target stands still while probes are attached.
     Stop,
-    /// What the target grows by.
+    /// The growth of the target: memory, mappings, threads and descriptors.
     Footprint,
-    /// From an event in the target to the tool's printed line.
+    /// The time from an event in the target to the tool's printed line.
     Event,
     /// Map operations and helpers, from a program and from the tool.
     Operations,
     /// Programs run by each of Beeline's engines, by the kernel's compiler and natively. Not part
     /// of the usual run: beeline-peers does the same, and others' engines take part.
     Engines,
-    /// System calls: what tracing them adds to a call, to a process, and to its children.
+    /// The cost of tracing system calls: for a call, for a process, and for its children.
     Calls,
     /// A session on a machine with many processes.
     Scale,
     /// Programs that live for a moment, and libraries that are loaded for one.
     Moments,
-    /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that.
-    /// Not part of the usual run.
+    /// A tool here with its kernel in a virtual machine; the kernel's column is the tool inside the
+    /// machine. Not part of the usual run.
     Guest,
-    /// What compiling takes, and what a call of compiled code does.
+    /// The time of compiling, and of a call of compiled code.
     Compile,
     /// Verifying every program of libbpf's tools, and the kernel's own loads of them.
     Verify,

@@ -18,13 +18,13 @@ use crate::prog::{CompilerName, MachineName, machine};
 pub struct Arguments {
     /// An object file of clang -target bpf
     file: PathBuf,
-    /// What to write
+    /// The file to write
     #[arg(long, short, value_name = "FILE")]
     output: PathBuf,
     /// Only the programs of this section
     #[arg(long)]
     section: Option<String>,
-    /// Who compiles
+    /// The compiler to use
     #[arg(long, value_enum, default_value_t)]
     engine: CompilerName,
     /// The machine to compile for [default: this one]
@@ -32,6 +32,12 @@ pub struct Arguments {
     machine: Option<MachineName>,
 }
 
+/// Compiles the selected programs of a file.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read or is compiled already, a program cannot be compiled, or the
+/// output cannot be written.
 pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let file = File::read(&arguments.file)?;
     if file.aot.is_some() {

@@ -9,6 +9,10 @@ use beeline_runtime::detach::{self, Presence};
 use crate::say;
 
 /// Restores the process.
+///
+/// # Errors
+///
+/// Fails if Beeline is not in the process, or cannot be removed from it.
 pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
     let presences = detach::in_process(pid)?;
     if presences.is_empty() {
@@ -24,6 +28,10 @@ pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
 /// Removes the leftovers of killed sessions from all processes.
 ///
 /// A process in which this fails does not keep it from the others.
+///
+/// # Errors
+///
+/// None: a failure is printed and becomes the exit code.
 pub fn detach_dead() -> anyhow::Result<ExitCode> {
     let mut found = detach::everywhere();
     found.retain(|presence| !presence.is_live);

@@ -18,6 +18,10 @@ static END: Mutex<Option<End>> = Mutex::new(None);
 ///
 /// Signals that the parent process has ignored (`nohup`) stay ignored. Must be called before any
 /// other thread is started.
+///
+/// # Errors
+///
+/// The system's error if the thread cannot be started.
 pub fn prepare() -> std::io::Result<()> {
     let signals = waited_for();
     // SAFETY: the set is initialised; only this thread's mask changes, which the threads that it

@@ -12,34 +12,39 @@ use clap::{Args, ValueEnum};
 
 use crate::say;
 
-/// What the user says about engines.
+/// Options for a session's engines.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Whose code programs run
+    /// The engine whose code programs run
     #[arg(long, value_enum, default_value_t, env = "BEELINE_ENGINE")]
     engine: Engine,
     /// A file made by `beeline compile`: programs that it was made from run its code
     #[arg(long, value_name = "FILE")]
     aot: Option<PathBuf>,
-    /// Say what is compiled when
+    /// Report each compilation
     #[arg(long)]
     verbose: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Engine {
-    /// The baseline compiler's at once, and LLVM's as soon as it is there, if LLVM is
+    /// The baseline compiler's code at once, and LLVM's as soon as it is ready, if LLVM is
+    /// installed
     #[default]
     Auto,
-    /// The baseline compiler's
+    /// The baseline compiler's code
     #[value(alias = "light")]
     Baseline,
-    /// LLVM's, which is waited for
+    /// LLVM's code, which programs wait for
     Llvm,
 }
 
 impl Options {
     /// Returns the engines of a session.
+    ///
+    /// # Errors
+    ///
+    /// Fails if LLVM is asked for and not installed, or the compiled file cannot be used here.
     pub fn engines(&self) -> anyhow::Result<Engines> {
         let choice = match self.engine {
             Engine::Auto => Choice::Auto,

@@ -27,6 +27,10 @@ use crate::say;
 pub const COMMAND: &str = "keep";
 
 /// Starts a process that stays with the processes which this tool starts.
+///
+/// # Errors
+///
+/// Fails if the process cannot be started, or this one is short of descriptors.
 pub fn with_fallback(tool: Tool) -> anyhow::Result<Tool> {
     let last = memfd_create("beeline-last-call", MemfdFlags::CLOEXEC);
     let last = last.map_err(std::io::Error::from).map(File::from);
@@ -97,6 +101,11 @@ extern "C" fn go_on(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
 }
 
 /// Runs the command itself.
+///
+/// # Errors
+///
+/// Fails if the standard files cannot be taken over, and with those of
+/// [`beeline_supervisor::let_pass`].
 pub fn serve() -> anyhow::Result<ExitCode> {
     let own = |fd: std::io::Result<OwnedFd>| fd.context("taking over a session");
     let listener = own(std::io::stdin().as_fd().try_clone_to_owned())?;

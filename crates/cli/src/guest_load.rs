@@ -30,19 +30,19 @@ pub struct Arguments {
     /// Watch this map only (may be repeated; the default is all rings and all maps that can change)
     #[arg(long, value_name = "NAME")]
     map: Vec<String>,
-    /// The structure that records are, by its name in the file's types
+    /// The type of records: a structure's name in the file's types
     #[arg(long, value_name = "TYPE")]
     record: Option<String>,
     /// Seconds between two looks at maps
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
-    /// End after so many seconds
+    /// Seconds after which to end
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     duration: Option<Duration>,
-    /// Samples a second of each CPU, for programs in perf_event sections
+    /// Samples per second on each CPU, for programs in perf_event sections
     #[arg(long, value_name = "HZ", default_value_t = Attachment::default().frequency)]
     frequency: u64,
-    /// For scripts: an object for each event, one a line
+    /// Print JSON, for scripts: an object for each event, one a line
     #[arg(long)]
     json: bool,
     /// The object file, as clang -target bpf -g makes it
@@ -57,6 +57,10 @@ const SILENCE: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(2);
 
 /// Parses seconds: at least a millisecond, at most a year.
+///
+/// # Errors
+///
+/// The words for a text that is no number, or is out of range.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     const MOST: f64 = 365.0 * 86_400.0;
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
@@ -66,6 +70,11 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// Runs programs of a file in a guest and prints their events.
+///
+/// # Errors
+///
+/// Fails if the guest cannot be reached or refuses a program, or the connection to it is lost.
 pub fn inject(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.file.display();
     let data = match fs::read(&arguments.file) {

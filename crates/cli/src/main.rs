@@ -40,8 +40,8 @@ enum Command {
         /// Reach every process that the tool asks for, even if its command line names one with -p
         #[arg(long, conflicts_with = "pid")]
         all: bool,
-        /// Where the tool asks for every process, reach this one only (may be repeated; the default
-        /// is the PID that the tool's own -p names)
+        /// Reach only this process when the tool asks for every process (may be repeated; the
+        /// default is the PID that the tool's own -p names)
         #[arg(long)]
         pid: Vec<i32>,
         /// Let programs change what system calls do (bpf_override_return, fmod_ret) and write into
@@ -58,9 +58,9 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true)]
         tool: Vec<OsString>,
     },
-    /// Start a command that the sessions which run now see from its first system call on
+    /// Start a command so that the running sessions see it from its first system call on
     Start {
-        /// Milliseconds that a session is given to come to it
+        /// Milliseconds to wait for a session to reach it
         #[arg(long, default_value_t = 1000)]
         wait: u64,
         /// The command and its arguments
@@ -69,13 +69,13 @@ enum Command {
     },
     /// List the processes that Beeline is present in, and what it has mapped and hooked there
     Ps {
-        /// For scripts
+        /// Print JSON, for scripts
         #[arg(long)]
         json: bool,
     },
     /// Compile an object file's programs, for machines without a compiler
     Compile(compile::Arguments),
-    /// Say of each program of an object file if it is accepted, and why not
+    /// Report for each program of an object file if it is accepted, and the reason if not
     Verify(verify::Arguments),
     /// Run programs of an object file for their result, or list them
     #[command(subcommand)]
@@ -85,18 +85,19 @@ enum Command {
         /// The process
         #[arg(required_unless_present = "dead", conflicts_with = "dead")]
         pid: Option<i32>,
-        /// Out of all processes that you may trace, what sessions left there that were killed
+        /// Remove the leftovers of killed sessions from all processes that you may trace
         #[arg(long)]
         dead: bool,
     },
-    /// In a virtual machine: serve tools that its host runs with `beeline run --guest`
+    /// Serve tools that the host of this virtual machine runs with `beeline run --guest`
     Guest(beeline_vm_proxy::Options),
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
     Inject(guest_load::Arguments),
-    /// Let pass the calls of what a tool has left behind: started by `beeline run`
+    /// Let the kernel make the calls of processes that a tool has left behind: started by `beeline
+    /// run`
     #[command(hide = true, name = fallback::COMMAND)]
     Fallback,
-    /// Pin a virtual machine's CPUs where its threads are bound to them, onto CPUs of this host
+    /// Pin a virtual machine's CPUs to CPUs of this host, if threads in it are bound to them
     VcpuPin(vcpu_pin::Arguments),
 }
 

@@ -4,11 +4,12 @@ use beeline_runtime::Runtime;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 
-/// What the user says about memory.
+/// Options for a session's memory.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The most that maps, programs and all else that the tool makes may take, such as 512M or 2G;
-    /// beyond that its calls fail with ENOMEM [default: half of the memory that there is]
+    /// The most memory that the tool's maps, programs and other objects may take, such as 512M or
+    /// 2G; beyond that its calls fail with ENOMEM [default: half of the memory that Beeline may
+    /// take]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory_limit: Option<u64>,
 }

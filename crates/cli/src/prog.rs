@@ -16,15 +16,20 @@ use clap::{Subcommand, ValueEnum};
 use crate::engines::optimizer;
 use crate::say;
 
-/// What to do with a program.
+/// The commands for single programs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a program here and say what it returns, and how long it takes
+    /// Run a program here and print its result and the time that it takes
     Run(run::Arguments),
     /// Print a program's instructions, and the machine code beside them
     Disasm(disasm::Arguments),
 }
 
+/// Runs one of the commands.
+///
+/// # Errors
+///
+/// Those of the command.
 pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(arguments) => run::run(arguments),
@@ -32,7 +37,7 @@ pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Who makes machine code.
+/// A compiler of machine code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CompilerName {
     /// The baseline compiler
@@ -56,6 +61,10 @@ impl CompilerName {
     }
 
     /// Returns engines that use this compiler's code.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the compiler is not installed.
     pub fn engines(self) -> anyhow::Result<Engines> {
         let engines = |choice| Engines::new(choice, Arc::new(say));
         Ok(match self {

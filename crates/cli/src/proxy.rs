@@ -10,8 +10,8 @@ use clap::Args;
 /// A guest's proxy.
 #[derive(Debug, Args)]
 pub struct Proxy {
-    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT,
-    /// serial:PATH
+    /// The address of `beeline guest`: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH,
+    /// tcp:ADDRESS:PORT, serial:PATH
     #[arg(long, value_name = "ADDRESS")]
     #[allow(
         rustdoc::broken_intra_doc_links,
@@ -24,6 +24,10 @@ pub struct Proxy {
 
 impl Proxy {
     /// Connects to it. `tool` is the name that the guest knows this side by.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the guest cannot be reached, or refuses the connection.
     pub fn connect(&self, tool: &str) -> anyhow::Result<Guest> {
         Ok(Guest::connect(&self.guest, self.tls.tls().as_ref(), tool)?)
     }

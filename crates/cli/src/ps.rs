@@ -6,6 +6,10 @@ use beeline_runtime::detach::{Presence, SiteFacts, everywhere};
 use serde_json::json;
 
 /// Lists every process with something of Beeline's in it.
+///
+/// # Errors
+///
+/// Fails if the list cannot be written as JSON.
 pub fn ps(as_json: bool) -> anyhow::Result<ExitCode> {
     let found = everywhere();
     if as_json {

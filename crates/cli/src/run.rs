@@ -17,6 +17,11 @@ use crate::{engines, fallback, memory, say};
 const SIGNALLED: i32 = 128;
 
 /// Runs the tool to its end. Its exit code is ours.
+///
+/// # Errors
+///
+/// Fails if a process cannot be traced, the session cannot be started, or the tool cannot be
+/// served.
 pub fn run(
     tool: Vec<OsString>,
     all: bool,
@@ -104,6 +109,10 @@ pub fn outlive_file_limit() -> Option<i32> {
 }
 
 /// Sends signals to the tool from now on, and to the stopper once it has ended.
+///
+/// # Errors
+///
+/// Fails if the tool cannot be opened.
 pub fn hand_signals_to(pid: Pid, stopper: OwnedFd) -> anyhow::Result<()> {
     let tool = pidfd_open(pid, PidfdFlags::empty()).context("the tool cannot be signalled")?;
     // There is only one session, so both are set once.

@@ -22,7 +22,7 @@ use crate::proxy::Certificates;
 use crate::run::{self, exit_code};
 use crate::say;
 
-/// Where the guest is, and how both sides know each other.
+/// Options for a session in a guest.
 #[derive(Debug, Args)]
 pub struct Where {
     /// Run the tool's programs in a virtual machine, where `beeline guest` runs: vsock:CID[:PORT],
@@ -40,12 +40,12 @@ pub struct Where {
     pub memory: Memory,
 }
 
-/// Where the guest's memory is on this machine.
+/// Options for access to the guest's memory on this machine.
 #[derive(Debug, Args)]
 pub struct Memory {
-    /// QEMU's monitor, of which nobody else makes use (-qmp unix:PATH,server=on,wait=off): it says
-    /// where the guest's memory is, and the tool then reads rings and arrays in it. It has to be
-    /// shared (-object memory-backend-file,share=on or memory-backend-memfd)
+    /// QEMU's monitor, with no other client (-qmp unix:PATH,server=on,wait=off): it names the
+    /// guest's memory, and the tool then reads rings and arrays in it. The memory has to be shared
+    /// (-object memory-backend-file,share=on or memory-backend-memfd)
     #[arg(long, value_name = "SOCKET", requires = "guest")]
     pub qmp: Option<PathBuf>,
     /// The same for other machines: the file that is the guest's memory from address 0 on; or a
@@ -55,6 +55,10 @@ pub struct Memory {
 }
 
 /// Runs the tool to its end. Its exit code is ours, unless the guest is lost before.
+///
+/// # Errors
+///
+/// Fails if the guest or its memory cannot be reached, or the tool cannot be served.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
     run::hand_signals_on();
     let tls = place.tls.tls();

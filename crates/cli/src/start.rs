@@ -23,6 +23,10 @@ const LOOKS: u32 = 2;
 /// Starts a command that the current sessions reach before its first instruction.
 ///
 /// Its exit code is ours.
+///
+/// # Errors
+///
+/// Fails if the command is empty, or cannot be started, let go or waited for.
 pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     let (program, arguments) = command.split_first().context("there is no command")?;
     let name = program.to_string_lossy();

@@ -1,4 +1,4 @@
-//! `beeline vcpu-pin`: runs virtual CPUs where the threads of a guest are bound to.
+//! `beeline vcpu-pin`: pins virtual CPUs to host CPUs if threads in the guest are bound to them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ pub struct Arguments {
     /// those that the machine may run on]
     #[arg(long, value_name = "LIST")]
     cpus: Option<CpuList>,
-    /// Where guest CPU n is pinned to when a thread there is bound to it
+    /// The host CPU that guest CPU n is pinned to when a thread in the guest is bound to it
     #[arg(long, value_enum, default_value_t)]
     policy: PolicyName,
     /// Neighbours in the guest on threads of one core: --policy remap
@@ -40,7 +40,7 @@ enum PolicyName {
     Mirror,
     /// The same, with the list in such an order that guest CPUs 2n and 2n+1 are threads of one core
     Remap,
-    /// Nowhere: say what guests wish
+    /// None: only report the guest's wishes
     Deny,
 }
 
@@ -55,6 +55,12 @@ impl Arguments {
     }
 }
 
+/// Pins virtual CPUs until the user ends it.
+///
+/// # Errors
+///
+/// Fails if the monitor or the guest cannot be reached, a thread cannot be pinned, or the
+/// connection to the guest is lost.
 pub fn pin(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ending::prepare().context("starting a thread")?;
     // Kept only as long as needed: QEMU serves one client of a monitor at a time.

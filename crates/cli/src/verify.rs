@@ -1,4 +1,5 @@
-//! `beeline verify`: tells of each program of an object file whether it is accepted, and why not.
+//! `beeline verify`: reports for each program of an object file if it is accepted, and the reason
+//! if not.
 
 mod beeline;
 mod hints;
@@ -34,20 +35,20 @@ pub struct Arguments {
     /// Only the programs of this section
     #[arg(long)]
     section: Option<String>,
-    /// For scripts: an object for each program, one a line
+    /// Print JSON, for scripts: an object for each program, one a line
     #[arg(long)]
     json: bool,
     /// The types of the kernel that the programs are for, then those of its modules [default:
     /// /sys/kernel/btf/*]
     #[arg(long, value_name = "FILE")]
     btf: Vec<PathBuf>,
-    /// What programs attach to whose section does not say, or names what the kernel does not have
+    /// The attach target of programs whose section names none, or one that the kernel does not have
     #[arg(long, value_name = "NAME")]
     attach: Option<String>,
     /// The program that freplace programs replace a function of, if it is not in the same file
     #[arg(long, value_name = "FILE[:PROGRAM]")]
     target: Option<String>,
-    /// Who judges; the kernel needs privilege, and keeps nothing
+    /// The verifier to ask; the kernel's needs privilege, and the kernel keeps nothing
     #[arg(long, value_enum, default_value_t)]
     verifier: VerifierName,
     /// Print the verifier's log: bits of log_level, 1 for the path that failed, 2 for all, 4 for
@@ -66,7 +67,7 @@ enum VerifierName {
     /// Beeline's own, on any machine
     #[default]
     Beeline,
-    /// Both, and where they differ
+    /// Both; differences are reported
     Both,
 }
 
@@ -111,6 +112,11 @@ fn in_words(errno: i32) -> String {
 /// The exit code for a file that cannot be judged, or a wrong command line.
 const UNUSABLE: u8 = 2;
 
+/// Judges the selected programs of a file and prints the verdicts.
+///
+/// # Errors
+///
+/// None: a failure is printed and becomes the exit code.
 pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     match judge_file(arguments) {
         Ok(all_accepted) => Ok(ExitCode::from(u8::from(!all_accepted))),

@@ -134,6 +134,11 @@ impl Aot {
     /// Reads a file; never panics.
     ///
     /// The file may still be for another machine: [`Self::check`].
+    ///
+    /// # Errors
+    ///
+    /// [`Unusable::Damaged`], or [`Unusable::NoSuchMap`] if a program or a map names one that is
+    /// not there.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Unusable> {
         let aot: Self = container::unseal(KIND, bytes)?;
         let named = aot.programs.iter().flat_map(|program| &program.maps);
@@ -148,6 +153,10 @@ impl Aot {
     }
 
     /// Checks that its code can run in this process, with these helpers.
+    ///
+    /// # Errors
+    ///
+    /// [`Unusable::Machine`], [`Unusable::Features`] or [`Unusable::Helpers`].
     pub fn check(&self, helpers: &Digest) -> Result<(), Unusable> {
         self.check_for(Machine::HERE, &cpu::here(), helpers)
     }

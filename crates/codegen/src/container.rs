@@ -33,6 +33,10 @@ pub fn seal(kind: Kind, value: &impl Serialize) -> Vec<u8> {
 }
 
 /// Reads the value that [`seal`] has written.
+///
+/// # Errors
+///
+/// [`Damaged`], by the first check that fails.
 pub fn unseal<T: DeserializeOwned>(kind: Kind, bytes: &[u8]) -> Result<T, Damaged> {
     let (found, rest) = bytes.split_at_checked(kind.len()).ok_or(Damaged::Kind)?;
     if found != kind {

@@ -176,6 +176,10 @@ impl Interpreter {
     ///
     /// That is slow. Programs that are tail called are not shown.
     ///
+    /// # Errors
+    ///
+    /// [`Fault`] if the program cannot be decoded, does what it must not, or is ended by `watch`.
+    ///
     /// # Safety
     /// As for [`Runnable::run`].
     pub unsafe fn run_watched(

@@ -110,6 +110,10 @@ impl CodeStore {
     /// Keeps code under a name.
     ///
     /// It is stored whole or not at all, even if this process is killed.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::FileTooLarge`] for more than may be kept, and the system's own.
     pub fn put(&self, name: &Digest, code: &Code) -> io::Result<()> {
         let entry = Entry {
             name: *name,

@@ -23,7 +23,7 @@ pub use wire::serve;
 
 /// The file name of the optimising compiler's program.
 pub const LLVM: &str = "beeline-llvm";
-/// The time that no program takes a compiler.
+/// More time than a compiler takes for any program.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The front of a compiler in another process.

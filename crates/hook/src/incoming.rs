@@ -57,7 +57,7 @@ impl Incoming {
 /// Adds the addresses that the function names outside of itself, each with the address of the
 /// instruction.
 pub(crate) fn collect(function: &Function, targets: &mut Vec<(u64, u64)>) {
-    // What does not decode is data, perhaps: misreading it can only make the answer more careful.
+    // Bytes that do not decode may be data: misreading them can only make the answer more careful.
     for instruction in arch::decode(function.code, function.start).flatten() {
         if let Some(target) = instruction.target()
             && target.wrapping_sub(function.start) >= function.code.len() as u64

@@ -37,6 +37,10 @@ impl AddressSpace {
     }
 
     /// Returns the memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Process::memory`].
     pub fn memory(&self) -> Result<&Memory, Error> {
         match self.memory.get() {
             Some(memory) => Ok(memory),
@@ -48,17 +52,29 @@ impl AddressSpace {
     }
 
     /// Reads the memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::memory`] and [`Memory::read`].
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         self.memory()?.read(address, into)
     }
 
     /// Writes the memory, read-only pages included. The thread that traces must do it: kernels can
     /// be configured to let only the tracer write those.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::memory`] and [`Memory::write`].
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         self.memory()?.write(address, bytes)
     }
 
     /// Writes pieces at ascending addresses, and leaves what is between them as it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read`] and [`Self::write`].
     pub fn write_together(&self, pieces: &[(u64, Vec<u8>)]) -> Result<(), Error> {
         let [(start, first), others @ ..] = pieces else {
             return Ok(());
@@ -80,6 +96,10 @@ impl AddressSpace {
     }
 
     /// Returns what is mapped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Process::regions`].
     pub fn regions(&self) -> Result<Arc<[Region]>, Error> {
         let mut known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(regions) = &*known {

@@ -60,6 +60,10 @@ struct Parcel {
 
 impl Batches {
     /// Splits mappings into messages that are not too long.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Local`] if a descriptor cannot be duplicated.
     pub fn of(mappings: &[Mapping<'_>]) -> Result<Self, Error> {
         let mut batches = vec![Batch::default()];
         for mapping in mappings {
@@ -75,6 +79,11 @@ impl Batches {
 
     /// Maps all of them into a target, or none, and returns their addresses. `scratch` is memory
     /// for it there, of [`SCRATCH`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DescriptorLimit`], [`Error::Misplaced`], [`Error::Local`] if the files cannot be
+    /// sent, and those of [`Remote::call`] and of access to the target's memory.
     pub fn map_into(&self, remote: &mut Remote, scratch: Option<u64>) -> Result<Vec<u64>, Error> {
         let mut placed = Vec::new();
         for batch in &self.0 {

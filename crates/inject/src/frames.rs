@@ -40,6 +40,10 @@ const DEPTH: usize = 16;
 /// It recognizes what the kernel saves by its appearance, so a stale frame, or data that look like
 /// one, can be among the results. A handler on an alternate stack leads on to the stack that it
 /// interrupted.
+///
+/// # Errors
+///
+/// Those of [`Stopped::regions`].
 pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<SignalFrame>, Error> {
     let regions = stopped.regions()?;
     let mut found: Vec<SignalFrame> = Vec::new();

@@ -30,6 +30,11 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// Finds the place in a target.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAgent`] if no executable mapping has a `syscall` instruction, and those of
+    /// [`AddressSpace::regions`].
     pub fn find(threads: &HeldThreads, space: &AddressSpace) -> Result<Self, Error> {
         let search = Search {
             threads,
@@ -55,6 +60,10 @@ impl Gate {
     }
 
     /// Writes the way home of a borrowed thread, which it takes if Beeline dies.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressSpace::write`].
     pub fn write(
         &mut self,
         space: &AddressSpace,
@@ -68,6 +77,10 @@ impl Gate {
     }
 
     /// Removes the way home, if there is one. No thread may be borrowed any more.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressSpace::write`].
     pub fn clear(&mut self, space: &AddressSpace) -> Result<(), Error> {
         match self.cell {
             Some(cell) if self.is_written => {

@@ -37,6 +37,11 @@ impl HeldThreads {
     ///
     /// If this fails the caller's thread must end: that is the only way to let go of a thread of
     /// the target that would not stop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stuck`] or [`Error::Frozen`] if a thread does not stop in time, [`Error::Exited`]
+    /// if the process has ended, [`Error::Ptrace`], and those of [`Self::seize_running`].
     pub fn stop(process: &Process, release: impl FnOnce()) -> Result<Self, Error> {
         let mut release = Some(release);
         let mut threads = Self::of(process, Vec::new());
@@ -80,6 +85,10 @@ impl HeldThreads {
     /// called once the thread has been asked to stop.
     ///
     /// As for [`Self::stop`], if this fails the caller's thread must end.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::stop`].
     pub fn stop_one(process: &Process, tid: i32, release: impl FnOnce()) -> Result<Self, Error> {
         let mut threads = Self::seize_running(process, tid, 0)?;
         threads.tracees.iter_mut().try_for_each(Tracee::ask)?;
@@ -94,6 +103,12 @@ impl HeldThreads {
     }
 
     /// Seizes one thread of a running process and leaves it running.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPermitted`], [`Error::Traced`] or [`Error::Seccomp`] if the kernel refuses;
+    /// [`Error::Exited`] if the thread has ended; [`Error::Stuck`] or [`Error::Frozen`] if its
+    /// process is in `execve` for too long; [`Error::Inspect`] if the reason cannot be read.
     pub fn seize_running(process: &Process, tid: i32, options: c_int) -> Result<Self, Error> {
         let tracee = Tracee::new(process.pid(), tid);
         ptrace::seize(tid, options | seccomp_option(process))
@@ -116,6 +131,10 @@ impl HeldThreads {
     }
 
     /// Lets all threads go. Returns how long they were held.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if all threads have ended, [`Error::Ptrace`] if one cannot be detached.
     pub fn let_go(&mut self) -> Result<Duration, Error> {
         let mut outcome = Ok(());
         for tracee in &mut self.tracees {
@@ -207,6 +226,11 @@ impl HeldThreads {
     }
 
     /// Waits until all seized threads are held or gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stuck`] or [`Error::Frozen`] if a thread does not stop in time, and
+    /// [`Error::Ptrace`].
     pub fn await_all(&mut self, deadline: Instant) -> Result<(), Error> {
         let mut idle = 0;
         loop {
@@ -249,6 +273,10 @@ impl HeldThreads {
     ///
     /// A thread may be on the move again although it was seen held: `execve` in one thread ends all
     /// others and takes over the number of the first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`].
     pub fn note_registers(&mut self) -> Result<bool, Error> {
         let mut settled = true;
         for tracee in &mut self.tracees {
@@ -266,6 +294,12 @@ impl HeldThreads {
     ///
     /// A thread that has faulted and has not been told of it is avoided, if there is another: if
     /// Beeline died, it would be told in the middle of the way home.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Seccomp`] if all threads that could do it are confined, [`Error::NoAgent`] if none
+    /// runs 64-bit code; [`Error::Exited`], [`Error::Inspect`] or [`Error::Ptrace`] if a thread
+    /// cannot be examined.
     pub fn agent(&self) -> Result<usize, Error> {
         let pid = self.process.pid();
         let able = |tracee: &&Tracee| tracee.is_held() && tracee.regs.is_64_bit();
@@ -309,6 +343,10 @@ impl HeldThreads {
     ///
     /// Call it when all is at rest: the memory that is read for it must be that of the program
     /// which is held.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`].
     pub fn bring_all_home(&mut self, space: &AddressSpace) -> Result<(), Error> {
         let mut tracees = self.tracees.iter_mut();
         tracees.try_for_each(|tracee| tracee.bring_home(space))

@@ -58,6 +58,10 @@ pub fn holds() -> &'static Holds {
 impl Holds {
     /// Counts what this process holds in a memory file from now on, behind its first page. Call it
     /// before anything is held.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the file cannot be enlarged or mapped.
     pub fn share(file: &File) -> io::Result<()> {
         let own = Self::map(file)?;
         own.pid.store(getpid().as_raw_pid().unsigned_abs(), SeqCst);
@@ -68,6 +72,11 @@ impl Holds {
 
     /// Watches the parent of this process, with counts in a file, until it ends: makes it go on
     /// when it is stopped.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the file cannot be enlarged or mapped, or the parent cannot be watched
+    /// or signalled.
     pub fn watch(file: &File) -> io::Result<()> {
         let counts = Self::map(file)?;
         let parent = getppid().map_or(0, Pid::as_raw_pid);

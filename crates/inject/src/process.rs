@@ -72,6 +72,10 @@ impl Process {
     }
 
     /// Opens a process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`]. [`Error::Seccomp`] only with [`Seccomp::Refuse`].
     pub fn open_with(pid: i32, options: Options) -> Result<Self, Error> {
         let process = Self::find(pid, options)?;
         process.check()?;
@@ -94,6 +98,10 @@ impl Process {
 
     /// Returns whether its first thread is under seccomp. It may have come under it since it was
     /// opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if it has ended, [`Error::Inspect`] if its status cannot be read.
     pub fn is_confined(&self) -> Result<bool, Error> {
         Ok(self.thread_status(self.pid())?.seccomp != 0)
     }
@@ -132,6 +140,10 @@ impl Process {
 
     /// Returns what is mapped into it, in ascending order. Unless it is stopped this may change at
     /// any moment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if it has ended, [`Error::Inspect`] if `maps` cannot be read.
     pub fn regions(&self) -> Result<Vec<Region>, Error> {
         Ok(regions::parse(&self.read_file("maps")?))
     }
@@ -144,11 +156,19 @@ impl Process {
     /// reserved: map it with [`MapFlags::FIXED_NOREPLACE`] while the target is stopped.
     ///
     /// [`MapFlags::FIXED_NOREPLACE`]: crate::MapFlags::FIXED_NOREPLACE
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::regions`] and [`Self::find_gap_among`].
     pub fn find_gap(&self, near: RangeInclusive<u64>, len: u64) -> Result<Option<u64>, Error> {
         self.find_gap_among(&self.regions()?, near, len)
     }
 
     /// As [`Self::find_gap`], given what is mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if it has ended, [`Error::Inspect`] if `stat` cannot be read.
     pub fn find_gap_among(
         &self,
         regions: &[Region],
@@ -299,6 +319,10 @@ impl Process {
     }
 
     /// Returns the numbers of its threads, zombies included.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if it has ended, [`Error::Inspect`] if its threads cannot be listed.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         // Not through `inspect_error`, which asks for the threads itself.
         self.0.dir.thread_ids().map_err(|errno| match errno {

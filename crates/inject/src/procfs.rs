@@ -18,6 +18,10 @@ pub fn all_processes() -> Vec<i32> {
 
 /// Reads all of a file. The kernel reports a length of 0, so a reader that relies on the length
 /// would read it bit by bit.
+///
+/// # Errors
+///
+/// The system's error if the file cannot be opened or read.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
     const USUAL: usize = 16 << 10;
     let mut bytes = Vec::with_capacity(USUAL);
@@ -31,6 +35,10 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 /// Returns a process's `status`.
+///
+/// # Errors
+///
+/// Those of [`text`].
 pub fn status(pid: i32) -> io::Result<String> {
     text(format!("/proc/{pid}/status"))
 }

@@ -90,6 +90,10 @@ impl Region {
 
 /// Returns what a process has mapped, without opening it; as
 /// [`Process::regions`](crate::Process::regions).
+///
+/// # Errors
+///
+/// The system's error if `maps` or the list of threads cannot be read.
 pub fn regions_of(pid: i32) -> std::io::Result<Vec<Region>> {
     let read = |path: String| crate::process::read_all(std::fs::File::open(path)?);
     let maps = read(format!("/proc/{pid}/maps"))?;

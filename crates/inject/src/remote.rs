@@ -56,6 +56,10 @@ impl Remote {
     }
 
     /// Stops all threads of a process, see [`HeldThreads::stop`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HeldThreads::stop`].
     pub fn stop(process: &Process, release: impl FnOnce()) -> Result<Self, Error> {
         let mut remote = Self::of(HeldThreads::stop(process, release)?);
         remote.space.note_whole();
@@ -64,6 +68,10 @@ impl Remote {
     }
 
     /// Stops one thread of a process, see [`HeldThreads::stop_one`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HeldThreads::stop_one`].
     pub fn stop_one(process: &Process, tid: i32, release: impl FnOnce()) -> Result<Self, Error> {
         let mut remote = Self::of(HeldThreads::stop_one(process, tid, release)?);
         remote.threads.bring_all_home(&remote.space)?;
@@ -81,6 +89,12 @@ impl Remote {
     }
 
     /// Runs a system call; an error number becomes [`Error::Syscall`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Syscall`], [`Error::Exited`] if the process has been killed, [`Error::Intercepted`]
+    /// if a signal comes instead of a result, and those of [`Gate::find`] and
+    /// [`HeldThreads::agent`].
     pub fn call(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Error> {
         let result = self.call_raw(number, arguments);
         let result = result.map_err(|error| match is_esrch(&error) {
@@ -119,6 +133,11 @@ impl Remote {
     }
 
     /// Puts a thread back where it was held, as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if the thread has been killed; [`Error::Ptrace`], [`Error::Memory`] or
+    /// [`Error::Intercepted`] if it cannot be put back.
     pub fn restore(&mut self, at: usize) -> Result<(), Error> {
         let Some(tracee) = self.threads.tracees.get_mut(at) else {
             return Ok(());
@@ -128,11 +147,19 @@ impl Remote {
     }
 
     /// Puts all threads back, up to the first that cannot be.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::restore`].
     pub fn restore_all(&mut self) -> Result<(), Error> {
         (0..self.threads.tracees.len()).try_for_each(|at| self.restore(at))
     }
 
     /// Changes what a held thread goes on with. The change holds at once, even if Beeline dies now.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`], or for a borrowed thread those of [`Gate::write`].
     pub fn change(&mut self, at: usize, change: impl FnOnce(&mut Registers)) -> Result<(), Error> {
         let tracee = &mut self.threads.tracees[at];
         change(&mut tracee.regs);
@@ -147,6 +174,11 @@ impl Remote {
     }
 
     /// Puts everything back and lets all threads go. Returns how long they were held.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::restore`] and [`HeldThreads::let_go`]; those of [`Gate::clear`] if the way
+    /// home cannot be removed.
     pub fn let_go(&mut self) -> Result<Duration, Error> {
         let mut outcome = Ok(());
         let mut are_home = true;
@@ -176,7 +208,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // What could not be put back has ended, or goes home by itself.
+        // A thread that could not be put back has ended, or goes home by itself.
         let _ = self.let_go();
     }
 }

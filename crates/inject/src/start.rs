@@ -24,6 +24,11 @@ pub const STARTER: &str = "beeline-starter";
 /// Nobody traces it then. The second result says why the program could not be held; then it runs
 /// already. As it was traced while it was started, a set-uid program gets no more rights than the
 /// caller has.
+///
+/// # Errors
+///
+/// The system's error if the program cannot be started. The second result has the variants of
+/// [`Error`] that [`Process::open`] and [`Watched::run_until_exec`] return, and [`Error::Local`].
 pub fn start_stopped(mut command: Command) -> io::Result<(Child, Result<(), Error>)> {
     let (mut here, there) = UnixStream::pair()?;
     // SAFETY: the closure makes only system calls that a child may make between `fork` and `exec`.
@@ -76,6 +81,11 @@ fn hold_until_exec(pid: i32, mut line: &UnixStream) -> Result<(), Error> {
 
 /// Makes a program that [`start_stopped`] has stopped run its loader, and stops it again when its
 /// libraries are mapped and no other code of its has run.
+///
+/// # Errors
+///
+/// [`Error::Local`] if the tracing thread cannot be started, and those of [`Process::open`] and
+/// [`Watched::run_until_loaded`].
 pub fn run_to_libraries(pid: i32) -> Result<(), Error> {
     let tracer = thread::Builder::new().name(STARTER.into());
     let tracer = tracer.spawn(move || {

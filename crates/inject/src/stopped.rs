@@ -205,6 +205,10 @@ impl Stopped {
     }
 
     /// Returns what is mapped into it, which only the methods here can change.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Process::regions`].
     pub fn regions(&self) -> Result<Arc<[Region]>, Error> {
         self.space.regions()
     }
@@ -226,12 +230,21 @@ impl Stopped {
 
     /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the
     /// address behind a `syscall` instruction.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoSuchThread`] if the thread is not held. [`Error::Ptrace`], [`Error::Memory`] or
+    /// [`Error::Exited`] if it has been killed.
     pub fn set_ip(&mut self, tid: i32, ip: u64) -> Result<(), Error> {
         let sp = self.thread(tid)?.sp();
         self.send(tid, ip, sp)
     }
 
     /// As [`Self::set_ip`], with another stack pointer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::set_ip`].
     pub fn send(&mut self, tid: i32, ip: u64, sp: u64) -> Result<(), Error> {
         self.change(tid, move |registers| {
             registers.set_ip(ip);
@@ -241,17 +254,29 @@ impl Stopped {
 
     /// Makes a thread go on with these registers. If `orig_rax` is no system call's number, it goes
     /// on exactly at `rip`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::set_ip`].
     pub fn set_registers(&mut self, tid: i32, to: user_regs_struct) -> Result<(), Error> {
         self.change(tid, move |registers| *registers = to.into())
     }
 
     /// Sets the result of the system call that a thread was held behind.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::set_ip`].
     pub fn set_result(&mut self, tid: i32, value: u64) -> Result<(), Error> {
         self.change(tid, move |registers| registers.set_result(value))
     }
 
     /// Returns whether a thread has come to a breakpoint and has not been told yet. It will be,
     /// with SIGTRAP, when it goes on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`].
     pub fn awaits_trap(&mut self, tid: i32) -> Result<bool, Error> {
         self.run(move |_| ptrace::awaits_fault(tid, libc::SIGTRAP))
     }
@@ -331,6 +356,10 @@ impl Stopped {
 
     /// As [`Self::write`], for many places at once, which is much quicker. Pieces before one that
     /// fails are written.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::write`].
     pub fn write_all(&mut self, pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         self.run(move |remote| {
             let mut pieces = pieces.iter();
@@ -340,6 +369,10 @@ impl Stopped {
 
     /// As [`Self::write_all`], for code, which only Beeline writes while the target is held. Places
     /// of one page are written together, with the bytes between them as they are.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::write`].
     pub fn write_code(&mut self, mut pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         pieces.sort_by_key(|(address, _)| *address);
         self.run(move |remote| {
@@ -372,11 +405,20 @@ impl Stopped {
     }
 
     /// Restores threads that made calls here, as they block all signals meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if a thread has been killed; [`Error::Ptrace`], [`Error::Memory`] or
+    /// [`Error::Intercepted`] if one cannot be restored.
     pub fn restore_threads(&mut self) -> Result<(), Error> {
         self.run(Remote::restore_all)
     }
 
     /// Maps a file that is open here into the target. See [`Stopped::map_files`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::map_files`].
     pub fn map_file(&mut self, mapping: &Mapping<'_>) -> Result<u64, Error> {
         let placed = self.map_files(std::slice::from_ref(mapping))?;
         placed.first().copied().ok_or(Error::NoAgent {
@@ -402,6 +444,10 @@ impl Stopped {
 
     /// As [`Self::map_files`], and quicker, through [`Self::SCRATCH`] bytes of the target's memory
     /// that it can write and nobody uses. Their content is lost.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::map_files`].
     pub fn map_files_through(
         &mut self,
         scratch: u64,
@@ -413,6 +459,11 @@ impl Stopped {
 
     /// Maps `len` bytes of fresh private memory. `flags` says how `address` is treated; 0 is
     /// anywhere.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::syscall`]; [`Error::Misplaced`] if a kernel without `MAP_FIXED_NOREPLACE`
+    /// maps it elsewhere.
     pub fn mmap_anonymous(
         &mut self,
         len: u64,
@@ -426,11 +477,19 @@ impl Stopped {
     }
 
     /// Unmaps `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::syscall`].
     pub fn munmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
         self.run(move |remote| remote.unmap(address, len))
     }
 
     /// Advises the kernel on `len` bytes (`libc::MADV_*`).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::syscall`].
     pub fn madvise(&mut self, address: u64, len: u64, advice: i32) -> Result<(), Error> {
         let arguments = [address, len, advice as u64, 0, 0, 0];
         self.syscall(libc::SYS_madvise, arguments).map(drop)

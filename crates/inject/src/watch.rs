@@ -51,6 +51,10 @@ impl Watched {
 
     /// As [`Self::seize`], by the calling thread itself. That thread must do everything else with
     /// the process, which is quicker, and must end afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::seize`].
     pub fn seize_from_here(process: &Process, tid: i32) -> Result<Self, Error> {
         let threads = HeldThreads::seize_running(process, tid, ptrace::TRACE_EXEC)?;
         Ok(Self(Stopped::here(process, Remote::of(threads))))
@@ -101,6 +105,11 @@ impl Watched {
     /// As [`Self::run_until_loaded`], for a process that stands before the first instruction of its
     /// program already, stopped by job control. `held` is called when it does not depend on that
     /// any more: a SIGCONT takes effect then.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::run_until_loaded`]; [`Error::Stuck`] or [`Error::Frozen`] if it does not
+    /// stop in time.
     pub fn run_on_until_loaded<R>(
         mut self,
         held: impl FnOnce() + Send + 'static,
@@ -125,6 +134,11 @@ impl Watched {
     /// As [`Self::run_until_loaded`], and also stops it before the new program's first instruction,
     /// to call `begun`. If `begun` returns a result, the process is let go there. If the process is
     /// given up, it is let go as it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::run_until_loaded`]; [`Error::Stuck`] or [`Error::Frozen`] if it does not
+    /// stop in time once it is given up.
     pub fn run_through_start<R>(
         mut self,
         given_up: &Arc<AtomicBool>,

@@ -106,6 +106,11 @@ fn named_thread() -> std::thread::Builder {
 impl<S: 'static> Worker<S> {
     /// Starts the thread and makes the value there, calling `meanwhile` now and then as long as
     /// that takes. If it fails the thread has ended before this returns.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the thread cannot be started. The inner result has the error of
+    /// `make`.
     pub fn start<E: Send + 'static>(
         make: impl FnOnce() -> Result<S, E> + Send + 'static,
         mut meanwhile: impl FnMut(),

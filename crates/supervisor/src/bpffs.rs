@@ -177,6 +177,10 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// Removes a name and drops the object.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::place`], and the kernel's of unlinkat(2).
     pub fn unlink(&self, inside: &Path, flags: AtFlags) -> Result<(), Errno> {
         let place = self.place(inside)?;
         rustix::fs::unlinkat(&place.directory, &place.name, flags).map_err(errno)?;
@@ -185,6 +189,10 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// Carries out `renameat2` within the file system.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::place`], and the kernel's of renameat2(2).
     pub fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Errno> {
         let (from, to) = (self.place(from)?, self.place(to)?);
         rustix::fs::renameat_with(&from.directory, &from.name, &to.directory, &to.name, flags)

@@ -105,6 +105,11 @@ impl Call<'_> {
     }
 
     /// Opens one of the tool's open files here.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH if the process has ended, EBADF if it has no such descriptor, and others of
+    /// pidfd_open(2) and pidfd_getfd(2).
     pub fn tool_file(&self, fd: i32) -> Result<OwnedFd, Errno> {
         let process = Pid::from_raw(self.process()?).ok_or(Errno(libc::ESRCH))?;
         let pidfd = pidfd_open(process, PidfdFlags::empty())
@@ -114,6 +119,10 @@ impl Call<'_> {
     }
 
     /// Returns the process of the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH if the thread has ended.
     pub fn process(&self) -> Result<i32, Errno> {
         let status = procfs::status(self.tid).map_err(|_| Errno(libc::ESRCH))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
@@ -135,6 +144,10 @@ impl Call<'_> {
     }
 
     /// Writes a structure in the kernel's layout.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::write`].
     pub fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
         // SAFETY: the kernel filled the structure, padding included, so all of its bytes are
         // initialized and can be read as plain bytes.
@@ -147,6 +160,10 @@ impl Call<'_> {
 
     /// Returns the absolute path for a path of the tool's, given the directory that it is relative
     /// to.
+    ///
+    /// # Errors
+    ///
+    /// EBADF if the directory cannot be resolved.
     pub fn absolute(&self, directory: i32, path: &[u8]) -> Result<PathBuf, Errno> {
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         if path.is_absolute() {
@@ -162,6 +179,11 @@ impl Call<'_> {
 
     /// Translates a path of the tool's, which may be relative to its directory or name the tool
     /// itself.
+    ///
+    /// # Errors
+    ///
+    /// ENOENT for an empty path, or if the working directory cannot be resolved; ESRCH if the
+    /// thread has ended.
     pub fn path_as_seen_here(&self, path: Vec<u8>) -> Result<PathBuf, Errno> {
         let path = PathBuf::from(std::ffi::OsString::from_vec(path));
         if path.as_os_str().is_empty() {
@@ -184,6 +206,10 @@ impl Call<'_> {
     }
 
     /// Writes a `struct statfs` as the kernel's in-memory file systems fill it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::write`].
     pub fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
         const PAGE: u64 = 4096;
         const NAME_MAX: u64 = 255;
@@ -199,6 +225,10 @@ impl Call<'_> {
     }
 
     /// Writes the answer of `readlink`: as much of the text as there is room for.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if there is no room, and those of [`Memory::write`].
     pub fn write_link(&self, text: &str, buffer: u64, size: u64) -> Answer {
         if (size as i32) <= 0 {
             return Err(Errno(libc::EINVAL));

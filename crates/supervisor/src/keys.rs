@@ -38,6 +38,10 @@ pub fn key_of_descriptor(tid: i32, fd: i32) -> Result<Key, Errno> {
 }
 
 /// Creates an anchor: our end and the tool's.
+///
+/// # Errors
+///
+/// The system's error of socketpair(2).
 pub fn anchor() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
@@ -73,6 +77,10 @@ pub fn errno(error: io::Error) -> Errno {
 }
 
 /// Creates a memory file, empty or filled, that behaves like a small file of sysfs or tracefs.
+///
+/// # Errors
+///
+/// The kernel's of memfd_create(2) and write(2).
 pub fn memory_file(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
     use std::io::{Seek, Write};
     let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)

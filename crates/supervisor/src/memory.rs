@@ -85,6 +85,10 @@ impl<'a> Memory<'a> {
     }
 
     /// Returns `len` bytes from `address`. The caller has bounded `len`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read`].
     pub fn bytes(&self, address: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; len];
         self.read(address, &mut buffer)?;
@@ -104,6 +108,10 @@ impl<'a> Memory<'a> {
     /// Returns the bytes before the first NUL, at most `limit`.
     ///
     /// A longer string is cut there. Never reads into a page behind the string's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read`].
     pub fn string(&self, address: u64, limit: usize) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         while text.len() < limit {

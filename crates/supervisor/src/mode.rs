@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use beeline_uapi::{Errno, flags};
 use rustix::fs::OFlags;
 
-/// For system calls; programs may read and write all the same.
+/// The access that system calls have; programs may read and write regardless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
     /// True if elements may be read.
@@ -18,7 +18,7 @@ pub struct Mode {
 }
 
 impl Mode {
-    /// Those of `BPF_MAP_CREATE` that are for the descriptor it gives.
+    /// The flags of `BPF_MAP_CREATE` that apply to the descriptor that it returns.
     pub const FLAGS: u32 = flags::RDONLY | flags::WRONLY;
 
     /// Full access.
@@ -47,6 +47,10 @@ impl Mode {
     }
 
     /// Parses the flags of `BPF_MAP_CREATE`, which has others too.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for both of the mode's flags together.
     pub fn of_map_flags(flags: u32) -> Result<Mode, Errno> {
         Mode::of_flags(flags & Mode::FLAGS)
     }
@@ -77,6 +81,10 @@ impl Mode {
     }
 
     /// Opens the same memory file in this mode.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's of openat(2), such as EMFILE.
     pub fn open(self, file: OwnedFd) -> Result<OwnedFd, Errno> {
         let access = match self {
             Mode::BOTH => return Ok(file),

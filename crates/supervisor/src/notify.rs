@@ -193,6 +193,10 @@ impl Listener {
     /// Returns an eventfd that ends [`Self::receive`] when 8 bytes are written to it.
     ///
     /// A signal handler may do that.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the descriptor cannot be duplicated.
     pub fn stopper(&self) -> io::Result<OwnedFd> {
         self.stop.try_clone()
     }
@@ -219,6 +223,10 @@ impl Listener {
 
     /// Waits for the hang-up of `lifeline`; returns false if no process is left under the filter
     /// before.
+    ///
+    /// # Errors
+    ///
+    /// The system's error of poll(2).
     pub fn waits_for_hang_up(&self, lifeline: &OwnedFd) -> io::Result<bool> {
         loop {
             let mut ready = [
@@ -239,6 +247,10 @@ impl Listener {
     }
 
     /// Returns a copy of the kernel's descriptor, for another process.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the descriptor cannot be duplicated.
     pub fn share(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
@@ -354,6 +366,11 @@ impl Listener {
     }
 
     /// Replaces a descriptor of the tool with a file. The tool's call keeps waiting.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's of `SECCOMP_IOCTL_NOTIF_ADDFD`: ENOENT if the call no longer waits, for
+    /// example.
     pub fn replace(
         &self,
         id: u64,

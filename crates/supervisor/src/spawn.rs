@@ -67,6 +67,11 @@ impl std::fmt::Debug for Tool {
 impl Tool {
     /// Starts `command`, a program (looked for in PATH) and its arguments, with Beeline's
     /// environment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoCommand`], [`Error::NotFound`], [`Error::NotExecutable`], [`Error::Filter`], or
+    /// [`Error::System`] if this process is short of something.
     pub fn spawn(command: &[OsString], options: &Options) -> Result<Tool, Error> {
         let (program, arguments) = command.split_first().ok_or(Error::NoCommand)?;
         let mut command = Command::new(program);
@@ -129,12 +134,20 @@ impl Tool {
     }
 
     /// Returns the listener that calls come from, for [`let_pass`].
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the descriptor cannot be duplicated.
     pub fn listener(&self) -> io::Result<OwnedFd> {
         self.listener.share()
     }
 
     /// Returns an eventfd that forces the hand-over: once 8 bytes are written to it, the children
     /// are left to their fallback even if they use the session.
+    ///
+    /// # Errors
+    ///
+    /// The system's error if the descriptor cannot be duplicated.
     pub fn stopper(&self) -> io::Result<OwnedFd> {
         self.listener.stopper()
     }
@@ -144,6 +157,10 @@ impl Tool {
     ///
     /// It serves until the last of them has ended or been [left to another
     /// process](Self::leave_to), then releases everything that they still had.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if a thread cannot be started, or the wait for the tool fails.
     pub fn serve(self, answers: impl Answers) -> Result<ExitStatus, Error> {
         let server = Server::new(self.listener, answers, self.pid);
         let (keeper, fallback, unserved) = (self.keeper, self.fallback.as_deref(), self.unserved);
@@ -182,6 +199,10 @@ impl Tool {
 ///
 /// The calls run as if there were no filter. Returns when the last of the processes has ended.
 /// `listener` is the tool's, and `last` is the file that it was [left](Tool::leave_to) with.
+///
+/// # Errors
+///
+/// The system's error if this process has no descriptors left, or the wait for `lifeline` fails.
 pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Result<()> {
     let listener = Listener::new(listener)?;
     if !listener.waits_for_hang_up(lifeline)? {

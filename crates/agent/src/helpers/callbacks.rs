@@ -21,6 +21,10 @@ const MAX_LOOPS: u64 = 8 << 20;
 /// The kernel's verifier puts the loop into the program where it can, and then it differs from the
 /// kernel's helper: all 64 bits of the number count, and `-E2BIG` has 32 bits only. This function
 /// does the same.
+///
+/// # Errors
+///
+/// `EINVAL` for flags.
 pub fn loop_(
     mut run: Reentrant,
     count: u64,
@@ -45,6 +49,10 @@ pub fn loop_(
 /// `bpf_for_each_map_elem(map, callback_fn, callback_ctx, flags)`: calls `callback_fn(map, key,
 /// value, callback_ctx)` for every element until it returns something else than 0, and returns the
 /// number of calls.
+///
+/// # Errors
+///
+/// Those of [`Map::for_each`](beeline_maps::Map::for_each).
 pub fn for_each_map_elem(
     mut run: Reentrant,
     map: &MapHandle,
@@ -67,6 +75,11 @@ const MAX_SAMPLES: u64 = 128 << 10;
 /// 0, and returns the number of calls.
 ///
 /// The tool may wait for room. It is woken if anything was taken, unless the flags say otherwise.
+///
+/// # Errors
+///
+/// `EINVAL` for unknown flags, another type of map, or a producer's position that makes no sense;
+/// `EBUSY` if another drains the ring; `E2BIG` for a sample that is too large.
 pub fn user_ringbuf_drain(
     mut run: Reentrant,
     map: &MapHandle,

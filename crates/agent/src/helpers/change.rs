@@ -17,6 +17,10 @@ pub fn override_return(context: &mut Context, _: u64, result: u64) {
 }
 
 /// `bpf_probe_write_user(dst, src, len)`: where the process itself may write; else `-EFAULT`.
+///
+/// # Errors
+///
+/// `EFAULT` if not all of it can be written.
 pub fn probe_write_user(_: &mut Context, to: u64, from: Readable, bytes: u32) -> Result<(), Errno> {
     let bytes = u64::from(bytes);
     let (here, there) = ([from.as_ptr() as u64, bytes], [to, bytes]);

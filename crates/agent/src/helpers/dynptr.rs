@@ -99,6 +99,10 @@ impl Dynptr {
 }
 
 /// `bpf_dynptr_from_mem(data, size, flags, ptr)`.
+///
+/// # Errors
+///
+/// `E2BIG` for more than [`Dynptr::MOST`] bytes, `EINVAL` for flags.
 pub fn dynptr_from_mem(
     _: &mut Context,
     data: Writable,
@@ -117,6 +121,11 @@ pub fn dynptr_from_mem(
 
 /// `bpf_ringbuf_reserve_dynptr(ringbuf, size, flags, ptr)`. The program has to hand the record back
 /// even if there is none.
+///
+/// # Errors
+///
+/// `EINVAL` for flags, another type of map, or if there is no room; `E2BIG` for more than
+/// [`Dynptr::MOST`] bytes.
 pub fn ringbuf_reserve_dynptr(
     context: &mut Context,
     map: &MapHandle,
@@ -156,6 +165,10 @@ fn hand_back(context: &Context, ptr: &mut Dynptr, discard: bool, flags: u64) {
 }
 
 /// `bpf_dynptr_read(dst, len, src, offset, flags)`.
+///
+/// # Errors
+///
+/// `EINVAL` for a null dynptr or for flags, `E2BIG` if the bytes are not all inside.
 pub fn dynptr_read(
     _: &mut Context,
     to: Writable,
@@ -174,6 +187,10 @@ pub fn dynptr_read(
 }
 
 /// `bpf_dynptr_write(dst, offset, src, len, flags)`.
+///
+/// # Errors
+///
+/// `EINVAL` for a null or read-only dynptr or for flags, `E2BIG` if the bytes are not all inside.
 pub fn dynptr_write(
     _: &mut Context,
     ptr: &Dynptr,

@@ -27,6 +27,10 @@ pub fn get_current_pid_tgid(context: &mut Context) -> u64 {
 
 /// `bpf_get_ns_current_pid_tgid(dev, ino, nsdata, size)`: the ids in the process's own pid
 /// namespace, if that is the one named by device and inode; else `-EINVAL` and zeros.
+///
+/// # Errors
+///
+/// `EINVAL` for another size or another namespace.
 pub fn get_ns_current_pid_tgid(
     context: &mut Context,
     dev: u64,
@@ -97,6 +101,10 @@ fn ask_user_and_group() -> (u32, u32) {
 }
 
 /// `bpf_get_current_comm(buf, size)`: the thread's name, padded with zeros.
+///
+/// # Errors
+///
+/// `EINVAL` for no buffer, or a size of 0 or of more than 32 bits.
 pub fn get_current_comm(context: &mut Context, buf: Writable, size: u64) -> Result<(), Errno> {
     let buf = buf.as_mut_ptr();
     if buf.is_null() || size == 0 || size > u64::from(u32::MAX) {

@@ -62,6 +62,10 @@ pub unsafe fn put_hash_look_ups(table: *mut usize) {
 }
 
 /// `bpf_map_update_elem(map, key, value, flags)`.
+///
+/// # Errors
+///
+/// Those of [`Map::update`](beeline_maps::Map::update).
 pub fn map_update_elem(
     context: &mut Context,
     map: &MapHandle,
@@ -76,6 +80,10 @@ pub fn map_update_elem(
 }
 
 /// `bpf_map_delete_elem(map, key)`.
+///
+/// # Errors
+///
+/// Those of [`Map::delete`](beeline_maps::Map::delete).
 pub fn map_delete_elem(context: &mut Context, map: &MapHandle, key: Readable) -> Result<(), Errno> {
     // SAFETY: the program answers for the key.
     let deleted = unsafe { map.map.delete(key.as_ptr(), &caller(context)) };
@@ -103,6 +111,10 @@ pub fn map_lookup_percpu_elem(
 }
 
 /// `bpf_map_push_elem(map, value, flags)`.
+///
+/// # Errors
+///
+/// Those of [`Map::push_elem`](beeline_maps::Map::push_elem).
 pub fn map_push_elem(
     context: &mut Context,
     map: &MapHandle,
@@ -115,6 +127,10 @@ pub fn map_push_elem(
 }
 
 /// `bpf_map_pop_elem(map, value)`.
+///
+/// # Errors
+///
+/// Those of [`Map::pop_elem`](beeline_maps::Map::pop_elem).
 pub fn map_pop_elem(context: &mut Context, map: &MapHandle, value: Writable) -> Result<(), Errno> {
     // SAFETY: the program answers for the value.
     let popped = unsafe { map.map.pop_elem(value.as_mut_ptr(), &caller(context)) };
@@ -122,6 +138,10 @@ pub fn map_pop_elem(context: &mut Context, map: &MapHandle, value: Writable) -> 
 }
 
 /// `bpf_map_peek_elem(map, value)`.
+///
+/// # Errors
+///
+/// Those of [`Map::peek_elem`](beeline_maps::Map::peek_elem).
 pub fn map_peek_elem(context: &mut Context, map: &MapHandle, value: Writable) -> Result<(), Errno> {
     // SAFETY: the program answers for the value.
     unsafe { map.map.peek_elem(value.as_mut_ptr(), &caller(context)) }

@@ -53,6 +53,10 @@ pub unsafe fn inner_map(context: &Context, map: &MapHandle, key: *const u8) -> *
 }
 
 /// `bpf_current_task_under_cgroup(map, index)`.
+///
+/// # Errors
+///
+/// `E2BIG` for an index that is out of range, `EAGAIN` if the element is empty.
 pub fn current_task_under_cgroup(
     context: &mut Context,
     map: &MapHandle,

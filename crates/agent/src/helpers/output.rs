@@ -12,6 +12,12 @@ use crate::abi::{Context, MapHandle};
 use crate::sys;
 
 /// `bpf_perf_event_output(ctx, map, flags, data, size)`.
+///
+/// # Errors
+///
+/// `EINVAL` for unknown flags, `E2BIG` for an index that is out of range, `ENOENT` if there is no
+/// ring at it, `EOPNOTSUPP` if the ring is another CPU's, and those of
+/// `beeline_maps::perf::Ring::output`.
 pub fn perf_event_output(
     context: &mut Context,
     _: u64,
@@ -50,6 +56,10 @@ pub fn perf_event_output(
 }
 
 /// `bpf_ringbuf_output(ringbuf, data, size, flags)`.
+///
+/// # Errors
+///
+/// `EINVAL` for unknown flags or another type of map, `EAGAIN` if there is no room.
 pub fn ringbuf_output(
     context: &mut Context,
     map: &MapHandle,

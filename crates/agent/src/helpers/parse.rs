@@ -12,6 +12,11 @@ const BASE_MASK: u64 = 0x1f;
 const LONGEST: usize = 63;
 
 /// `bpf_strtol(buf, buf_len, flags, res)`: returns the bytes that the number takes.
+///
+/// # Errors
+///
+/// `EINVAL` for no text, no digits, an unknown base or flags; `ERANGE` for a number that does not
+/// fit.
 pub fn strtol(
     _: &mut Context,
     buf: Readable,
@@ -26,6 +31,10 @@ pub fn strtol(
 
 /// `bpf_strtoul(buf, buf_len, flags, res)`: returns the bytes that the number takes, or `-EINVAL`
 /// for one with a minus sign.
+///
+/// # Errors
+///
+/// Those of [`strtol`].
 pub fn strtoul(
     _: &mut Context,
     buf: Readable,

@@ -25,6 +25,10 @@ const TICK_BITS: u32 = 29;
 const CHUNK: u64 = 256;
 
 /// `bpf_probe_read_user(dst, size, src)` and its kin: 0, or `-EFAULT` and zeros.
+///
+/// # Errors
+///
+/// `EFAULT` if not all of it can be read.
 pub fn probe_read(context: &mut Context, to: Writable, size: u32, from: u64) -> Result<(), Errno> {
     let (to, size) = (to.as_mut_ptr(), u64::from(size));
     // SAFETY: the program answers for `size` bytes at `to`. A fault at `from` is caught.
@@ -84,6 +88,10 @@ pub unsafe fn put_sized_reads(table: *mut usize) {
 
 /// `bpf_probe_read_user_str(dst, size, src)`: returns the bytes with the terminator, or `-EFAULT`
 /// and zeros.
+///
+/// # Errors
+///
+/// `EFAULT` if the string cannot be read up to its end or up to `size`.
 pub fn probe_read_str(
     context: &mut Context,
     to: Writable,

@@ -15,12 +15,20 @@ use crate::arch;
 use crate::sys::{self, SIGSET_BYTES};
 
 /// `bpf_send_signal(sig)`: to the process.
+///
+/// # Errors
+///
+/// `EINVAL` if there is no such signal, `EPERM` for a program that runs in Beeline itself.
 pub fn send_signal(context: &mut Context, signal: u32) -> Result<(), Errno> {
     context.signals.process |= bit(context, signal)?;
     Ok(())
 }
 
 /// `bpf_send_signal_thread(sig)`: to the thread.
+///
+/// # Errors
+///
+/// Those of [`send_signal`].
 pub fn send_signal_thread(context: &mut Context, signal: u32) -> Result<(), Errno> {
     context.signals.thread |= bit(context, signal)?;
     Ok(())

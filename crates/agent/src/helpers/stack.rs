@@ -14,6 +14,11 @@ const MAX_DEPTH: usize = PERF_MAX_STACK_DEPTH as usize;
 
 /// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives
 /// `-EFAULT`, as the kernel does for a task without one.
+///
+/// # Errors
+///
+/// `EFAULT` for the kernel's stack, `EINVAL` for another type of map, and those of
+/// `beeline_maps::StackTraces::id_of`.
 pub fn get_stackid(
     context: &mut Context,
     _: u64,
@@ -32,6 +37,11 @@ pub fn get_stackid(
 }
 
 /// `bpf_get_stack(ctx, buf, size, flags)`: returns the bytes written.
+///
+/// # Errors
+///
+/// `EINVAL` for unknown flags, build ids, or a size that is no multiple of 8; `EFAULT` for the
+/// kernel's stack, or if no address is left after skipping.
 pub fn get_stack(
     context: &mut Context,
     _: u64,

@@ -118,6 +118,11 @@ pub fn task_storage_get(
 }
 
 /// `bpf_task_storage_delete(map, task)`.
+///
+/// # Errors
+///
+/// `EINVAL` for null, `ENOENT` if it is no task or has no value, `EBUSY` if a lock does not become
+/// free.
 pub fn task_storage_delete(context: &mut Context, map: &MapHandle, task: u64) -> Result<(), Errno> {
     if task == 0 {
         return Err(Errno::EINVAL);

@@ -29,6 +29,11 @@ const LINE: usize = 1024;
 const MOST_ARGUMENTS: u32 = 12;
 
 /// `bpf_trace_printk(fmt, fmt_size, ...)`: returns the bytes of the text.
+///
+/// # Errors
+///
+/// `EINVAL` for a format that is not valid or needs more arguments, `ENOSPC` for arguments that
+/// take too much room.
 pub fn trace_printk(
     context: &mut Context,
     fmt: Readable,
@@ -43,6 +48,10 @@ pub fn trace_printk(
 }
 
 /// `bpf_trace_vprintk(fmt, fmt_size, data, data_len)`: returns the bytes of the text.
+///
+/// # Errors
+///
+/// Those of [`trace_printk`]; `EINVAL` for data that are no array of at most 12 words.
 pub fn trace_vprintk(
     context: &mut Context,
     fmt: Readable,
@@ -57,6 +66,10 @@ pub fn trace_vprintk(
 
 /// `bpf_snprintf(str, str_size, fmt, data, data_len)`: returns the bytes that the text takes, or
 /// would take, with its terminator.
+///
+/// # Errors
+///
+/// Those of [`trace_vprintk`].
 pub fn snprintf(
     context: &mut Context,
     to: Writable,

@@ -41,6 +41,10 @@ impl Printer {
     }
 
     /// Prints an event as a line.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing to `out`.
     pub fn print(&self, event: &Event, maps: &[Map], out: &mut impl Write) -> io::Result<()> {
         let (Event::Record { map, .. }
         | Event::Lost { map, .. }

@@ -25,13 +25,13 @@ pub struct Arguments {
     /// Only this program
     #[arg(long)]
     program: Option<String>,
-    /// Machine code beside the bytecode
+    /// Show machine code beside the bytecode
     #[arg(long)]
     jited: bool,
-    /// The machine that it is for [default: this one]
+    /// The machine to compile for [default: this one]
     #[arg(long, value_enum, requires = "jited")]
     machine: Option<MachineName>,
-    /// Who makes it
+    /// The compiler of the machine code
     #[arg(long, value_enum, default_value_t, requires = "jited")]
     engine: CompilerName,
 }
@@ -39,6 +39,11 @@ pub struct Arguments {
 /// The columns of bytecode when machine code stands beside it.
 const BYTECODE: usize = 56;
 
+/// Prints the selected programs of a file.
+///
+/// # Errors
+///
+/// Fails if the file cannot be read, has no such program, or the program cannot be compiled.
 pub fn disasm(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let file = File::read(&arguments.file)?;
     let programs = file.select(arguments.section.as_deref(), arguments.program.as_deref())?;

@@ -24,6 +24,10 @@ pub struct File {
 
 impl File {
     /// Reads a file of either kind.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be read, or is of neither kind.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let named = || path.display().to_string();
         let data = fs::read(path).with_context(named)?;
@@ -38,6 +42,10 @@ impl File {
     }
 
     /// Selects programs like [`select`].
+    ///
+    /// # Errors
+    ///
+    /// Those of the function [`select`].
     pub fn select(
         &self,
         section: Option<&str>,
@@ -47,6 +55,10 @@ impl File {
     }
 
     /// Returns the one program that is meant.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such program, or more than one.
     pub fn select_one(
         &self,
         section: Option<&str>,
@@ -69,6 +81,10 @@ impl File {
 }
 
 /// Returns the programs of a section, and of a name if one is given; all if neither is.
+///
+/// # Errors
+///
+/// Fails if there is no such program.
 pub fn select<'a>(
     object: &'a Object,
     section: Option<&str>,

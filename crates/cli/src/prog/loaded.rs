@@ -33,6 +33,10 @@ pub struct Loaded<'a> {
 
 impl<'a> Loaded<'a> {
     /// Creates a session without programs.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the session cannot be started.
     pub fn new(object: &'a Object, engines: Engines) -> anyhow::Result<Self> {
         // There is no tool, so programs run for this process.
         let runtime = Runtime::new(
@@ -52,6 +56,10 @@ impl<'a> Loaded<'a> {
     }
 
     /// Loads a program, with the maps that it names and their initial contents.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a map cannot be created or filled, or the program is refused.
     pub fn program(&mut self, program: &Program) -> anyhow::Result<Id> {
         if let Some(id) = self.programs.get(&program.name) {
             return Ok(*id);
@@ -103,6 +111,10 @@ impl<'a> Loaded<'a> {
 
     /// Returns a loaded program as its engine sees it, its code, and the maps' places in the object
     /// by the code's numbers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is no loaded program.
     pub fn compiled(
         &self,
         program: Id,

@@ -26,13 +26,13 @@ pub struct Arguments {
     /// The program's function, where a section has several
     #[arg(long)]
     program: Option<String>,
-    /// What r1 points to: this file's bytes [default: 4096 zeros]
+    /// The file with the bytes that r1 points to [default: 4096 zeros]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Write these bytes afterwards
+    /// The file to write the bytes to afterwards
     #[arg(long, value_name = "FILE")]
     data_out: Option<PathBuf>,
-    /// Runs, one after the other
+    /// The number of runs, one after the other
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     /// The engine that runs it [default: the baseline compiler's code, or the file's own]
@@ -40,14 +40,14 @@ pub struct Arguments {
     engine: Option<EngineName>,
     #[command(flatten)]
     memory: crate::memory::Options,
-    /// For scripts
+    /// Print JSON, for scripts
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum EngineName {
-    /// Checks every access
+    /// The interpreter, which checks every access
     Interpreter,
     /// The baseline compiler's code
     #[value(alias = "light")]
@@ -59,6 +59,11 @@ enum EngineName {
 /// The bytes of context if none are given: as many zeros as any context has.
 const ZEROS: usize = 4096;
 
+/// Runs a program and prints its result.
+///
+/// # Errors
+///
+/// Fails if a file cannot be read or written, or the program cannot be found, loaded or run.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut file = File::read(&arguments.file)?;
     let aot = file.aot.take();

@@ -17,6 +17,10 @@ pub struct Wanted {
 
 impl Wanted {
     /// Reads the file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be read, or has no such program.
     pub fn new(argument: &str, kernel: &dyn Kernel) -> anyhow::Result<Self> {
         let (path, program) = match argument.rsplit_once(':') {
             _ if Path::new(argument).exists() => (argument, None),

@@ -314,7 +314,7 @@ impl Sum {
     }
 }
 
-/// Returns whether elements are known to be loaded again that the same word stores.
+/// Returns whether elements that the same word stores are known to be loaded again.
 fn overlap(from: Sum, to: Sum) -> bool {
     let distance = from.distance(&to);
     distance.is_some_and(|bytes| (0..8).contains(&bytes))

@@ -20,6 +20,10 @@ impl Machine<'_> {
     /// Checks that a value is good for an argument; the error says what is wrong with it.
     ///
     /// Notes the map for the arguments behind it.
+    ///
+    /// # Errors
+    ///
+    /// The words that say what is wrong with the value.
     pub fn check(
         &mut self,
         callee: &Callee,
@@ -247,6 +251,10 @@ impl Machine<'_> {
     }
 
     /// Returns the handle of a map by its index.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if there is no such map.
     pub fn map(&self, slot: usize, index: u32) -> Result<u64, Stop> {
         // SAFETY: the run is whole, as the caller of `Runnable::run` promises.
         let (maps, count) = unsafe { ((*self.run).maps, (*self.run).map_count) };
@@ -258,6 +266,10 @@ impl Machine<'_> {
     }
 
     /// Returns an address in the first value of a map.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if there is no such map, or it has no values by address.
     pub fn map_value(&mut self, slot: usize, index: u32, offset: u64) -> Result<u64, Stop> {
         let handle = self.map(slot, index)?;
         // SAFETY: the run is whole, and this table is as long as the table of handles, in which the

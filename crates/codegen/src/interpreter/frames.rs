@@ -11,6 +11,10 @@ use super::memory::FRAME_BYTES;
 
 impl Machine<'_> {
     /// Runs a function from its first slot.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::charge`] and [`Self::execute`].
     pub fn run_function(&mut self, start: usize, r: Registers, given: u16) -> Result<u64, Stop> {
         self.charge(1, start)?;
         if self.program.is_all_written && self.watch.is_none() {
@@ -21,6 +25,10 @@ impl Machine<'_> {
     }
 
     /// Makes room for a function's frame.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if the call stack is too deep.
     pub fn call_frame(&mut self, slot: usize) -> Result<(), Stop> {
         if self.depth + 1 >= MAX_FRAMES {
             return Err(fault(
@@ -51,6 +59,11 @@ impl Machine<'_> {
         unsafe { bottom.write_bytes(0, used.into()) };
     }
 
+    /// Takes a number of slots off the budget.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if the program has run for too long.
     #[inline(always)]
     pub fn charge(&mut self, slots: usize, slot: usize) -> Result<(), Stop> {
         match self.budget.checked_sub(slots as u64) {
@@ -63,6 +76,10 @@ impl Machine<'_> {
     }
 
     /// Shows the run to the watcher, before an instruction of the function that begins at `start`.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if the watcher ends the run.
     #[inline(always)]
     pub fn show(&mut self, slot: usize, start: usize, r: &Registers) -> Result<(), Stop> {
         match self.watch {
@@ -92,6 +109,11 @@ impl Machine<'_> {
         outcome.map_err(|why| fault(slot, why))
     }
 
+    /// Checks the registers that an instruction reads; returns those that are written after it.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if it reads a register that was never written.
     pub fn check_written(&self, slot: usize, written: u16) -> Result<u16, Stop> {
         let used = self.program.uses.get(slot).copied().unwrap_or_default();
         match used.reads & !written {

@@ -111,6 +111,11 @@ beeline_isa::platform_fn! {
 
 impl Machine<'_> {
     /// Computes `r0 = helper(r1..r5)`.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if there is no such helper, an argument does not fit, a lock is held, or a
+    /// function that the helper calls back faults.
     pub fn call_helper(&mut self, slot: usize, index: u64, r: &Registers) -> Result<u64, Stop> {
         let program: &Decoded = self.program;
         let Some(&callee) = program.callees.get(index as usize) else {
@@ -187,6 +192,11 @@ impl Machine<'_> {
     }
 
     /// Makes the program's own tail call, in the frame of the function that makes it.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Fault` if an argument does not fit, the program holds an object, or there is no such
+    /// helper.
     pub fn tail_call(&mut self, slot: usize, r: &Registers) -> Result<Tail, Stop> {
         if r[1] != self.context {
             return Err(fault(slot, "R1 is not the context"));

@@ -95,6 +95,10 @@ impl Machine<'_> {
     /// shown that there is no such read.
     ///
     /// One match over all codes is what makes this fast, so it is one function.
+    ///
+    /// # Errors
+    ///
+    /// `Stop::Poison` if the program reaches poison, `Stop::Fault` if it does what it must not.
     pub fn execute<const CHECK: bool>(
         &mut self,
         mut start: usize,

@@ -48,6 +48,12 @@ fn is_at_limit(error: &Error) -> bool {
 
 impl Transfer<'_> {
     /// Maps the batch, and raises the target's limit of open files for that if need be.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DescriptorLimit`] if the limit cannot be raised, [`Error::Misplaced`],
+    /// [`Error::Local`] if the files cannot be sent, and those of running system calls in the
+    /// target and of access to its memory.
     pub fn run(&mut self, placed: &mut Vec<u64>) -> Result<(), Error> {
         let outcome = self.map_through_pair(placed);
         // Nothing has been mapped then.

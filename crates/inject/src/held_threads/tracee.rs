@@ -55,6 +55,10 @@ impl Tracee {
     }
 
     /// Asks it to trap.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`]. A thread that has ended is no error.
     pub fn ask(&mut self) -> Result<(), Error> {
         match ptrace::interrupt(self.tid) {
             Err(error) if is_esrch(&error) => self.end(),
@@ -64,6 +68,10 @@ impl Tracee {
     }
 
     /// Asks it to trap, and lets it on from another stop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`]. A thread that has ended is no error.
     pub fn ask_again(&self, signal: c_int) -> Result<(), Error> {
         let asked = ptrace::interrupt(self.tid);
         match asked.and_then(|()| ptrace::resume(self.tid, Go::On, signal)) {

@@ -15,6 +15,11 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Opens a process's memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Process::memory`].
     pub fn open(process: &Process) -> Result<Self, Error> {
         Ok(Self {
             process: process.clone(),
@@ -23,12 +28,20 @@ impl Memory {
     }
 
     /// Fills `into` with what is at `address`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`], or [`Error::Exited`] if the process has ended.
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let outcome = twice(|| self.file.read_exact_at(into, address));
         outcome.map_err(|source| self.error("read", address, into.len(), source))
     }
 
     /// Writes `bytes` to `address`, even if the pages there are read-only.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`], or [`Error::Exited`] if the process has ended.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let outcome = twice(|| self.file.write_all_at(bytes, address));
         outcome.map_err(|source| self.error("write", address, bytes.len(), source))

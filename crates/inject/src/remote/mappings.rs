@@ -5,6 +5,10 @@ use crate::{Error, MapFlags, ProtFlags};
 
 impl Remote {
     /// Maps `len` bytes of fresh memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::map`].
     pub fn map_anonymous(
         &mut self,
         len: u64,
@@ -17,12 +21,21 @@ impl Remote {
     }
 
     /// Unmaps `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::call`].
     pub fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
         self.call(libc::SYS_munmap, [address, len, 0, 0, 0, 0])
             .map(drop)
     }
 
     /// Maps `len` bytes of a file that the target has open as `fd`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::call`]; [`Error::Misplaced`] if a kernel without `MAP_FIXED_NOREPLACE` maps
+    /// it elsewhere.
     pub fn map(
         &mut self,
         fd: i32,

@@ -46,6 +46,11 @@ pub(super) struct RemoteThread<'a> {
 impl RemoteThread<'_> {
     /// Readies the thread for running system calls: gets signals out of the way, and notes what
     /// that disturbs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`], [`Error::Exited`] or [`Error::Inspect`] if the thread's status cannot be
+    /// read, and those of [`Self::write_way_home`].
     pub fn borrow(&mut self, gate: &mut Gate) -> Result<(), Error> {
         if let Some(borrowed) = &mut self.tracee.borrowed {
             borrowed.away = true;
@@ -68,6 +73,10 @@ impl RemoteThread<'_> {
     }
 
     /// Writes the way home of the thread, if it is borrowed.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Gate::write`].
     pub fn write_way_home(&self, gate: &mut Gate) -> Result<(), Error> {
         let Some(borrowed) = &self.tracee.borrowed else {
             return Ok(());
@@ -86,6 +95,11 @@ impl RemoteThread<'_> {
 
     /// Sends the borrowed thread through the gate and returns the result of the call, including
     /// negative error numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if the thread has been killed, [`Error::Intercepted`] if it gets a signal,
+    /// and [`Error::Ptrace`].
     pub fn call(&mut self, gate: &Gate, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
         let tid = self.tracee.tid;
         let regs = self.tracee.regs;
@@ -125,6 +139,11 @@ impl RemoteThread<'_> {
     }
 
     /// Puts the thread back where it was held, as it was, if it is held and borrowed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if the thread has been killed, [`Error::Intercepted`] if it gets a signal
+    /// on its way, [`Error::Ptrace`], and [`Error::Memory`].
     pub fn restore(&mut self) -> Result<(), Error> {
         if !self.tracee.is_held() {
             return Ok(());

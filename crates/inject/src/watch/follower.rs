@@ -51,7 +51,13 @@ impl<'a> Follower<'a> {
         Self { remote, given_up }
     }
 
+    /// Lets the process run until it has run `execve`, and holds it there.
+    ///
     /// Returns false if the process was given up, and is held where it is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::run_to_exec`].
     pub fn run_until_exec(&mut self) -> Result<bool, Error> {
         loop {
             match self.next_event(None)? {
@@ -115,6 +121,11 @@ impl<'a> Follower<'a> {
     }
 
     /// Waits until the running process has run `execve`, and holds it there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ThirtyTwoBit`] on account of the new program, [`Error::Inspect`] if its file cannot
+    /// be read, and those of [`Self::hold_running`].
     pub fn run_to_exec(&mut self) -> Result<Reached, Error> {
         match self.run_to(None)? {
             Reached::Exec => self.hold_new_program(),
@@ -136,6 +147,12 @@ impl<'a> Follower<'a> {
 
     /// Runs from the new program's first instruction to where its libraries are mapped, or to the
     /// first instruction of one more program.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inspect`] if the program or its loader cannot be read, those of
+    /// [`Self::run_to_exec`], and those of running system calls in the target and of access to its
+    /// memory.
     pub fn run_until_loaded(&mut self) -> Result<Reached, Error> {
         let Some(rendezvous) = loader::find(self.remote.process())? else {
             return Ok(Reached::Mark);
@@ -280,6 +297,11 @@ impl<'a> Follower<'a> {
     }
 
     /// As [`Self::hold`], for a process that may be running. It may be about to get a signal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stuck`] or [`Error::Frozen`] if it does not stop in time, [`Error::Exited`] if it
+    /// has ended, and [`Error::Ptrace`].
     pub fn hold_running(&mut self) -> Result<(), Error> {
         self.hold_after(Tracee::ask)
     }

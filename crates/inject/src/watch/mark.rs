@@ -22,6 +22,10 @@ pub(super) struct Mark {
 
 impl Mark {
     /// Chooses the mark for an address.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressSpace::read`].
     pub fn at(address: u64, space: &AddressSpace) -> Result<Self, Error> {
         let mut original = [0; PASSED.len()];
         let is_read = space.read(address, &mut original).is_ok();
@@ -71,6 +75,10 @@ impl Mark {
     }
 
     /// Returns the registers that a thread had before the mark, given those that it is seen with.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`AddressSpace::read`].
     pub fn undo(&self, seen: &Registers, space: &AddressSpace) -> Result<Registers, Error> {
         let mut before = match self.is_breakpoint {
             true => *seen,

@@ -128,6 +128,11 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 
     /// Answers `statfs(path, buffer)`, by which tools recognise a BPF file system.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`BpfFs::place`](super::BpfFs::place), the kernel's of fstatat(2), and those of
+    /// [`Call::write_statfs`].
     pub fn statfs_inside(&self, inside: &Path, buffer: u64) -> Answer {
         let place = self.owner.bpffs().place(inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
@@ -138,6 +143,10 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
 
 impl Call<'_> {
     /// Answers `access(path, mode)`.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for an unknown mode, and the kernel's of faccessat(2).
     pub fn access_place(&self, place: &Place, mode: u64) -> Answer {
         let mode = Access::from_bits(mode as u32).ok_or(EINVAL)?;
         rustix::fs::accessat(&place.directory, &place.name, mode, AtFlags::empty())
@@ -146,6 +155,10 @@ impl Call<'_> {
     }
 
     /// Answers `stat(path, buffer)`. There are no symbolic links to follow.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's of fstatat(2), and those of [`Self::write_struct`].
     pub fn stat_place(&self, place: &Place, buffer: u64) -> Answer {
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
@@ -153,6 +166,10 @@ impl Call<'_> {
     }
 
     /// Answers `statx(.., path, flags, mask, buffer)`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's of statx(2), and those of [`Self::write_struct`].
     pub fn statx_place(&self, place: &Place, mask: u64, buffer: u64) -> Answer {
         let mask = StatxFlags::from_bits_retain(mask as u32);
         let flags = AtFlags::SYMLINK_NOFOLLOW;

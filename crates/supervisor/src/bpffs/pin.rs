@@ -28,6 +28,12 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     /// Carries out `BPF_OBJ_PIN`.
     ///
     /// The errors come in the kernel's order: the attribute, the object, the path.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for unknown flags or fields or a descriptor that cannot be pinned, EPERM for a path
+    /// outside any BPF file system, EEXIST if the name is taken, and others of reading the path and
+    /// of looking it up.
     pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
         let attr = parse(attr)?;
         if attr.file_flags & !flags::PATH_FD != 0 {
@@ -44,6 +50,11 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 
     /// Returns the object that `BPF_OBJ_GET` names, and the mode of the descriptor that it returns.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL for unknown flags or fields, ENOENT or ENAMETOOLONG for the path, EACCES for a file
+    /// that is not an object, and others of reading the path and of looking it up.
     pub fn pinned(&self, attr: &BpfAttr) -> Result<(D::Pinned, Mode), Errno> {
         let attr = parse(attr)?;
         if attr.bpf_fd != 0 {

@@ -23,7 +23,7 @@ pub(crate) struct Frame {
     below: u32,
     /// The offset of the count for `may_goto` from the stack pointer.
     count: Option<u32>,
-    /// The bytes below the frame while another function runs that this one calls.
+    /// The bytes below the frame while a function that this one calls runs.
     call_bytes: u32,
     /// True for the entry function of a program that needs the run: it keeps the run from its
     /// second argument.

@@ -62,8 +62,8 @@ impl Assembled {
         })
     }
 
-    /// Returns the no-ops that move each loop into one line, if a line has room for it. Of nested
-    /// loops, it takes the outermost such one.
+    /// Returns the no-ops that move each loop into one line, if a line has room for it. It takes
+    /// the outermost such loop of a nest.
     fn paddings(&self, insns: &[Instruction]) -> Vec<Padding> {
         let mut loops: Vec<(u32, u32, usize)> = self.loops(insns);
         loops.sort_unstable_by_key(|&(start, end, _)| (start, std::cmp::Reverse(end)));

@@ -55,7 +55,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Puts what has a place of its own behind the code, and returns all.
+    /// Puts the parts that have a place of their own behind the code, and returns all.
     pub(crate) fn finish(self) -> Result<MacroAssembler, IcedError> {
         let mut masm = self.masm;
         self.moves.put_detours(&mut masm)?;

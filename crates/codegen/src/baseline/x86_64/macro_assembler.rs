@@ -56,7 +56,7 @@ impl MacroAssembler {
         }
     }
 
-    /// Jumps if the condition holds that the flags are for.
+    /// Jumps if the condition that the flags were set for holds.
     pub(crate) fn jump_if(&mut self, cond: Cond, target: CodeLabel) -> Result<(), IcedError> {
         match cond {
             Cond::Equal => self.asm.je(target),
@@ -72,7 +72,7 @@ impl MacroAssembler {
         }
     }
 
-    /// Jumps unless the condition holds that the flags are for.
+    /// Jumps unless the condition that the flags were set for holds.
     pub(crate) fn jump_unless(&mut self, cond: Cond, target: CodeLabel) -> Result<(), IcedError> {
         match cond {
             Cond::Equal => self.asm.jne(target),

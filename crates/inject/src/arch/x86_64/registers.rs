@@ -22,6 +22,10 @@ pub(crate) struct Registers(user_regs_struct);
 
 impl Registers {
     /// Returns the registers of a stopped thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`].
     pub fn of(tid: pid_t) -> Result<Self, Error> {
         let mut regs = MaybeUninit::<user_regs_struct>::uninit();
         // SAFETY: PTRACE_GETREGS writes one `user_regs_struct` to data, which is room for one.
@@ -32,6 +36,10 @@ impl Registers {
     }
 
     /// Gives a stopped thread these registers.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Ptrace`].
     pub fn set(&self, tid: pid_t) -> Result<(), Error> {
         let data = std::ptr::from_ref(&self.0) as usize;
         // SAFETY: PTRACE_SETREGS reads one `user_regs_struct` at data; the reference is to one.

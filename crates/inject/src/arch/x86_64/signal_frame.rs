@@ -1,4 +1,4 @@
-//! What the kernel saves on a stack for a signal handler: `struct rt_sigframe`.
+//! The frame that the kernel saves on a stack for a signal handler: `struct rt_sigframe`.
 
 use beeline_uapi::signal::SI_KERNEL;
 

@@ -56,6 +56,10 @@ impl Code {
     }
 
     /// Writes an instruction that ends in a displacement to `target`.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::JumpBack`] if `target` is out of reach.
     pub fn relative(&mut self, opcode: &[u8], target: u64) -> Result<(), EmitError> {
         let at = self.here();
         self.put(opcode);
@@ -66,10 +70,20 @@ impl Code {
         Ok(())
     }
 
+    /// Writes a jump to `target`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::relative`].
     pub fn jump(&mut self, target: u64) -> Result<(), EmitError> {
         self.relative(JMP, target)
     }
 
+    /// Writes displaced instructions; each one's old and new address goes into `resume_map`.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::Relocate`] if an instruction cannot run here.
     pub fn displaced(
         &mut self,
         code: &[Displaced],
@@ -89,6 +103,10 @@ impl Code {
     }
 
     /// Writes the displaced instructions behind the call, and the jump back to `end`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::displaced`] and [`Self::jump`].
     pub fn rest(
         &mut self,
         code: &[Displaced],
