@@ -2,6 +2,7 @@
 //! reach into.
 
 mod attach;
+mod machine;
 mod objects;
 
 use std::collections::BTreeSet;
@@ -31,6 +32,7 @@ use crate::shared::Shared;
 use crate::tier_up::{self, TierUp};
 use crate::trace::Trace;
 use crate::tracees::Tracees;
+use machine::{has_fsgsbase, possible_cpus};
 use objects::Objects;
 
 /// The most unsupported requests that the user is told of. A tool that makes random requests would
@@ -579,24 +581,4 @@ impl Backend for Runtime {
             (self.report)(what);
         }
     }
-}
-
-/// Returns the kernel's number of possible CPUs, read from a list such as `0-3,8`.
-fn possible_cpus() -> std::io::Result<u32> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    let last = list
-        .trim()
-        .rsplit([',', '-'])
-        .next()
-        .and_then(|last| last.parse::<u32>().ok());
-    Ok(last
-        .map_or(1, |last| last + 1)
-        .min(beeline_agent::abi::MAX_CPUS as u32))
-}
-
-/// `HWCAP2_FSGSBASE`: the kernel lets user space read the thread pointer.
-fn has_fsgsbase() -> bool {
-    const HWCAP2_FSGSBASE: u64 = 2;
-    // SAFETY: `getauxval` only reads the auxiliary vector.
-    unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
 }
