@@ -138,11 +138,11 @@ impl Syscalls {
             OtherSessions(&sites.memory).make_alone(&regions, !wanted.links.is_empty(), hold)?;
         }
         if follows && sites.memory.environment.is_none() {
-            let reach = self.home_reach(&sites.memory, &fresh)?;
+            let reach = home_reach(&sites.memory, &fresh)?;
             sites.memory.map_what_is_missing(reach, &[], hold)?;
         }
         for link in &missing {
-            let reach = self.home_reach(&sites.memory, &fresh)?;
+            let reach = home_reach(&sites.memory, &fresh)?;
             sites
                 .memory
                 .map_what_is_missing(reach, &link.program.maps, hold)?;
@@ -306,34 +306,6 @@ impl Syscalls {
         calls.is_some_and(|calls| {
             calls.seen.contains(&key) && !(hooks_all && calls.partial.contains(&key))
         })
-    }
-
-    /// Returns the calls of the file that a mapping is of, if they are known. `None` if the file
-    /// has been replaced or removed since.
-    fn calls_of_file(&self, memory: &TargetMemory, region: &Region) -> Option<Arc<FileCalls>> {
-        let path = path_of(&memory.process, region);
-        let calls = &memory.shared.calls;
-        calls.of(&path, region.inode, Instant::now()).ready()
-    }
-
-    /// Returns where the first pool may be: near the first code that is to be hooked.
-    ///
-    /// A program mostly has no calls itself, and is far from its libraries, which have.
-    fn home_reach(
-        &self,
-        memory: &TargetMemory,
-        fresh: &[(Region, Arc<FileCalls>)],
-    ) -> Result<RangeInclusive<u64>, Error> {
-        if let Some(environment) = &memory.environment {
-            let base = environment.home.base();
-            return Ok(base..=environment.home.next(64));
-        }
-        let mut hookable = fresh.iter();
-        let hookable = hookable.find(|(region, file)| file.hookable_within(region, Part::All) > 0);
-        let (region, _) = hookable
-            .or_else(|| fresh.first())
-            .ok_or_else(|| memory.error("it has no code of a file"))?;
-        Ok(reach_of(region))
     }
 
     /// Places the table, once.
@@ -522,6 +494,33 @@ impl Syscalls {
             .map_err(os("filling a pool"))?;
         Ok(stopped.set_ip(tid, at)?)
     }
+}
+
+/// Returns the calls of the file that a mapping is of, if they are known. `None` if the file has
+/// been replaced or removed since.
+fn calls_of_file(memory: &TargetMemory, region: &Region) -> Option<Arc<FileCalls>> {
+    let path = path_of(&memory.process, region);
+    let calls = &memory.shared.calls;
+    calls.of(&path, region.inode, Instant::now()).ready()
+}
+
+/// Returns where the first pool may be: near the first code that is to be hooked.
+///
+/// A program mostly has no calls itself, and is far from its libraries, which have.
+fn home_reach(
+    memory: &TargetMemory,
+    fresh: &[(Region, Arc<FileCalls>)],
+) -> Result<RangeInclusive<u64>, Error> {
+    if let Some(environment) = &memory.environment {
+        let base = environment.home.base();
+        return Ok(base..=environment.home.next(64));
+    }
+    let mut hookable = fresh.iter();
+    let hookable = hookable.find(|(region, file)| file.hookable_within(region, Part::All) > 0);
+    let (region, _) = hookable
+        .or_else(|| fresh.first())
+        .ok_or_else(|| memory.error("it has no code of a file"))?;
+    Ok(reach_of(region))
 }
 
 const STUB_ALIGN: usize = 16;

@@ -14,7 +14,7 @@ use beeline_inject::{Asleep, Region};
 
 use super::stubs::{Listed, list, spared_one};
 use super::written::{calls_without_file, is_kernels_or_ours};
-use super::{Syscalls, key};
+use super::{Syscalls, calls_of_file, key};
 use crate::file_calls::{FileCalls, Part};
 use crate::target::memory::TargetMemory;
 use crate::vdso;
@@ -167,7 +167,7 @@ impl Syscalls {
             0 => calls_without_file(memory, region),
             inode => {
                 let gone = || memory.shared.calls.known(region.device, inode);
-                self.calls_of_file(memory, region).or_else(gone)
+                calls_of_file(memory, region).or_else(gone)
             }
         }
     }
