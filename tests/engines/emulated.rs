@@ -1,7 +1,7 @@
 //! The baseline compiler's code for aarch64, under qemu-user.
 
 use beeline_aarch64::{Array, Image, Job, Runner};
-use beeline_codegen::{Baseline, Compiler, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Compiler, Machine};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, opcode::*};
 
@@ -30,7 +30,7 @@ impl Emulated {
 
     /// Runs a program once on fresh maps; returns r0 and the state that the run left.
     pub fn run(&mut self, insns: &[Insn]) -> Result<(u64, Left), String> {
-        let code = Baseline.compile(&Program::new(insns), Machine::Aarch64);
+        let code = Baseline.compile(&Bytecode::new(insns), Machine::Aarch64);
         let code = code.map_err(|error| format!("refuses the program: {error}"))?;
         let maps: Vec<Array> = (0..=CONSTANTS).map(array).collect();
         let image = Image {

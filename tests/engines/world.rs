@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use beeline_codegen::{MapShape, Program, Runnable};
+use beeline_codegen::{Bytecode, MapShape, Runnable};
 use beeline_fuzz::kernel as bpf;
 use beeline_fuzz::world::{CONSTANTS, CONTEXT_BYTES, MAPS, QUEUE, RING, contents};
 use beeline_isa::Insn;
@@ -119,11 +119,11 @@ impl Here {
     }
 
     /// Returns the program, and the facts about its surroundings that engines may use.
-    pub fn program<'a>(&'a self, insns: &'a [Insn]) -> Program<'a> {
-        Program {
+    pub fn program<'a>(&'a self, insns: &'a [Insn]) -> Bytecode<'a> {
+        Bytecode {
             maps: &self.shapes,
             in_agent: true,
-            ..Program::new(insns)
+            ..Bytecode::new(insns)
         }
     }
 

@@ -181,7 +181,7 @@ fn cases_of(object: &Object) -> Vec<Case> {
         (place, map)
     });
     let maps: Vec<_> = maps.collect();
-    let case = |program: &beeline_object::Program| Case {
+    let case = |program: &beeline_object::ObjectProgram| Case {
         kind: Kind {
             prog_type: program.kind.prog_type,
             attach_type: program.kind.expected_attach_type,

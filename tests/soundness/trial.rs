@@ -1,6 +1,6 @@
 //! The three trials of an accepted program.
 
-use beeline_codegen::{Engine, Interpreter, Moment, Program as Loaded};
+use beeline_codegen::{Bytecode as Loaded, Engine, Interpreter, Moment};
 use beeline_fuzz::{Random, reduce::reduce};
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use beeline_codegen::{Interpreter, Moment, Program};
+use beeline_codegen::{Bytecode, Interpreter, Moment};
 use beeline_fuzz::Random;
 use beeline_maps::{Caller, Fields, Kind, Layout, Spec};
 use beeline_uapi::MapType;
@@ -130,7 +130,7 @@ impl World {
     pub fn run(
         &mut self,
         interpreter: Interpreter,
-        program: &Program<'_>,
+        program: &Bytecode<'_>,
         context: &mut [u8],
         watch: &mut dyn FnMut(&Moment<'_>) -> Result<(), String>,
     ) -> Result<u64, String> {

@@ -39,7 +39,7 @@ impl Contestant for Beeline {
 
     fn prepare(&self, program: &Program, workshop: &Workshop) -> anyhow::Result<Box<dyn Prepared>> {
         let insns: Vec<Insn> = Insn::decode_all(&workshop.bytecode(program, "v3")?)?.collect();
-        let bytecode = beeline_codegen::Program::new(&insns);
+        let bytecode = beeline_codegen::Bytecode::new(&insns);
         let memory = Memory::of(&program.memory());
         let compiler = match self {
             Beeline::Interpreter => {

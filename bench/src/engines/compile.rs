@@ -5,7 +5,7 @@ use super::contest::{processor_time, timed};
 use super::programs::{FRAMES, LOG2_INT};
 use super::workshop::Workshop;
 use anyhow::Context;
-use beeline_codegen::{Baseline, Code, Compiler, Executable, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Code, Compiler, Executable, Machine};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, opcode};
 use serde::Serialize;
@@ -42,7 +42,7 @@ pub fn compile_times(rounds: u32) -> anyhow::Result<Vec<CompileTime>> {
     for source in [LOG2_INT, FRAMES] {
         let bytecode = workshop.bytecode(&source, "v3")?;
         let insns: Vec<Insn> = Insn::decode_all(&bytecode)?.collect();
-        let program = Program::new(&insns);
+        let program = Bytecode::new(&insns);
         for compiler in compilers() {
             let (us, code) = best_of(rounds, || compiler.compile(&program, machine))?;
             times.push(CompileTime {
@@ -94,7 +94,7 @@ pub fn empty_call(rounds: u32) -> anyhow::Result<f64> {
             ..Insn::default()
         },
     ];
-    let program = Executable::of(Baseline.compile(&Program::new(&insns), machine)?)?;
+    let program = Executable::of(Baseline.compile(&Bytecode::new(&insns), machine)?)?;
     let mut best = f64::INFINITY;
     for _ in 0..rounds {
         // SAFETY: the program accesses no memory.

@@ -5,7 +5,7 @@ mod common;
 use std::cell::Cell;
 
 use beeline_agent::abi::{Site, TID_UNKNOWN};
-use beeline_codegen::{Baseline, Compiler, Executable, Machine, MapShape, Program};
+use beeline_codegen::{Baseline, Bytecode, Compiler, Executable, Machine, MapShape};
 use beeline_isa::Insn;
 use beeline_uapi::MapType;
 
@@ -50,8 +50,8 @@ fn look_up(key: u32, is_known: bool) -> Vec<u64> {
 fn both(environment: &mut Environment, program: &[u64], shape: MapShape) -> [u64; 2] {
     let bytes: Vec<u8> = program.iter().flat_map(|word| word.to_le_bytes()).collect();
     let insns: Vec<Insn> = Insn::decode_all(&bytes).expect("whole insns").collect();
-    let called = Program::new(&insns);
-    let inlined = Program {
+    let called = Bytecode::new(&insns);
+    let inlined = Bytecode {
         maps: &[shape],
         in_agent: true,
         ..called

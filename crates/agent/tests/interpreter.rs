@@ -3,7 +3,7 @@
 mod common;
 
 use beeline_agent::helpers;
-use beeline_codegen::{Engine, Interpreter, Program};
+use beeline_codegen::{Bytecode, Engine, Interpreter};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::Fields;
 use beeline_uapi::MapType;
@@ -73,7 +73,7 @@ const UNLESS_NULL: [Insn; 2] = [insn(JMP | JNE | K, 0, 0, 1, 0), END];
 fn outcome(environment: &mut Environment, parts: &[&[Insn]]) -> Result<u64, String> {
     let insns = parts.concat();
     let program = Interpreter::with_budget(1 << 20)
-        .load(&Program::new(&insns))
+        .load(&Bytecode::new(&insns))
         .unwrap_or_else(|error| panic!("{error}\n{}", Listing(&insns)));
     let mut memory = [0; 16];
     environment

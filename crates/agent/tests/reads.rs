@@ -6,7 +6,7 @@ mod common;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use beeline_codegen::{Baseline, Compiler, Executable, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Compiler, Executable, Machine};
 use beeline_isa::Insn;
 
 use common::Environment;
@@ -36,9 +36,9 @@ fn run(
     in_agent: bool,
 ) -> (u64, [u8; 16]) {
     let insns = read(113, size);
-    let program = Program {
+    let program = Bytecode {
         in_agent,
-        ..Program::new(&insns)
+        ..Bytecode::new(&insns)
     };
     let code = Baseline.compile(&program, Machine::X86_64);
     let code = Executable::of(code.expect("a good program")).expect("executable memory");

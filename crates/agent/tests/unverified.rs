@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use beeline_agent::helpers;
-use beeline_codegen::{Engine, Interpreter, Program};
+use beeline_codegen::{Bytecode, Engine, Interpreter};
 use beeline_isa::helper::{Argument, returns, signature};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::{Fields, Spec};
@@ -119,7 +119,7 @@ fn shared_counts() -> &'static Counts {
 fn try_program(seed: u64, counts: &Counts) {
     counts.seed.store(seed, Relaxed);
     let insns = program(seed);
-    let Ok(runnable) = Interpreter::with_budget(BUDGET).load(&Program::new(&insns)) else {
+    let Ok(runnable) = Interpreter::with_budget(BUDGET).load(&Bytecode::new(&insns)) else {
         return;
     };
     counts.loaded.fetch_add(1, Relaxed);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use beeline_uapi::MapType;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::objects::{Map, Object, Program};
+use crate::objects::{Map, Object, ProgramObject};
 
 /// The objects that are elements of a map, by key.
 ///
@@ -30,7 +30,7 @@ pub(crate) struct Members(Mutex<HashMap<u32, Member>>);
 
 enum Member {
     Map(Weak<Map>),
-    Program(Weak<Program>),
+    Program(Weak<ProgramObject>),
 }
 
 impl Member {

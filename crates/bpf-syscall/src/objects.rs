@@ -23,7 +23,7 @@ use crate::tracepoints::Tracepoint;
 #[derive(Clone)]
 pub(crate) enum Object {
     Map(Arc<Map>),
-    Program(Arc<Program>),
+    Program(Arc<ProgramObject>),
     Btf(Arc<Btf>),
     /// A perf event that programs are attached to.
     Event(Arc<Event>),
@@ -114,7 +114,7 @@ impl Map {
     }
 }
 
-pub(crate) struct Program {
+pub(crate) struct ProgramObject {
     pub(crate) held: Held,
     pub(crate) prog_type: ProgramType,
     pub(crate) expected_attach_type: AttachType,
@@ -133,7 +133,7 @@ pub(crate) struct Program {
     pub(crate) uid: u32,
 }
 
-impl Program {
+impl ProgramObject {
     /// Returns the bytes from its context's start up to the furthest that any path of it looks at.
     pub(crate) fn context_end(&self) -> u32 {
         match self.held.backend().info(self.held.id) {
@@ -257,7 +257,7 @@ pub(crate) struct Link {
     /// The supervisor's own number: a disabled event has no link in the backend.
     pub(crate) id: u32,
     pub(crate) to: LinkTo,
-    pub(crate) program: Arc<Program>,
+    pub(crate) program: Arc<ProgramObject>,
     /// The value that `bpf_get_attach_cookie` returns.
     pub(crate) cookie: u64,
 }
@@ -313,7 +313,7 @@ pub(crate) struct Event {
 
 struct EventState {
     enabled: bool,
-    program: Option<(Arc<Program>, u64)>,
+    program: Option<(Arc<ProgramObject>, u64)>,
     /// Empty if there is no program.
     attached: Vec<Held>,
     claim: Option<Claim>,
@@ -363,7 +363,7 @@ impl Event {
     /// Fails with EEXIST if it has one, or if another event of the same tracepoint has this
     /// program; with E2BIG if that tracepoint has too many; with EINVAL if the program does not fit
     /// the event; with EACCES if it looks beyond the context.
-    fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
+    fn set_program(&self, program: &Arc<ProgramObject>, cookie: u64) -> Result<(), Errno> {
         self.check_program(program)?;
         let mut state = self.state.lock();
         if state.program.is_some() {
@@ -382,7 +382,7 @@ impl Event {
     pub(crate) fn set_program_after_closes(
         &self,
         fds: &Descriptors,
-        program: &Arc<Program>,
+        program: &Arc<ProgramObject>,
         cookie: u64,
     ) -> Result<(), Errno> {
         let take = || self.set_program(program, cookie);
@@ -393,7 +393,7 @@ impl Event {
         }
     }
 
-    fn check_program(&self, program: &Program) -> Result<(), Errno> {
+    fn check_program(&self, program: &ProgramObject) -> Result<(), Errno> {
         let fits = match self.point {
             AttachPoint::Uprobe { .. } => ProgramType::KPROBE,
             AttachPoint::SystemCall {
@@ -448,7 +448,7 @@ impl Event {
         state.enabled = false;
     }
 
-    fn attach(&self, program: &Program, with_cookie: u64) -> Result<Vec<Held>, Errno> {
+    fn attach(&self, program: &ProgramObject, with_cookie: u64) -> Result<Vec<Held>, Errno> {
         if self.idle {
             return Ok(Vec::new());
         }
@@ -461,7 +461,7 @@ impl Event {
 /// Attaches a program in the backend.
 pub(crate) fn attach(
     backend: &Arc<dyn Backend>,
-    program: &Program,
+    program: &ProgramObject,
     point: &AttachPoint,
     with_cookie: u64,
 ) -> Result<Held, Errno> {

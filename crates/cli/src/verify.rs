@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use beeline_btf::Joined;
-use beeline_object::{AttachTarget, Kernel, Object, Program, RunningKernel};
+use beeline_object::{AttachTarget, Kernel, Object, ObjectProgram, RunningKernel};
 use beeline_verifier::program::Kind;
 use beeline_verifier::verdict::ProgramSummary;
 use clap::{ArgAction, Args, ValueEnum};
@@ -208,7 +208,11 @@ impl<'a> Judges<'a> {
     }
 
     /// Returns each verifier's judgement on a program.
-    fn judge(&self, program: &Program, log_level: u32) -> (Option<Judgement>, Option<Judgement>) {
+    fn judge(
+        &self,
+        program: &ObjectProgram,
+        log_level: u32,
+    ) -> (Option<Judgement>, Option<Judgement>) {
         let (ours, theirs) = (self.ours.as_ref(), self.theirs.as_ref());
         let found = match self.wanted {
             _ if !replaces(program) => None,
@@ -257,7 +261,7 @@ fn attach(object: &mut Object, name: &str, kernel: &dyn Kernel) {
 }
 
 /// Returns the kind that a program of an object file is loaded as, without its target.
-fn kind(program: &Program) -> Kind {
+fn kind(program: &ObjectProgram) -> Kind {
     Kind {
         prog_type: program.kind.prog_type,
         attach_type: program.kind.expected_attach_type,

@@ -13,7 +13,7 @@ use std::io::Read;
 use std::process::ExitCode;
 use std::ptr;
 
-use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
+use beeline_codegen::{Baseline, Bytecode, Context, Engine, Interpreter};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};
 use beeline_isa::{Insn, imm64};
@@ -46,7 +46,7 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<u64, String> {
     let mut insns = imm64(2, 0, memory.len() as u64).to_vec();
     insns.extend(Insn::decode_all(&program).map_err(|error| error.to_string())?);
     let runnable = engine
-        .load(&Program::new(&insns))
+        .load(&Bytecode::new(&insns))
         .map_err(|error| error.to_string())?;
 
     let mut helpers = [0; HELPER_SLOTS];

@@ -22,7 +22,7 @@ mod registers;
 mod translate;
 mod trouble;
 
-use beeline_codegen::{Code, Compiler, Error, Machine, Program};
+use beeline_codegen::{Bytecode, Code, Compiler, Error, Machine};
 use beeline_isa::{Imm64, Op};
 use beeline_verifier::Flow;
 use inkwell::context::Context;
@@ -38,7 +38,7 @@ impl Compiler for Llvm {
         "llvm"
     }
 
-    fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+    fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error> {
         let flow = Flow::of(program.insns)?;
         // Refuses recursion before LLVM sees it.
         flow.frame_depth()?;
@@ -46,7 +46,7 @@ impl Compiler for Llvm {
     }
 }
 
-fn compile(program: &Program<'_>, flow: &Flow, machine: Machine) -> Result<Code, Trouble> {
+fn compile(program: &Bytecode<'_>, flow: &Flow, machine: Machine) -> Result<Code, Trouble> {
     let context = Context::create();
     let target = machine::Target::new(machine)?;
     let module = context.create_module("program");

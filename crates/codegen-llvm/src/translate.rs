@@ -16,7 +16,7 @@ mod run;
 
 use std::collections::{BTreeMap, HashMap};
 
-use beeline_codegen::{Inline, Machine, Program, inlines};
+use beeline_codegen::{Bytecode, Inline, Machine, inlines};
 use beeline_isa::{Insn, Op};
 use beeline_verifier::Flow;
 use inkwell::attributes::{Attribute, AttributeLoc};
@@ -51,7 +51,7 @@ pub(crate) fn callback_name(number: usize) -> String {
 /// Fills a module with a program.
 pub(crate) fn program(
     module: &Module<'_>,
-    program: &Program<'_>,
+    program: &Bytecode<'_>,
     flow: &Flow,
     machine: Machine,
 ) -> Result<(), Trouble> {
@@ -86,7 +86,7 @@ struct Translation<'a, 'c> {
 impl<'a, 'c> Translation<'a, 'c> {
     fn new(
         module: &'a Module<'c>,
-        program: &Program<'a>,
+        program: &Bytecode<'a>,
         flow: &'a Flow,
         machine: Machine,
     ) -> Self {

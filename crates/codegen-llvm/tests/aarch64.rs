@@ -5,7 +5,7 @@
 mod common;
 
 use beeline_aarch64::{Outcome, Runner};
-use beeline_codegen::{Code, Compiler, Machine, Program};
+use beeline_codegen::{Bytecode, Code, Compiler, Machine};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, Listing};
 
@@ -19,7 +19,7 @@ fn runner() -> Option<Runner> {
 }
 
 fn compiled(insns: &[Insn]) -> Code {
-    Llvm.compile(&Program::new(insns), Machine::Aarch64)
+    Llvm.compile(&Bytecode::new(insns), Machine::Aarch64)
         .unwrap_or_else(|error| panic!("{error}\n{}", Listing(insns)))
 }
 

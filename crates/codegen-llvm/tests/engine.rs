@@ -5,7 +5,7 @@ mod common;
 
 use std::ptr;
 
-use beeline_codegen::{Compiler, Executable, Machine, Program};
+use beeline_codegen::{Bytecode, Compiler, Executable, Machine};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::abi::Run;
 use beeline_isa::{Insn, Listing, opcode::*};
@@ -15,7 +15,7 @@ use common::{EXIT, Environment, branch, in_child, load, mov, random};
 
 fn llvm(insns: &[Insn]) -> Executable {
     let code = Llvm
-        .compile(&Program::new(insns), Machine::X86_64)
+        .compile(&Bytecode::new(insns), Machine::X86_64)
         .unwrap_or_else(|error| panic!("{error}\n{}", Listing(insns)));
     Executable::of(code).expect("executable memory")
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use beeline_agent::fault_fixup::{LONGEST, decode};
-use beeline_codegen::{Baseline, Compiler, Executable, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Compiler, Executable, Machine};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, Listing, opcode::*};
 
@@ -51,7 +51,7 @@ extern "C" fn on_fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::ucon
 /// another kind.
 fn result(compiler: &dyn Compiler, insns: &[Insn], context: &[u64]) -> Option<u64> {
     let code = compiler
-        .compile(&Program::new(insns), Machine::X86_64)
+        .compile(&Bytecode::new(insns), Machine::X86_64)
         .unwrap_or_else(|error| panic!("{error}\n{}", Listing(insns)));
     // Behind the last instruction the handler reads a few bytes more.
     let program = Executable::of(code).expect("executable memory");

@@ -2,7 +2,7 @@
 //! which accesses the program's author has marked `volatile`, and the kernel's compiler keeps every
 //! access.
 
-use beeline_codegen::{Code, Compiler, Machine, Program};
+use beeline_codegen::{Bytecode, Code, Compiler, Machine};
 use beeline_codegen_llvm::Llvm;
 use beeline_fuzz::asm::*;
 use beeline_isa::opcode::{ADD, DW, JNE, PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE, W};
@@ -34,7 +34,7 @@ fn accesses(code: &Code) -> [usize; 2] {
 }
 
 fn compile(insns: &[Insn]) -> Code {
-    let program = Program::new(insns);
+    let program = Bytecode::new(insns);
     Llvm.compile(&program, Machine::X86_64)
         .unwrap_or_else(|error| panic!("{error}\n{}", beeline_isa::Listing(insns)))
 }

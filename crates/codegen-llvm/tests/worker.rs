@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use beeline_codegen::{Compiler, Error, Machine, MapShape, Program, Worker};
+use beeline_codegen::{Bytecode, Compiler, Error, Machine, MapShape, Worker};
 use beeline_codegen_llvm::Llvm;
 
 use common::{EXIT, call, mov, random};
@@ -30,7 +30,7 @@ fn it_gives_what_the_compiler_gives() {
     let worker = worker();
     for seed in 0..20 {
         let insns = random::program(seed, 20);
-        let program = Program {
+        let program = Bytecode {
             insns: &insns,
             maps: &[MapShape::Array {
                 entries: 4,
@@ -51,7 +51,7 @@ fn it_gives_what_the_compiler_gives() {
 fn uncompilable_programs_are_named() {
     let _turn = turn();
     let insns = [call(300), EXIT];
-    let program = Program::new(&insns);
+    let program = Bytecode::new(&insns);
     let here = Llvm
         .compile(&program, Machine::X86_64)
         .expect_err("no such helper");
@@ -68,7 +68,7 @@ fn one_that_dies_is_started_again() {
     fs::copy(env!("CARGO_BIN_EXE_beeline-llvm"), &path).expect("a copy");
     let worker = Worker::new(&path);
     let insns = [mov(0, 7), EXIT];
-    let program = Program::new(&insns);
+    let program = Bytecode::new(&insns);
     let first = worker.compile(&program, Machine::X86_64).expect("code");
     let running = || running(&path);
     let before = running();
@@ -95,7 +95,7 @@ fn one_that_was_installed_over_the_other_is_asked() {
     install();
     let worker = Worker::new(&path);
     let insns = [mov(0, 7), EXIT];
-    let program = Program::new(&insns);
+    let program = Bytecode::new(&insns);
     let first = worker.compile(&program, Machine::X86_64).expect("code");
     assert_eq!(worker.compile(&program, Machine::X86_64), Ok(first.clone()));
     let (before, identity) = (running(&path), worker.identity());
@@ -116,7 +116,7 @@ fn one_that_hangs_can_be_stopped() {
     fs::copy("/usr/bin/sort", &path).expect("a copy");
     let worker = Worker::new(&path);
     let insns = [mov(0, 7), EXIT];
-    let program = Program::new(&insns);
+    let program = Bytecode::new(&insns);
     let compile = || worker.compile(&program, Machine::X86_64);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(compile);
@@ -163,14 +163,14 @@ fn one_that_is_missing_hangs_or_talks_nonsense_is_an_error() {
             _ => worker,
         };
         let error = worker
-            .compile(&Program::new(&insns), Machine::X86_64)
+            .compile(&Bytecode::new(&insns), Machine::X86_64)
             .expect_err(path);
         assert!(
             matches!(&error, Error::Worker(text) if text.contains(path) && text.contains(why)),
             "{error}"
         );
         let again = worker
-            .compile(&Program::new(&insns), Machine::X86_64)
+            .compile(&Bytecode::new(&insns), Machine::X86_64)
             .expect_err(path);
         let is_given_up = again.to_string().contains("not asked again");
         assert_eq!(is_given_up, why == "gave no answer", "{again}");

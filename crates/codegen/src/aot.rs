@@ -221,7 +221,7 @@ mod tests {
             flags: 0,
             attach_btf_id: 0,
             functions: Vec::new(),
-            digest: Digest::of_program(&crate::Program::new(&insns)),
+            digest: Digest::of_program(&crate::Bytecode::new(&insns)),
             insns: Vec::new(),
             maps: vec![0],
             engine: "baseline".into(),

@@ -26,7 +26,7 @@ mod walk;
 mod x86_64;
 
 use crate::code::{Code, Error};
-use crate::engine::{Compiler, Machine, Program};
+use crate::engine::{Bytecode, Compiler, Machine};
 
 /// The baseline compiler.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,7 +37,7 @@ impl Compiler for Baseline {
         "baseline"
     }
 
-    fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+    fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error> {
         match machine {
             Machine::X86_64 => x86_64::compile(program),
             Machine::Aarch64 => aarch64::compile(program),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::cpu;
-use crate::engine::{Compiler, Machine, Program};
+use crate::engine::{Bytecode, Compiler, Machine};
 
 /// A SHA-256 of something.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl Digest {
     ///
     /// Two files that number the same maps differently have different programs, so number them by
     /// first use, as [`beeline_verifier::verify`] lists them.
-    pub fn of_program(program: &Program<'_>) -> Self {
+    pub fn of_program(program: &Bytecode<'_>) -> Self {
         let mut all = Parts::new("program");
         let insns: Vec<u8> = program
             .insns

@@ -9,7 +9,7 @@ use crate::executable::Executable;
 
 /// A program, as every engine takes it.
 #[derive(Debug, Clone, Copy)]
-pub struct Program<'a> {
+pub struct Bytecode<'a> {
     /// Its instructions, with maps resolved to indexes ([`beeline_verifier::resolve`]).
     pub insns: &'a [Insn],
     /// The facts about the maps, by their indexes.
@@ -23,7 +23,7 @@ pub struct Program<'a> {
     pub in_agent: bool,
 }
 
-impl<'a> Program<'a> {
+impl<'a> Bytecode<'a> {
     /// Creates a program without facts about its maps and surroundings.
     pub fn new(insns: &'a [Insn]) -> Self {
         Self {
@@ -75,7 +75,7 @@ pub trait Engine {
     fn name(&self) -> &'static str;
 
     /// Makes a program ready to run in this process.
-    fn load(&self, program: &Program<'_>) -> Result<Box<dyn Runnable>, Error>;
+    fn load(&self, program: &Bytecode<'_>) -> Result<Box<dyn Runnable>, Error>;
 }
 
 /// A program that is ready to run.
@@ -153,7 +153,7 @@ pub trait Compiler {
     /// Compiles position-independent code for a machine.
     ///
     /// Unreachable instructions give no code, and reachable poison ends the program with r0 = 0.
-    fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error>;
+    fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error>;
 
     /// Stops the work in progress, because its code is no longer wanted.
     ///
@@ -166,7 +166,7 @@ impl<C: Compiler> Engine for C {
         Compiler::name(self)
     }
 
-    fn load(&self, program: &Program<'_>) -> Result<Box<dyn Runnable>, Error> {
+    fn load(&self, program: &Bytecode<'_>) -> Result<Box<dyn Runnable>, Error> {
         let machine = Machine::HERE.ok_or(Error::NoCodeForMachine)?;
         let code = self.compile(program, machine)?;
         Ok(Box::new(Executable::of(code)?))

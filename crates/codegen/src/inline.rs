@@ -7,7 +7,7 @@ use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 use crate::constant_arguments::{self, Arguments};
-use crate::engine::{MapShape, Program};
+use crate::engine::{Bytecode, MapShape};
 
 /// The value of r0 in place of a call. As behind every call, r1 to r5 are lost then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum Inline {
 }
 
 /// Returns the calls of a program's helpers that need not be made, by slot.
-pub fn inlines(program: &Program<'_>, flow: &Flow) -> HashMap<usize, Inline> {
+pub fn inlines(program: &Bytecode<'_>, flow: &Flow) -> HashMap<usize, Inline> {
     let mut found = HashMap::new();
     constant_arguments::at_calls(flow, |index, helper, arguments| {
         if let Some(inline) = inline(program, helper, arguments) {
@@ -74,7 +74,7 @@ pub fn inlines(program: &Program<'_>, flow: &Flow) -> HashMap<usize, Inline> {
     found
 }
 
-fn inline(program: &Program<'_>, helper: HelperId, arguments: &Arguments) -> Option<Inline> {
+fn inline(program: &Bytecode<'_>, helper: HelperId, arguments: &Arguments) -> Option<Inline> {
     match helper {
         HelperId::MAP_LOOKUP_ELEM => look_up(program, arguments),
         _ if !program.in_agent => None,
@@ -91,7 +91,7 @@ fn inline(program: &Program<'_>, helper: HelperId, arguments: &Arguments) -> Opt
     }
 }
 
-fn look_up_of_cpu(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
+fn look_up_of_cpu(program: &Bytecode<'_>, arguments: &Arguments) -> Option<Inline> {
     let map = arguments.map(1)?;
     match *program.maps.get(usize::try_from(map).ok()?)? {
         MapShape::PerCpuArray {
@@ -110,7 +110,7 @@ fn look_up_of_cpu(program: &Program<'_>, arguments: &Arguments) -> Option<Inline
     }
 }
 
-fn look_up(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
+fn look_up(program: &Bytecode<'_>, arguments: &Arguments) -> Option<Inline> {
     let map = arguments.map(1)?;
     let (entries, stride, cpu_stride) = match *program.maps.get(usize::try_from(map).ok()?)? {
         MapShape::Array { entries, stride } => (entries, stride, 0),

@@ -32,7 +32,7 @@ use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 use crate::code::{Code, Error};
-use crate::engine::{Context, Engine, Fault, Program, Runnable};
+use crate::engine::{Bytecode, Context, Engine, Fault, Runnable};
 use helper_calls::{Callee, Held};
 use machine::{Machine, Registers, STACK_BYTES, Stop, fault};
 use memory::Memory;
@@ -69,7 +69,7 @@ impl Engine for Interpreter {
         "interpreter"
     }
 
-    fn load(&self, program: &Program<'_>) -> Result<Box<dyn Runnable>, Error> {
+    fn load(&self, program: &Bytecode<'_>) -> Result<Box<dyn Runnable>, Error> {
         let decoded = Decoded::new(program)?;
         let budget = self.budget;
         Ok(Box::new(Interpreted { decoded, budget }))
@@ -98,7 +98,7 @@ struct Decoded {
 }
 
 impl Decoded {
-    fn new(program: &Program<'_>) -> Result<Self, Error> {
+    fn new(program: &Bytecode<'_>) -> Result<Self, Error> {
         let flow = Flow::of(program.insns)?;
         flow.frame_depth()?;
         let helpers = helpers(&flow)?;
@@ -184,7 +184,7 @@ impl Interpreter {
     /// As for [`Runnable::run`].
     pub unsafe fn run_watched(
         &self,
-        program: &Program<'_>,
+        program: &Bytecode<'_>,
         context: Context,
         run: &Run,
         watch: Watch<'_>,

@@ -1,6 +1,6 @@
 //! Engines: ways to run eBPF.
 //!
-//! An [`Engine`] takes a [`Program`] and makes it ready to run in this process. A [`Compiler`] is
+//! An [`Engine`] takes a [`Bytecode`] and makes it ready to run in this process. A [`Compiler`] is
 //! an engine that makes position-independent machine code, which can as well be mapped into another
 //! process. The code is entered by [`beeline_isa::abi::Entry`], holds no address, and touches
 //! neither vector nor x87 registers.
@@ -33,7 +33,7 @@ pub mod worker;
 pub use baseline::Baseline;
 pub use code::{Code, Error, InsnAt};
 pub use digest::Digest;
-pub use engine::{Compiler, Context, Engine, Fault, Machine, MapShape, Program, Runnable};
+pub use engine::{Bytecode, Compiler, Context, Engine, Fault, Machine, MapShape, Runnable};
 pub use executable::Executable;
 pub use inline::{Inline, inlines};
 pub use interpreter::{Interpreter, Moment, Watch};

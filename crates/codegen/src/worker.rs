@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::code::{Code, Error};
-use crate::engine::{Compiler, Machine, Program};
+use crate::engine::{Bytecode, Compiler, Machine};
 use process::{Failure, Process};
 use wire::Outcome;
 
@@ -145,7 +145,7 @@ impl Compiler for Worker {
         parts.map(|part| part.to_string()).join(" ")
     }
 
-    fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+    fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error> {
         let request = wire::request(program, machine);
         self.ask(&request)
             .map_err(|failure| Error::Worker(format!("{}: {failure}", self.path.display())))?

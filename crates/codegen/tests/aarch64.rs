@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use beeline_aarch64::{Array, Image, Job, Outcome, Runner};
-use beeline_codegen::{Baseline, Code, Compiler, Error, Machine, MapShape, Program};
+use beeline_codegen::{Baseline, Bytecode, Code, Compiler, Error, Machine, MapShape};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_verifier::resolve;
 
@@ -36,7 +36,7 @@ fn runner() -> Option<MutexGuard<'static, Runner>> {
 }
 
 fn compile(insns: &[Insn]) -> Result<Code, Error> {
-    Baseline.compile(&Program::new(insns), Machine::Aarch64)
+    Baseline.compile(&Bytecode::new(insns), Machine::Aarch64)
 }
 
 fn compiled(insns: &[Insn]) -> Code {
@@ -295,10 +295,10 @@ fn look_up(key: i32, is_known: bool) -> Vec<Insn> {
 fn inlined_helpers_behave_as_the_called_ones() {
     let Some(mut runner) = runner() else { return };
     let mut result = |insns: &[Insn], shape: MapShape, stride: usize| {
-        let program = Program {
+        let program = Bytecode {
             maps: &[shape],
             in_agent: true,
-            ..Program::new(insns)
+            ..Bytecode::new(insns)
         };
         let code = Baseline.compile(&program, Machine::Aarch64);
         let values = (0..10 * stride).map(|at| (at / stride) as u8).collect();
@@ -362,7 +362,7 @@ fn the_code_of_each_instruction_is_found() {
     for seed in 0..50 {
         let insns = random::program(seed, 60);
         let [x86_64, aarch64] = [Machine::X86_64, Machine::Aarch64].map(|machine| {
-            let compiled = Baseline.compile(&Program::new(&insns), machine);
+            let compiled = Baseline.compile(&Bytecode::new(&insns), machine);
             compiled.expect("a good program")
         });
         let places = &aarch64.insns;

@@ -5,7 +5,7 @@ mod common;
 
 use std::arch::global_asm;
 
-use beeline_codegen::{Baseline, Compiler, Error, Machine, Program, RegisterSet};
+use beeline_codegen::{Baseline, Bytecode, Compiler, Error, Machine, RegisterSet};
 use beeline_isa::abi::Run;
 use beeline_isa::{Insn, imm64, opcode::*};
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory};
@@ -337,7 +337,7 @@ proptest! {
         if let Ok(code) = compile(&insns) {
             prop_assert!(!code.bytes.is_empty() && code.stack_bytes >= 8);
         }
-        if let Ok(code) = Baseline.compile(&Program::new(&insns), Machine::Aarch64) {
+        if let Ok(code) = Baseline.compile(&Bytecode::new(&insns), Machine::Aarch64) {
             prop_assert!(!code.bytes.is_empty() && code.bytes.len() % 4 == 0);
         }
     }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use beeline_codegen::{Baseline, Context, Engine, Error, Executable, Interpreter, Program};
+use beeline_codegen::{Baseline, Bytecode, Context, Engine, Error, Executable, Interpreter};
 use beeline_isa::abi::Run;
 
 use common::vectors::{self, Vector};
@@ -44,7 +44,7 @@ fn a_call_through_a_register_is_refused() {
         .find(|vector| vector.name == "callx")
         .expect("in the table");
     for engine in [&Interpreter::default() as &dyn Engine, &Baseline] {
-        match engine.load(&Program::new(&callx.insns)) {
+        match engine.load(&Bytecode::new(&callx.insns)) {
             Err(Error::Malformed(reject)) => {
                 assert!(reject.log.contains("unknown opcode 8d"), "{reject}")
             }
@@ -60,7 +60,7 @@ extern "sysv64" fn unwind(value: u64, _: u64, _: u64, _: u64, _: u64, _: *const 
 
 fn run(engine: &dyn Engine, vector: &Vector) -> Option<u64> {
     let program = engine
-        .load(&Program::new(&vector.insns))
+        .load(&Bytecode::new(&vector.insns))
         .unwrap_or_else(|error| panic!("{}: {error}", vector.name));
     let environment = Environment::new(&[(5, unwind)], &[], &[]);
     let run = environment.run();

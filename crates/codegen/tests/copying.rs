@@ -3,7 +3,7 @@
 
 mod common;
 
-use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
+use beeline_codegen::{Baseline, Bytecode, Context, Engine, Interpreter};
 use beeline_isa::{Insn, abi::Run, opcode::*};
 
 use common::{EXIT, Environment, alu, alu_imm, branch, compile, load_sized, mov, mov_reg};
@@ -146,7 +146,7 @@ fn outcome(engine: &dyn Engine, insns: &[Insn], memory: &mut [u8; MEMORY]) -> (u
         start: memory.as_mut_ptr(),
         bytes: MEMORY,
     };
-    let program = engine.load(&Program::new(insns)).expect("a good program");
+    let program = engine.load(&Bytecode::new(insns)).expect("a good program");
     // SAFETY: the loops stay within the memory, and there are neither helpers nor maps.
     let result = unsafe { program.run(context, &run) };
     (result.expect("a good run"), *memory)

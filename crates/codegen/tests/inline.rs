@@ -6,7 +6,7 @@ mod common;
 use std::ptr;
 
 use beeline_codegen::{
-    Baseline, Compiler, Executable, Inline, Machine, MapShape, Program, RegisterSet, inlines,
+    Baseline, Bytecode, Compiler, Executable, Inline, Machine, MapShape, RegisterSet, inlines,
 };
 use beeline_isa::abi::Run;
 use beeline_isa::{Insn, imm64, opcode::*};
@@ -66,9 +66,9 @@ fn look_up(key: i32, before: &[Insn]) -> Vec<Insn> {
 }
 
 fn result(insns: &[Insn], maps: &[MapShape]) -> u64 {
-    let program = Program {
+    let program = Bytecode {
         maps,
-        ..Program::new(insns)
+        ..Bytecode::new(insns)
     };
     let code = Baseline
         .compile(&program, Machine::X86_64)
@@ -84,7 +84,7 @@ fn result(insns: &[Insn], maps: &[MapShape]) -> u64 {
 
 /// Returns the code in place of the program's last call.
 fn in_place(insns: &[Insn], in_agent: bool) -> Option<Inline> {
-    let program = Program {
+    let program = Bytecode {
         insns,
         maps: &[ARRAY, PER_CPU],
         in_agent,
@@ -249,7 +249,7 @@ fn look_ups_in_hashes_go_where_their_kind_is_known() {
     let insns = after(&[]);
     let flow = Flow::of(&insns).expect("a good program");
     let place = |key_size, in_agent| {
-        let program = Program {
+        let program = Bytecode {
             insns: &insns,
             maps: &[hash(key_size)],
             in_agent,
@@ -265,7 +265,7 @@ fn look_ups_in_hashes_go_where_their_kind_is_known() {
 #[test]
 fn a_program_without_calls_saves_its_caller_registers() {
     let clobbers = |insns: &[Insn]| {
-        let program = Program {
+        let program = Bytecode {
             insns,
             maps: &[ARRAY, PER_CPU],
             in_agent: true,

@@ -4,7 +4,7 @@ mod common;
 
 use std::ptr;
 
-use beeline_codegen::{Baseline, Context, Engine, Fault, Interpreter, Program};
+use beeline_codegen::{Baseline, Bytecode, Context, Engine, Fault, Interpreter};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, Listing, MAY_GOTO_LIMIT, imm64, opcode::*};
 use beeline_uapi::ProgramType;
@@ -42,7 +42,7 @@ fn engines() -> [Box<dyn Engine>; 2] {
 
 fn run(engine: &dyn Engine, insns: &[Insn]) -> Result<u64, Fault> {
     let program = engine
-        .load(&Program::new(insns))
+        .load(&Bytecode::new(insns))
         .unwrap_or_else(|error| panic!("{}: {error}\n{}", engine.name(), Listing(insns)));
     let environment = Environment::new(&[], &[], &[]);
     let context = Context {

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
+use beeline_codegen::{Baseline, Bytecode, Context, Engine, Interpreter};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::abi::Helper;
 use beeline_isa::{Insn, Listing};
@@ -65,7 +65,7 @@ fn compare(seed: u64, insns: &[Insn], helpers: &[(usize, Helper)]) {
     let run = environment.run();
     for engine in [&Interpreter::default() as &dyn Engine, &Baseline] {
         let program = engine
-            .load(&Program::new(insns))
+            .load(&Bytecode::new(insns))
             .unwrap_or_else(|error| panic!("{}: {error}; {}", engine.name(), name()));
         // SAFETY: the program accesses its stack only, and calls the helpers that it was made with.
         let result = in_child(|| unsafe { program.run(NO_CONTEXT, &run) }.ok());

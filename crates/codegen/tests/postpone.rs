@@ -2,7 +2,7 @@
 
 mod common;
 
-use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
+use beeline_codegen::{Baseline, Bytecode, Context, Engine, Interpreter};
 use beeline_fuzz::Random;
 use beeline_isa::{Insn, Listing, opcode::*};
 
@@ -69,7 +69,7 @@ fn program(random: &mut Random) -> Vec<Insn> {
 }
 
 fn result(engine: &dyn Engine, insns: &[Insn]) -> u64 {
-    let program = engine.load(&Program::new(insns)).expect("a good program");
+    let program = engine.load(&Bytecode::new(insns)).expect("a good program");
     let environment = Environment::new(&[], &[], &[]);
     let context = Context {
         start: std::ptr::null_mut(),

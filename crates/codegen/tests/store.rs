@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_codegen::{
-    Baseline, Code, CodeStore, Compiler, Digest, Machine, Program, Worker, container,
+    Baseline, Bytecode, Code, CodeStore, Compiler, Digest, Machine, Worker, container,
 };
 use beeline_isa::Insn;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn program(value: i32) -> [Insn; 2] {
 
 fn compiled(value: i32) -> (Digest, Code) {
     let insns = program(value);
-    let program = Program::new(&insns);
+    let program = Bytecode::new(&insns);
     let code = Baseline
         .compile(&program, Machine::X86_64)
         .expect("compiles");
@@ -177,7 +177,7 @@ fn code_of_another_compiler_is_not_taken() {
     fs::write(&path, "one").expect("writable");
     let worker = Worker::new(&path);
     let insns = program(1);
-    let program = Digest::of_program(&Program::new(&insns));
+    let program = Digest::of_program(&Bytecode::new(&insns));
     let name = || Digest::of_code(&program, &worker, Machine::X86_64);
     let before = name();
     assert_eq!(name(), before);
@@ -191,13 +191,13 @@ fn code_of_another_compiler_is_not_taken() {
 
 #[test]
 fn programs_that_differ_have_different_names() {
-    let name = |program: &Program<'_>| Digest::of_program(program);
+    let name = |program: &Bytecode<'_>| Digest::of_program(program);
     let (one, two) = (program(1), program(2));
-    assert_ne!(name(&Program::new(&one)), name(&Program::new(&two)));
+    assert_ne!(name(&Bytecode::new(&one)), name(&Bytecode::new(&two)));
     let shape = |entries| beeline_codegen::MapShape::Array { entries, stride: 8 };
     let with = |maps: &[_], in_agent| {
         let insns = &one;
-        name(&Program {
+        name(&Bytecode {
             insns,
             maps,
             in_agent,

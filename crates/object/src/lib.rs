@@ -48,7 +48,7 @@ use link::{Linker, POISON_FUNCTION};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Object {
     /// The programs, in the order of the file.
-    pub programs: Vec<Program>,
+    pub programs: Vec<ObjectProgram>,
     /// The maps. Instructions name them by their place here.
     pub maps: Vec<MapDefinition>,
     /// The content of section `license`; empty without one.
@@ -71,7 +71,7 @@ pub struct Object {
 
 /// A program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Program {
+pub struct ObjectProgram {
     /// The name of its function.
     pub name: String,
     /// The section that it is in, such as `uprobe//bin/bash:readline`.
@@ -88,7 +88,7 @@ pub struct Program {
     pub lines: Vec<Line>,
     /// `struct bpf_func_info` of each function: its slot, and its type in the file's BTF.
     pub func_info: Vec<[u32; 2]>,
-    /// `struct bpf_line_info`, from which [`Program::lines`] is made.
+    /// `struct bpf_line_info`, from which [`ObjectProgram::lines`] is made.
     pub line_info: Vec<[u32; 4]>,
     /// The target in the kernel's types.
     pub target: AttachTarget,
@@ -244,7 +244,7 @@ impl Object {
                 kind.expected_attach_type = AttachType(operation.member);
                 target = operation.target.clone();
             }
-            programs.push(Program {
+            programs.push(ObjectProgram {
                 name: function.name.to_owned(),
                 section: bare.to_owned(),
                 kind,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_object::{AttachTarget, Contents, Object, Program, RunningKernel, SectionKind};
+use beeline_object::{AttachTarget, Contents, Object, ObjectProgram, RunningKernel, SectionKind};
 use beeline_uapi::flags::{MMAPABLE, NO_PREALLOC, SLEEPABLE};
 use beeline_uapi::{AttachType, MapType, ProgramType};
 
@@ -30,7 +30,7 @@ fn compiled(source: &str, flag: &str) -> Object {
     Object::parse(&std::fs::read(file).unwrap(), &RunningKernel::default()).unwrap()
 }
 
-fn program<'a>(object: &'a Object, name: &str) -> &'a Program {
+fn program<'a>(object: &'a Object, name: &str) -> &'a ObjectProgram {
     let found = object.programs.iter().find(|it| it.name == name);
     found.unwrap_or_else(|| panic!("no program {name}"))
 }
@@ -41,7 +41,7 @@ fn place(object: &Object, map: &str) -> usize {
 }
 
 /// Returns the maps that a program refers to, in its order, with the offset for a variable.
-fn references(program: &Program) -> Vec<(usize, Option<i32>)> {
+fn references(program: &ObjectProgram) -> Vec<(usize, Option<i32>)> {
     let reference = |insn: &Insn, next: Option<&Insn>| match insn.op() {
         Ok(Op::Imm64 {
             kind: Imm64::Map,
@@ -62,7 +62,7 @@ fn references(program: &Program) -> Vec<(usize, Option<i32>)> {
 }
 
 /// Returns the kernel functions that a program calls; `None` for a missing one.
-fn calls(program: &Program) -> Vec<Option<i32>> {
+fn calls(program: &ObjectProgram) -> Vec<Option<i32>> {
     let called = |insn: &Insn| match insn.op() {
         Ok(Op::CallKernel { btf_id, .. }) => Some(Some(btf_id)),
         Ok(Op::Poison { .. }) => Some(None),

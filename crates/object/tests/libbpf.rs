@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use std::thread;
 
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_object::{Contents, MapDefinition, Object, Program, RunningKernel, SectionKind};
+use beeline_object::{Contents, MapDefinition, Object, ObjectProgram, RunningKernel, SectionKind};
 use beeline_uapi::{AttachType, MapType, ProgramType};
 
 #[test]
@@ -431,7 +431,7 @@ fn compare_contents(
 
 /// Compares the data that accompanies the instructions: the target's number, and the positions of
 /// functions and lines.
-fn compare_infos(theirs: &[&str], ours: &Program) -> Result<(), String> {
+fn compare_infos(theirs: &[&str], ours: &ObjectProgram) -> Result<(), String> {
     let packed = |words: &mut dyn Iterator<Item = u32>| words.flat_map(u32::to_le_bytes).collect();
     let functions: Vec<u8> = packed(&mut ours.func_info.iter().flatten().copied());
     let lines: Vec<u8> = packed(&mut ours.line_info.iter().flatten().copied());

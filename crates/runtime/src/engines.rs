@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use beeline_agent::helpers;
 use beeline_codegen::aot::{Aot, Unusable};
 use beeline_codegen::{
-    Baseline, Code, CodeStore, Compiler, Digest, Error, Machine, MapShape, Program, RegisterSet,
+    Baseline, Bytecode, Code, CodeStore, Compiler, Digest, Error, Machine, MapShape, RegisterSet,
 };
 use beeline_isa::Insn;
 use parking_lot::Mutex;
@@ -140,7 +140,7 @@ impl Source {
     }
 
     /// Returns the program as engines are given it.
-    pub fn program(&self) -> Program<'_> {
+    pub fn program(&self) -> Bytecode<'_> {
         program(&self.insns, &self.maps)
     }
 
@@ -339,8 +339,8 @@ fn bytes_to_optimize(source: &Source) -> u64 {
 }
 
 /// Returns a program as all engines are given it.
-fn program<'a>(insns: &'a [Insn], maps: &'a [MapShape]) -> Program<'a> {
-    Program {
+fn program<'a>(insns: &'a [Insn], maps: &'a [MapShape]) -> Bytecode<'a> {
+    Bytecode {
         insns,
         maps,
         in_agent: true,
@@ -386,7 +386,7 @@ mod tests {
             format!("version {}", self.version.load(Relaxed))
         }
 
-        fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+        fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error> {
             if !self.is_settled {
                 self.version.fetch_add(1, Relaxed);
             }

@@ -335,9 +335,9 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     let gate = Arc::new(Gate::default());
     gate.open();
     let insns = constant(7);
-    let source = beeline_codegen::Program {
+    let source = beeline_codegen::Bytecode {
         in_agent: true,
-        ..beeline_codegen::Program::new(&insns)
+        ..beeline_codegen::Bytecode::new(&insns)
     };
     let machine = beeline_codegen::Machine::X86_64;
     let compile = beeline_codegen::Compiler::compile;

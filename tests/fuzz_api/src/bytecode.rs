@@ -55,7 +55,7 @@ pub fn judge(program: &Program<'_>) {
         return;
     };
     for machine in [Machine::X86_64, Machine::Aarch64] {
-        let _ = Baseline.compile(&beeline_codegen::Program::new(&resolved), machine);
+        let _ = Baseline.compile(&beeline_codegen::Bytecode::new(&resolved), machine);
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_codegen::container::seal;
-use beeline_codegen::{Baseline, Code, Compiler, Digest, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Code, Compiler, Digest, Machine};
 use beeline_fuzz::program;
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
@@ -109,7 +109,7 @@ fn types_of(object: &[u8]) -> Vec<u8> {
 
 fn code() -> Code {
     let insns = made_up(0);
-    let code = Baseline.compile(&Program::new(&insns), Machine::X86_64);
+    let code = Baseline.compile(&Bytecode::new(&insns), Machine::X86_64);
     code.expect("a good program")
 }
 
@@ -136,7 +136,7 @@ fn aot() -> Aot {
         flags: 0,
         attach_btf_id: 0,
         functions: vec![[0, 1]],
-        digest: Digest::of_program(&Program::new(&insns)),
+        digest: Digest::of_program(&Bytecode::new(&insns)),
         insns: insns.iter().flat_map(|insn| insn.encode()).collect(),
         maps: vec![0],
         engine: "baseline".to_owned(),

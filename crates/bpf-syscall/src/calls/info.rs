@@ -15,7 +15,7 @@ use super::attr::GetInfo;
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
-use crate::objects::{Btf, Map, Object, Program};
+use crate::objects::{Btf, Map, Object, ProgramObject};
 use answer::Filled;
 use layout::{btf, link, map, prog};
 
@@ -76,7 +76,11 @@ impl<'a> ObjectInfo<'a> {
     }
 
     /// Fills `struct bpf_prog_info`.
-    fn describe_program(&self, program: &Program, info: &mut Filled<'_>) -> Result<(), Errno> {
+    fn describe_program(
+        &self,
+        program: &ProgramObject,
+        info: &mut Filled<'_>,
+    ) -> Result<(), Errno> {
         const GPL_COMPATIBLE: u32 = 1;
         let Info::Program {
             name,

@@ -15,7 +15,7 @@ use crate::claims::Claims;
 use crate::fds::ThreadFds;
 use crate::functions;
 use crate::local::Local;
-use crate::objects::{Link, LinkTo, Numbers, Object, Program, attach};
+use crate::objects::{Link, LinkTo, Numbers, Object, ProgramObject, attach};
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
 
@@ -83,7 +83,7 @@ impl<'a> Links<'a> {
         }
     }
 
-    fn link_event(&self, program: Arc<Program>, wanted: &LinkCreate) -> Answer {
+    fn link_event(&self, program: Arc<ProgramObject>, wanted: &LinkCreate) -> Answer {
         let event = self.fds.event(wanted.target_fd)?;
         event.set_program_after_closes(self.fds.table, &program, wanted.cookie)?;
         let link = Link {
@@ -117,7 +117,7 @@ impl<'a> Links<'a> {
     }
 
     /// Links a program that attaches to a type in the kernel's BTF.
-    fn link_traced(&self, program: Arc<Program>, cookie: u64) -> Answer {
+    fn link_traced(&self, program: Arc<ProgramObject>, cookie: u64) -> Answer {
         let Some(name) = self.attach_name(&program) else {
             return self.refuse_link("kernel tracing programs");
         };
@@ -155,7 +155,7 @@ impl<'a> Links<'a> {
 
     /// Links a program to a raw tracepoint: ENOENT for all tracepoints but those on all system
     /// calls; EINVAL if the program looks beyond the tracepoint's arguments.
-    fn link_raw_tracepoint(&self, program: Arc<Program>, name: &str, cookie: u64) -> Answer {
+    fn link_raw_tracepoint(&self, program: Arc<ProgramObject>, name: &str, cookie: u64) -> Answer {
         let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
             return self.refuse_link(&format!("rawtracepoint:{name}"));
         };
@@ -172,7 +172,12 @@ impl<'a> Links<'a> {
     }
 
     /// Links a program to a place, or to several of the same kind that belong together.
-    fn link_places(&self, program: Arc<Program>, points: Vec<AttachPoint>, cookie: u64) -> Answer {
+    fn link_places(
+        &self,
+        program: Arc<ProgramObject>,
+        points: Vec<AttachPoint>,
+        cookie: u64,
+    ) -> Answer {
         let point = points.first().cloned().ok_or(Errno::EINVAL)?;
         self.backend.attach_check(&point)?;
         let take = || self.claims.claim(program.held.id, &point);
@@ -194,7 +199,7 @@ impl<'a> Links<'a> {
     }
 
     /// Returns the name of the type in the kernel's BTF that a program was loaded for.
-    fn attach_name(&self, program: &Program) -> Option<String> {
+    fn attach_name(&self, program: &ProgramObject) -> Option<String> {
         let kernel = self.fds.table.kernels_btf()?;
         let types = Btf::parse(kernel.data())?;
         let name = types.get(program.attach_btf_id)?.name;

@@ -18,7 +18,7 @@ use super::info::{FUNC_INFO, LINE_INFO};
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
-use crate::objects::{Btf, Held, Object, Program};
+use crate::objects::{Btf, Held, Object, ProgramObject};
 
 /// The most instructions in one program, for a privileged user.
 const INSN_LIMIT: u32 = 1_000_000;
@@ -104,20 +104,21 @@ impl<'a> Programs<'a> {
         }
         let gpl = is_gpl_compatible(&spec.license);
         charge.resize((func_info.len() + line_info.len()) as u64)?;
-        self.descriptors.first(Object::Program(Arc::new(Program {
-            held,
-            prog_type: spec.prog_type,
-            expected_attach_type: spec.expected_attach_type,
-            attach_btf_id: spec.attach_btf_id,
-            sleepable: spec.flags & flags::SLEEPABLE != 0,
-            gpl,
-            btf,
-            func_info,
-            line_info,
-            _charge: charge,
-            loaded: nanoseconds_since_start(),
-            uid: rustix::process::getuid().as_raw(),
-        })))
+        self.descriptors
+            .first(Object::Program(Arc::new(ProgramObject {
+                held,
+                prog_type: spec.prog_type,
+                expected_attach_type: spec.expected_attach_type,
+                attach_btf_id: spec.attach_btf_id,
+                sleepable: spec.flags & flags::SLEEPABLE != 0,
+                gpl,
+                btf,
+                func_info,
+                line_info,
+                _charge: charge,
+                loaded: nanoseconds_since_start(),
+                uid: rustix::process::getuid().as_raw(),
+            })))
     }
 
     /// Loads a program in the backend and writes the log, whether or not the program is accepted.

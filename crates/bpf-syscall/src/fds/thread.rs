@@ -8,7 +8,7 @@ use beeline_supervisor::keys::{Key, eventfd_number, key_of_descriptor};
 use beeline_uapi::Errno;
 
 use super::{Descriptors, Entry, Hold};
-use crate::objects::{Btf, Event, Map, Object, Program, Ring};
+use crate::objects::{Btf, Event, Map, Object, ProgramObject, Ring};
 
 /// Finds the objects behind a thread's descriptors.
 #[derive(Clone, Copy)]
@@ -82,7 +82,7 @@ impl ThreadFds<'_> {
         }
     }
 
-    pub(crate) fn program(&self, fd: i32) -> Result<Arc<Program>, Errno> {
+    pub(crate) fn program(&self, fd: i32) -> Result<Arc<ProgramObject>, Errno> {
         match self.find(fd)? {
             Some(Object::Program(program)) => Ok(program),
             _ => Err(Errno::EINVAL),

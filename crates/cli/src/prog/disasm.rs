@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use beeline_codegen::{Code, Machine};
 use beeline_isa::{Insn, Listing};
-use beeline_object::{Line, Object, Program};
+use beeline_object::{Line, Object, ObjectProgram};
 use clap::Args;
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 
@@ -66,7 +66,7 @@ pub fn disasm(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Returns the code that a session would run, here or on the given machine.
 fn compiled(
     object: &Object,
-    program: &Program,
+    program: &ObjectProgram,
     engine: CompilerName,
     machine: Machine,
 ) -> anyhow::Result<Code> {
@@ -79,7 +79,7 @@ fn compiled(
 
 fn listing(
     object: &Object,
-    program: &Program,
+    program: &ObjectProgram,
     code: Option<&Code>,
     machine: Machine,
 ) -> anyhow::Result<String> {
@@ -116,7 +116,7 @@ fn listing(
 
 /// Returns the source lines that begin at an instruction. Compilers give number 0 to code that
 /// comes from no line.
-fn lines_at(program: &Program, place: usize) -> impl Iterator<Item = &Line> {
+fn lines_at(program: &ObjectProgram, place: usize) -> impl Iterator<Item = &Line> {
     let mut lines = program.lines.iter();
     std::iter::from_fn(move || lines.find(|line| line.insn == place && line.line > 0))
 }

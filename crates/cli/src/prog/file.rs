@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_isa::Insn;
 use beeline_object::{
-    AttachTarget, Contents, MapDefinition, Object, Program, RunningKernel, SectionKind,
+    AttachTarget, Contents, MapDefinition, Object, ObjectProgram, RunningKernel, SectionKind,
 };
 use beeline_uapi::{AttachType, MapType, ProgramType};
 
@@ -50,7 +50,7 @@ impl File {
         &self,
         section: Option<&str>,
         name: Option<&str>,
-    ) -> anyhow::Result<Vec<&Program>> {
+    ) -> anyhow::Result<Vec<&ObjectProgram>> {
         select(&self.object, section, name)
     }
 
@@ -63,13 +63,14 @@ impl File {
         &self,
         section: Option<&str>,
         name: Option<&str>,
-    ) -> anyhow::Result<&Program> {
+    ) -> anyhow::Result<&ObjectProgram> {
         let found = self.select(section, name)?;
         match found.as_slice() {
             [one] => Ok(one),
             several => {
-                let listed =
-                    |it: &&Program| format!("\n  --section {} --program {}", it.section, it.name);
+                let listed = |it: &&ObjectProgram| {
+                    format!("\n  --section {} --program {}", it.section, it.name)
+                };
                 let listed: String = several.iter().map(listed).collect();
                 bail!(
                     "{} programs could be meant; say which:{listed}",
@@ -89,8 +90,8 @@ pub fn select<'a>(
     object: &'a Object,
     section: Option<&str>,
     name: Option<&str>,
-) -> anyhow::Result<Vec<&'a Program>> {
-    let is_wanted = |program: &&Program| {
+) -> anyhow::Result<Vec<&'a ObjectProgram>> {
+    let is_wanted = |program: &&ObjectProgram| {
         section.is_none_or(|section| program.section == section)
             && name.is_none_or(|name| program.name == name)
     };
@@ -98,7 +99,7 @@ pub fn select<'a>(
     if !found.is_empty() {
         return Ok(found);
     }
-    let listed = |program: &Program| format!("\n  {} ({})", program.section, program.name);
+    let listed = |program: &ObjectProgram| format!("\n  {} ({})", program.section, program.name);
     let there: String = object.programs.iter().map(listed).collect();
     let what = match (section, name) {
         (Some(section), None) => format!("no section {section}"),
@@ -118,7 +119,7 @@ pub fn select<'a>(
 fn object_of(aot: &Aot) -> anyhow::Result<Object> {
     let program = |it: &AotProgram| {
         let insns = Insn::decode_all(&it.insns)?;
-        Ok(Program {
+        Ok(ObjectProgram {
             name: it.name.clone(),
             section: it.section.clone(),
             kind: SectionKind {
@@ -134,7 +135,7 @@ fn object_of(aot: &Aot) -> anyhow::Result<Object> {
             autoload: true,
             insns: insns.collect(),
             functions: vec![(0, it.name.clone())],
-            ..Program::default()
+            ..ObjectProgram::default()
         })
     };
     let map = |it: &AotMap| MapDefinition {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_object::{Contents, MapDefinition, Object, Program};
+use beeline_object::{Contents, MapDefinition, Object, ObjectProgram};
 use beeline_runtime::backend::{
     Backend, Id, Info, Loaded as LoadedProgram, MapSpec, ObjectRef, ProgramSpec, ProgramTypes,
     SpecialFields, ValueType,
@@ -60,7 +60,7 @@ impl<'a> Loaded<'a> {
     /// # Errors
     ///
     /// Fails if a map cannot be created or filled, or the program is refused.
-    pub fn program(&mut self, program: &Program) -> anyhow::Result<Id> {
+    pub fn program(&mut self, program: &ObjectProgram) -> anyhow::Result<Id> {
         if let Some(id) = self.programs.get(&program.name) {
             return Ok(*id);
         }

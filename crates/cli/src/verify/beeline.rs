@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use beeline_object::{AttachTarget, Contents, Kernel, MapDefinition, Object, Program};
+use beeline_object::{AttachTarget, Contents, Kernel, MapDefinition, Object, ObjectProgram};
 use beeline_uapi::MapType;
 use beeline_verifier::program::{self, Kind, Map, Modules, is_gpl_compatible};
 use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes, Refused};
@@ -47,7 +47,7 @@ impl<'a> Verifier<'a> {
     /// Judges a program; `target` is the program in which it replaces a function, if it does that.
     pub fn judge(
         &self,
-        program: &Program,
+        program: &ObjectProgram,
         target: Option<&Replaced<'_, '_>>,
         log_level: u32,
     ) -> Judgement {
@@ -59,7 +59,7 @@ impl<'a> Verifier<'a> {
 
     fn verdict(
         &self,
-        program: &Program,
+        program: &ObjectProgram,
         target: Option<&Replaced<'_, '_>>,
         log_level: u32,
     ) -> Judgement {
@@ -94,7 +94,11 @@ impl<'a> Verifier<'a> {
     }
 
     /// Returns a program with its types, read as those of a program of the given kind.
-    fn described<'p>(&self, program: &'p Program, kind: Kind) -> Result<Described<'p>, Refused> {
+    fn described<'p>(
+        &self,
+        program: &'p ObjectProgram,
+        kind: Kind,
+    ) -> Result<Described<'p>, Refused> {
         let types = self.types(program, kind)?;
         Ok(Described { program, types })
     }
@@ -163,7 +167,7 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    fn kind(&self, program: &Program) -> Kind {
+    fn kind(&self, program: &ObjectProgram) -> Kind {
         let kind = kind(program);
         match (&program.target, &self.kernel) {
             (AttachTarget::InModule { module, id }, Some(kernel)) => Kind {
@@ -175,7 +179,7 @@ impl<'a> Verifier<'a> {
     }
 
     /// Returns the program's types; none for a file without types.
-    fn types(&self, program: &Program, kind: Kind) -> Result<Option<ProgramTypes>, Refused> {
+    fn types(&self, program: &ObjectProgram, kind: Kind) -> Result<Option<ProgramTypes>, Refused> {
         let Some(types) = self
             .types
             .as_ref()
@@ -193,14 +197,14 @@ impl<'a> Verifier<'a> {
 
 /// A program with its types.
 struct Described<'p> {
-    program: &'p Program,
+    program: &'p ObjectProgram,
     types: Option<ProgramTypes>,
 }
 
 /// A program in which another replaces a function.
 pub struct Replaced<'v, 'a> {
     pub verifier: &'v Verifier<'a>,
-    pub program: &'v Program,
+    pub program: &'v ObjectProgram,
     /// The function, in the BTF of the program's file.
     pub function: u32,
 }

@@ -11,7 +11,7 @@ use beeline_kernel::{
     MapSpec, ProgramSpec, ProgramTypes, Refusal, create_map, freeze, load_program, load_types,
     module_types, update,
 };
-use beeline_object::{AttachTarget, Contents, MapDefinition, Object, Program};
+use beeline_object::{AttachTarget, Contents, MapDefinition, Object, ObjectProgram};
 
 use super::beeline::completed;
 use super::{Judgement, Verdict, in_words, kind};
@@ -48,7 +48,7 @@ impl<'a> Loader<'a> {
     /// this one replaces.
     pub fn judge(
         &self,
-        program: &Program,
+        program: &ObjectProgram,
         target: Option<(&OwnedFd, u32)>,
         log_level: u32,
     ) -> Judgement {
@@ -58,7 +58,7 @@ impl<'a> Loader<'a> {
     /// Returns the verdict, and the program if the kernel takes it.
     pub fn load(
         &self,
-        program: &Program,
+        program: &ObjectProgram,
         target: Option<(&OwnedFd, u32)>,
         log_level: u32,
     ) -> (Judgement, Option<OwnedFd>) {

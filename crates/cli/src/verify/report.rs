@@ -1,6 +1,6 @@
 //! Prints verdicts for people and for scripts.
 
-use beeline_object::{AttachTarget, Line, Object, Program};
+use beeline_object::{AttachTarget, Line, Object, ObjectProgram};
 use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_verifier::verdict::ProgramSummary;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::prog::disasm::instruction;
 /// A program with the judgements on it.
 pub struct Judged<'a> {
     pub object: &'a Object,
-    pub program: &'a Program,
+    pub program: &'a ObjectProgram,
     pub verifier: VerifierName,
     /// Beeline's judgement, unless only the kernel was asked.
     pub first: &'a Judgement,

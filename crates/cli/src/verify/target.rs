@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use beeline_object::{Kernel, Object, Program};
+use beeline_object::{Kernel, Object, ObjectProgram};
 use beeline_uapi::ProgramType;
 
 /// The file, and perhaps a program of it, that `--target FILE[:PROGRAM]` names.
@@ -51,7 +51,7 @@ impl Wanted {
 }
 
 /// Returns whether a program replaces a function of another.
-pub fn replaces(program: &Program) -> bool {
+pub fn replaces(program: &ObjectProgram) -> bool {
     program.kind.prog_type == ProgramType::EXT
 }
 
@@ -60,8 +60,8 @@ pub fn replaces(program: &Program) -> bool {
 pub fn find<'a>(
     object: &'a Object,
     program: Option<&str>,
-    replacing: &Program,
-) -> Option<(&'a Program, u32)> {
+    replacing: &ObjectProgram,
+) -> Option<(&'a ObjectProgram, u32)> {
     let (_, name) = replacing.section.split_once('/')?;
     let mut others = object
         .programs

@@ -17,7 +17,7 @@ use beeline_verifier::Flow;
 use super::outline::{Labels, Outline};
 use super::walk::walk;
 use crate::code::{Code, Error, InsnAt};
-use crate::engine::Program;
+use crate::engine::Bytecode;
 use assembler::{Assembler, TooFar};
 use emit::Emitter;
 use frame::Frame;
@@ -25,7 +25,7 @@ use helper_calls::CALLBACK_BYTES;
 use macro_assembler::MacroAssembler;
 use registers::CALLER_SAVED;
 
-pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
+pub(super) fn compile(program: &Bytecode<'_>) -> Result<Code, Error> {
     let flow = Flow::of(program.insns)?;
     let outline = Outline::of(program, &flow);
     // Conditional branches reach 1 MiB, which is enough for nearly all programs; jumps reach 128

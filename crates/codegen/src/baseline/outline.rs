@@ -9,7 +9,7 @@ use beeline_uapi::HelperId;
 use beeline_verifier::{Flow, Function};
 
 use crate::code::{Error, MAX_MAPS};
-use crate::engine::Program;
+use crate::engine::Bytecode;
 use crate::inline::{Inline, inlines};
 
 /// The fields of the run that a tail call may change, and that must be restored when the program is
@@ -66,7 +66,7 @@ pub(crate) enum Value<L> {
 }
 
 impl<'a> Outline<'a> {
-    pub(crate) fn of(program: &Program<'a>, flow: &'a Flow) -> Self {
+    pub(crate) fn of(program: &Bytecode<'a>, flow: &'a Flow) -> Self {
         let is_poison = |(_, op)| matches!(op, Op::Poison { .. });
         let mut called = flow.functions().iter().skip(1);
         Self {

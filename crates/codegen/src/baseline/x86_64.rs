@@ -24,7 +24,7 @@ use iced_x86::code_asm::CodeAssembler;
 use super::outline::{Labels, Outline};
 use super::walk::walk;
 use crate::code::{Code, Error, InsnAt};
-use crate::engine::Program;
+use crate::engine::Bytecode;
 use align::Assembled;
 use emit::Emitter;
 use frame::Frame;
@@ -38,7 +38,7 @@ impl From<IcedError> for Error {
     }
 }
 
-pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
+pub(super) fn compile(program: &Bytecode<'_>) -> Result<Code, Error> {
     let flow = Flow::of(program.insns)?;
     let outline = Outline::of(program, &flow);
     let mut asm = CodeAssembler::new(64)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::code::Code;
 use crate::digest::Digest;
-use crate::engine::{Compiler, Machine, MapShape, Program};
+use crate::engine::{Bytecode, Compiler, Machine, MapShape};
 
 /// The bytes of a frame's length.
 pub(super) const HEADER: usize = 4;
@@ -44,7 +44,7 @@ pub(super) fn frame_length(header: [u8; HEADER]) -> Option<usize> {
 }
 
 /// Returns the contents of a request's frame.
-pub(super) fn request(program: &Program<'_>, machine: Machine) -> Vec<u8> {
+pub(super) fn request(program: &Bytecode<'_>, machine: Machine) -> Vec<u8> {
     encode(&Request {
         abi: Digest::of_abi(),
         insns: program
@@ -110,7 +110,7 @@ fn compile(compiler: &dyn Compiler, request: &[u8]) -> Outcome {
     let insns: Vec<_> = Insn::decode_all(&request.insns)
         .map_err(|error| error.to_string())?
         .collect();
-    let program = Program {
+    let program = Bytecode {
         insns: &insns,
         maps: &request.maps,
         in_agent: request.in_agent,
@@ -132,7 +132,7 @@ mod tests {
         let mov = 0xb7 | (number as u64) << 32;
         let bytes = [mov, EXIT].map(u64::to_le_bytes).concat();
         let insns: Vec<_> = Insn::decode_all(&bytes).expect("whole").collect();
-        let request = request(&Program::new(&insns), Machine::X86_64);
+        let request = request(&Bytecode::new(&insns), Machine::X86_64);
         (request.clone(), served(&request))
     }
 

@@ -9,7 +9,7 @@ pub mod vectors;
 use std::mem::MaybeUninit;
 use std::{io, ptr};
 
-use beeline_codegen::{Baseline, Code, Compiler, Error, Executable, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Code, Compiler, Error, Executable, Machine};
 pub use beeline_fuzz::asm::*;
 use beeline_fuzz::kernel;
 pub use beeline_fuzz::program as random;
@@ -47,7 +47,7 @@ pub fn accept(insns: &[Insn], maps: &[(i32, &Map)]) {
 
 /// Compiles a program with unknown maps.
 pub fn compile(insns: &[Insn]) -> Result<Code, Error> {
-    Baseline.compile(&Program::new(insns), Machine::X86_64)
+    Baseline.compile(&Bytecode::new(insns), Machine::X86_64)
 }
 
 /// Compiles a program and maps it; panics, with its text, if that fails.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use beeline_codegen::{Context, Engine, Executable, Program};
+use beeline_codegen::{Bytecode, Context, Engine, Executable};
 use beeline_isa::Insn;
 use beeline_isa::abi::{Helper, Run};
 use beeline_uapi::HelperId;
@@ -48,7 +48,7 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
 /// engine's own code, or the baseline compiler's if it makes none, and call other helpers.
 pub fn run(engine: &dyn Engine, programs: &[Vec<Insn>], others: &[(usize, Helper)]) -> u64 {
     let load = |insns: &Vec<Insn>| {
-        let loaded = engine.load(&Program::new(insns));
+        let loaded = engine.load(&Bytecode::new(insns));
         loaded.unwrap_or_else(|error| panic!("{error}"))
     };
     let compile = |insns: &Vec<Insn>| match load(insns).code() {

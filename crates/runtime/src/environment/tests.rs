@@ -18,7 +18,7 @@ fn all_loads_of_programs_are_known_to_the_agent() {
     }
     program.extend(exit);
     let insns: Vec<_> = beeline_isa::Insn::decode_all(&program).unwrap().collect();
-    let bare = beeline_codegen::Program::new(&insns);
+    let bare = beeline_codegen::Bytecode::new(&insns);
     let code = Baseline.compile(&bare, Machine::X86_64).unwrap();
     let mut decoder = Decoder::new(64, &code.bytes, 0);
     let mut loads = 0;

@@ -19,17 +19,17 @@ pub(super) struct Listing(Mutex<Listed>);
 
 /// The programs of processes that places of channels belong to.
 #[derive(Debug, Default)]
-pub(super) struct Owners(Mutex<[Option<Program>; CHANNELS]>);
+pub(super) struct Owners(Mutex<[Option<ProcessImage>; CHANNELS]>);
 
 /// The program of a process: `exec` closes channels, and chooses anew where the stack begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Program {
+struct ProcessImage {
     pid: i32,
     started: u64,
     stack: u64,
 }
 
-impl Program {
+impl ProcessImage {
     /// Returns `None` if the process is gone.
     fn of(pid: i32) -> Option<Self> {
         Some(Self {
@@ -40,14 +40,14 @@ impl Program {
     }
 }
 
-fn is_alive(owner: Option<Program>) -> bool {
-    owner.is_some_and(|owner| Program::of(owner.pid) == Some(owner))
+fn is_alive(owner: Option<ProcessImage>) -> bool {
+    owner.is_some_and(|owner| ProcessImage::of(owner.pid) == Some(owner))
 }
 
 impl Owners {
     /// Returns the place that belongs to a process.
     pub(super) fn place_of(&self, pid: i32) -> Option<usize> {
-        let owner = Program::of(pid)?;
+        let owner = ProcessImage::of(pid)?;
         let owners = self.0.lock();
         owners.iter().position(|known| *known == Some(owner))
     }
@@ -151,7 +151,7 @@ impl Places<'_> {
 
     /// Returns the place that belongs to a process. The process gets one if there is one left.
     pub(super) fn take(&self, owners: &Owners, pid: i32) -> Option<usize> {
-        let owner = Program::of(pid)?;
+        let owner = ProcessImage::of(pid)?;
         let mut owners = owners.0.lock();
         if let Some(index) = owners.iter().position(|known| *known == Some(owner)) {
             return Some(index);

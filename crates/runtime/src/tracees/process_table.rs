@@ -44,14 +44,14 @@ struct Entry {
     /// Start time in clock ticks since boot. `None` if it could not be read or has not been read
     /// yet.
     start: Option<u64>,
-    program: Program,
+    program: Executable,
     /// When the process was first seen with its program.
     since: Instant,
     is_descendant: Option<bool>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Program {
+enum Executable {
     NotRead,
     /// The program's path. `None` for a kernel thread or a process that may not be examined.
     Read(Option<PathBuf>),
@@ -72,7 +72,7 @@ impl ProcessTable {
         let turn = self.looks % TURNS;
         for (&pid, entry) in &mut self.known {
             let is_its_turn = pid.unsigned_abs() % TURNS == turn;
-            if is_its_turn || entry.program == Program::NotRead || entry.is_young(begin) {
+            if is_its_turn || entry.program == Executable::NotRead || entry.is_young(begin) {
                 entry.read(pid, begin);
             }
         }
@@ -160,7 +160,7 @@ impl Entry {
         Self {
             inode,
             start: None,
-            program: Program::NotRead,
+            program: Executable::NotRead,
             since: now,
             is_descendant: None,
         }
@@ -174,7 +174,7 @@ impl Entry {
         if self.start.is_none() {
             self.start = start_time(pid);
         }
-        let program = Program::Read(program(pid));
+        let program = Executable::Read(program(pid));
         if program != self.program {
             self.program = program;
             self.since = now;

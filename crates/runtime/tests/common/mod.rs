@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use beeline_codegen::{Baseline, Code, Compiler, Error, Machine, Program};
+use beeline_codegen::{Baseline, Bytecode, Code, Compiler, Error, Machine};
 use beeline_isa::{Insn, imm64};
 use beeline_runtime::Runtime;
 use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, SpecialFields};
@@ -295,7 +295,7 @@ impl Compiler for Through {
         "the one of this test".into()
     }
 
-    fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+    fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error> {
         self.0.asked.fetch_add(1, SeqCst);
         let mut is_open = self.0.is_open.lock();
         self.0.opened.wait_while(&mut is_open, |open| !*open);
@@ -310,7 +310,7 @@ impl Compiler for Through {
             }
         }
         let mut code = Baseline.compile(
-            &Program {
+            &Bytecode {
                 insns: &insns,
                 ..*program
             },
@@ -334,7 +334,7 @@ impl Compiler for Broken {
         "broken"
     }
 
-    fn compile(&self, _: &Program<'_>, _: Machine) -> Result<Code, Error> {
+    fn compile(&self, _: &Bytecode<'_>, _: Machine) -> Result<Code, Error> {
         Err(Error::NoCodeForMachine)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_object::{AttachTarget, Contents, Object, Program};
+use beeline_object::{AttachTarget, Contents, Object, ObjectProgram};
 use beeline_uapi::{AttachType, Command, attr, offset_behind};
 
 use crate::attach::Attached;
@@ -101,7 +101,10 @@ impl Loaded {
     }
 }
 
-fn selected<'a>(object: &'a Object, selection: &Selection) -> Result<Vec<&'a Program>, Error> {
+fn selected<'a>(
+    object: &'a Object,
+    selection: &Selection,
+) -> Result<Vec<&'a ObjectProgram>, Error> {
     let has = |name: &String| {
         let mut programs = object.programs.iter();
         let found = programs.find(|program| program.name == *name);
@@ -171,7 +174,7 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn load(&self, program: &Program) -> Result<LoadedProgram, Error> {
+    fn load(&self, program: &ObjectProgram) -> Result<LoadedProgram, Error> {
         let name = || program.name.clone();
         if let AttachTarget::Missing(why) = &program.target {
             return Err(Error::Attach {
@@ -216,7 +219,7 @@ impl Loader<'_> {
     #[allow(clippy::type_complexity, reason = "an answer that has two parts")]
     fn try_load(
         &self,
-        program: &Program,
+        program: &ObjectProgram,
         insns: &[u8],
         types: Option<&Handle>,
         log_level: u32,

@@ -1,7 +1,7 @@
 //! A lying proxy: whatever it says, the host gets an error that names it, and goes on.
 
 use beeline_isa::{Insn, opcode};
-use beeline_object::{MapDefinition, Object, Program, SectionKind};
+use beeline_object::{MapDefinition, Object, ObjectProgram, SectionKind};
 use beeline_vm_loader::{Attachment, Error, Event, Guest, Loaded, Selection, Watching};
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::address::Address;
@@ -34,7 +34,7 @@ fn object() -> Object {
         ..Insn::default()
     };
     Object {
-        programs: vec![Program {
+        programs: vec![ObjectProgram {
             name: "program".into(),
             section: "raw_tp/sys_enter".into(),
             kind: SectionKind::of("raw_tp/sys_enter"),
@@ -43,7 +43,7 @@ fn object() -> Object {
                 insn(opcode::ALU64 | opcode::MOV),
                 insn(opcode::JMP | opcode::EXIT),
             ],
-            ..Program::default()
+            ..ObjectProgram::default()
         }],
         maps: vec![
             map("ring", MapType::RINGBUF, 0, 0, RING),

@@ -8,7 +8,7 @@
 //! takes the first one's number, and its mask along.
 
 use beeline_isa::{FRAME_POINTER, Insn, opcode};
-use beeline_object::{MapDefinition, Object, Program, SectionKind};
+use beeline_object::{MapDefinition, Object, ObjectProgram, SectionKind};
 use beeline_uapi::{HelperId, MapType};
 
 /// Bytes of a mask: 1,024 CPUs.
@@ -87,14 +87,14 @@ pub(crate) fn object() -> Object {
     }
 }
 
-fn program(name: &str, section: &str, code: Code) -> Program {
-    Program {
+fn program(name: &str, section: &str, code: Code) -> ObjectProgram {
+    ObjectProgram {
         name: name.into(),
         section: section.into(),
         kind: SectionKind::of(section),
         autoload: true,
         insns: code.finish(),
-        ..Program::default()
+        ..ObjectProgram::default()
     }
 }
 

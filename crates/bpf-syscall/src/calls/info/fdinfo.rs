@@ -10,7 +10,7 @@ use beeline_uapi::{Errno, LinkType};
 
 use crate::fds::ThreadFds;
 use crate::local::Local;
-use crate::objects::{Link, LinkTo, Map, Object, Program};
+use crate::objects::{Link, LinkTo, Map, Object, ProgramObject};
 use crate::tracepoints::Tracepoint;
 
 const PAGE: u64 = 4096;
@@ -70,7 +70,7 @@ impl<'a> FdInfo<'a> {
         Ok(())
     }
 
-    fn program_lines(&self, program: &Program, text: &mut String) -> Result<(), Errno> {
+    fn program_lines(&self, program: &ProgramObject, text: &mut String) -> Result<(), Errno> {
         let Info::Program { xlated, .. } = self.backend.info(program.held.id)? else {
             return Err(Errno::EINVAL);
         };
@@ -117,7 +117,7 @@ impl<'a> FdInfo<'a> {
         Ok(())
     }
 
-    fn tag(&self, program: &Program) -> Result<String, Errno> {
+    fn tag(&self, program: &ProgramObject) -> Result<String, Errno> {
         match self.backend.info(program.held.id)? {
             Info::Program { tag, .. } => Ok(tag.iter().map(|byte| format!("{byte:02x}")).collect()),
             _ => Err(Errno::EINVAL),
