@@ -124,20 +124,5 @@ impl Answers for Local {
 fn is_map_operation(request: &Request) -> bool {
     let [command, ..] = request.args;
     request.nr == libc::SYS_bpf
-        && u32::try_from(command).is_ok_and(|command| is_on_elements(Command(command)))
-}
-
-fn is_on_elements(command: Command) -> bool {
-    matches!(
-        command,
-        Command::MAP_LOOKUP_ELEM
-            | Command::MAP_UPDATE_ELEM
-            | Command::MAP_DELETE_ELEM
-            | Command::MAP_GET_NEXT_KEY
-            | Command::MAP_LOOKUP_AND_DELETE_ELEM
-            | Command::MAP_LOOKUP_BATCH
-            | Command::MAP_LOOKUP_AND_DELETE_BATCH
-            | Command::MAP_UPDATE_BATCH
-            | Command::MAP_DELETE_BATCH
-    )
+        && u32::try_from(command).is_ok_and(|command| Command(command).is_for_elements())
 }

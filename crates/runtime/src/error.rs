@@ -135,7 +135,12 @@ impl Error {
     pub fn errno(&self) -> Errno {
         match self {
             Self::Open { source, .. } | Self::Os { source, .. } => {
-                Errno(source.raw_os_error().unwrap_or(libc::EIO))
+                // A pool that is full is no error of the kernel's.
+                let otherwise = match source.kind() {
+                    std::io::ErrorKind::OutOfMemory => libc::ENOMEM,
+                    _ => libc::EIO,
+                };
+                Errno(source.raw_os_error().unwrap_or(otherwise))
             }
             Self::Binary { .. } | Self::Site { .. } | Self::Machine(_) => Errno(libc::EINVAL),
             Self::Inject(error) => Errno(match error {

@@ -238,7 +238,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// [`Error::Site`] or [`Error::Target`] if the site cannot be hooked, [`Error::Changed`] if
+    /// [`Error::Target`] if the site cannot be hooked, [`Error::Changed`] if
     /// something else changed the process meanwhile.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
         self.sites.attach(request, hold)
@@ -412,8 +412,10 @@ impl Target {
         // be waiting for Beeline.
         if is_due && !sites.memory.waits_for_child() {
             let _ = sites.restore_idle();
-            let maps: Vec<_> = sites.maps().chain(syscalls.maps()).cloned().collect();
-            let _ = sites.memory.unmap_out_of_reach(&maps);
+            if sites.memory.is_to_unmap() {
+                let maps: Vec<_> = sites.maps().chain(syscalls.maps()).cloned().collect();
+                let _ = sites.memory.unmap_out_of_reach(&maps);
+            }
             let _ = sites.memory.look_for_ids();
         }
         sites.settle_unguarded();

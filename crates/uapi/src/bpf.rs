@@ -235,3 +235,28 @@ open_enum! {
     TRACEPOINT = 5,
     EVENT = 6,
 }
+
+impl Command {
+    /// True for a command on single elements of a map, or on many of them.
+    pub fn is_for_elements(self) -> bool {
+        matches!(
+            self,
+            Self::MAP_LOOKUP_ELEM
+                | Self::MAP_UPDATE_ELEM
+                | Self::MAP_DELETE_ELEM
+                | Self::MAP_GET_NEXT_KEY
+                | Self::MAP_LOOKUP_AND_DELETE_ELEM
+        ) || self.is_batch()
+    }
+
+    /// True for a command on many elements of a map.
+    pub fn is_batch(self) -> bool {
+        matches!(
+            self,
+            Self::MAP_LOOKUP_BATCH
+                | Self::MAP_LOOKUP_AND_DELETE_BATCH
+                | Self::MAP_UPDATE_BATCH
+                | Self::MAP_DELETE_BATCH
+        )
+    }
+}

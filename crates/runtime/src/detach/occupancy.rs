@@ -1,4 +1,4 @@
-//! What the threads of a stopped process may still do with a session's memory.
+//! The use that threads of a stopped process may still make of a session's memory.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;

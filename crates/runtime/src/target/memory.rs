@@ -1,4 +1,4 @@
-//! What Beeline has mapped into a target, and what programs find there.
+//! A target's memory as Beeline uses it: its own mappings there, and the facts that programs find.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;

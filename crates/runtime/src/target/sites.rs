@@ -251,9 +251,10 @@ impl Sites {
         attached: Attached,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        mark_exit(&mut self.memory, request, site.record)?;
         site.list(request.retprobe).push(attached);
-        let mut outcome = self.publish(&site);
+        // The site is still patched after a failure, so it goes back to the others in any case.
+        let mut outcome =
+            mark_exit(&mut self.memory, request, site.record).and_then(|()| self.publish(&site));
         let showed_registers = site.shows_registers;
         site.shows_registers |= request.body.needs().reads_context;
         if outcome.is_ok() && (site.direct || site.shows_registers != showed_registers) {

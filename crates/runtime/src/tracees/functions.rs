@@ -180,7 +180,7 @@ impl Tracees {
                 }
                 match target.attach(&request, hold) {
                     // A short function that makes a call may have no room for both sessions.
-                    Err(Error::Site { .. } | Error::Target { .. })
+                    Err(Error::Target { .. })
                         if target.have_others_give_way(&target.process().regions()?, hold)? =>
                     {
                         target.attach(&request, hold)

@@ -35,7 +35,7 @@ use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 use beeline_supervisor::bpffs::BpfFsCall;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::{Command, Errno};
-use beeline_vm_protocol::layout::{Layout, is_batch, is_for_elements, layout, number_at};
+use beeline_vm_protocol::layout::{Layout, layout, number_at};
 
 use crate::Guest;
 use crate::objects::Object;
@@ -158,7 +158,7 @@ impl<'a> Dispatcher<'a> {
             _ if command == Command::TASK_FD_QUERY => {
                 ObjectInfo::new(guest, call).queried(attr).map(Some)
             }
-            Some(object) if object.at == FIRST || is_batch(command) => {
+            Some(object) if object.at == FIRST || command.is_batch() => {
                 let fd = number_at(attr, object.at) as i32;
                 let found = Descriptors::new(guest, call).object(fd);
                 found.map(Some).map_err(|error| as_of(command, error))
@@ -170,7 +170,7 @@ impl<'a> Dispatcher<'a> {
     /// Carries out a command of `bpf(2)` that goes to the guest.
     fn carry_out(&self, bpf: &BpfCall<'_>) -> Answer {
         let Self { guest, call } = *self;
-        if let Some(map) = bpf.first.filter(|_| is_for_elements(bpf.command)) {
+        if let Some(map) = bpf.first.filter(|_| bpf.command.is_for_elements()) {
             return Elements::new(guest, call).carry_out(bpf, map);
         }
         match bpf.command {

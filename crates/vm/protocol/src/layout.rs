@@ -125,33 +125,9 @@ pub const INSIDE: u32 = 1 << 16;
 /// The most bytes of one buffer: a message has room for them.
 pub const BUFFER_BYTES: usize = 24 << 20;
 
-/// True for a command for single elements of maps, or batches of them. There may be very many of
-/// these, and other data of the tool or its programs need not have arrived when they are answered.
-pub fn is_for_elements(command: Command) -> bool {
-    matches!(
-        command,
-        Command::MAP_LOOKUP_ELEM
-            | Command::MAP_UPDATE_ELEM
-            | Command::MAP_DELETE_ELEM
-            | Command::MAP_GET_NEXT_KEY
-            | Command::MAP_LOOKUP_AND_DELETE_ELEM
-    ) || is_batch(command)
-}
-
-/// True for a command for many elements of a map.
-pub fn is_batch(command: Command) -> bool {
-    matches!(
-        command,
-        Command::MAP_LOOKUP_BATCH
-            | Command::MAP_LOOKUP_AND_DELETE_BATCH
-            | Command::MAP_UPDATE_BATCH
-            | Command::MAP_DELETE_BATCH
-    )
-}
-
 /// True for a command that changes elements of a map.
 pub fn changes_elements(command: Command) -> bool {
-    is_for_elements(command)
+    command.is_for_elements()
         && !matches!(
             command,
             Command::MAP_LOOKUP_ELEM | Command::MAP_GET_NEXT_KEY | Command::MAP_LOOKUP_BATCH

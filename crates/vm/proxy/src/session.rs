@@ -11,7 +11,7 @@ use beeline_vm_protocol::channel::Channel;
 use beeline_vm_protocol::conversation::{self, Receiver, Sender};
 use beeline_vm_protocol::frame;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{changes_elements, is_for_elements, layout, number_at};
+use beeline_vm_protocol::layout::{changes_elements, layout, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{
@@ -377,7 +377,7 @@ impl Session {
     /// have written, and what it has changed itself.
     fn settles(&self, body: &Request) -> bool {
         match body {
-            Request::Bpf(request) if is_for_elements(Command(request.command)) => {
+            Request::Bpf(request) if Command(request.command).is_for_elements() => {
                 changes_elements(Command(request.command)) && self.is_mappable_array(request)
             }
             Request::Bpf(_) | Request::PerfEventControl(_) | Request::Settle(_) => true,

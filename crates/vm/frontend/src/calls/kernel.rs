@@ -5,7 +5,7 @@ use std::sync::Arc;
 use beeline_supervisor::Call;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{is_for_elements, put_number};
+use beeline_vm_protocol::layout::put_number;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
@@ -52,7 +52,9 @@ impl<'a> Kernel<'a> {
         if Command(message.command) == Command::MAP_GET_FD_BY_ID {
             self.changes.name();
         }
-        let done = match is_for_elements(Command(message.command)) {
+        // There may be very many of these, and other data of the tool or its programs need not have
+        // arrived when they are answered.
+        let done = match Command(message.command).is_for_elements() {
             true => self.ask_at_once(Asked::Bpf(message)),
             false => self.ask(Asked::Bpf(message)),
         };
