@@ -1,7 +1,10 @@
-//! A breakpoint would kill a thread that sleeps with all signals blocked. The thread does not block
-//! SIGTRAP while Beeline is there.
+//! A breakpoint would kill a thread that blocks SIGTRAP. Threads and handlers do not block it while
+//! Beeline needs it.
 
-use beeline_e2e::{PATIENCE, Turn, need, statuses, until};
+use beeline_e2e::{
+    Engine, PATIENCE, Scratch, Tool, Turn, Workload, beeline_wanted, find_program, need, statuses,
+    until,
+};
 
 use crate::setting::{INT3, Setting, first_byte};
 
@@ -44,7 +47,68 @@ fn a_breakpoint_serves_a_process_with_a_thread_that_blocks_all_signals() {
         let ended = ours.interrupt();
         let count = format!("@: {calls}");
         assert!(ended.stdout.contains(&count), "{ended:?}");
-        assert_eq!(blocking(pid), 1, "as it was before");
+        // A thread that blocks it meanwhile is made not to, and nobody remembers that.
+        let before = usize::from(!is_late);
+        assert_eq!(blocking(pid), before, "as it was before");
         setting.finish();
     }
+}
+
+/// Calls the probed function in handlers that block all signals, one of them installed behind the
+/// tool's back, and in a thread that has just blocked them. Returns what the tool has counted.
+fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
+    let bpftrace = find_program("bpftrace")?;
+    let scratch = Scratch::new();
+    let program = scratch.build("masks.c");
+    let mut target = Workload::start(&program);
+    let mut command = engine.command(&bpftrace);
+    command.args(["-p", &target.pid().to_string()]);
+    let script = format!("uprobe:{}:probed {{ @ = count(); }}", program.display());
+    let tool = Tool::bpftrace(command, &script);
+    tool.wait_attached();
+    let (first, second) = (libc::SIGUSR1, libc::SIGUSR2);
+    assert_eq!(target.tell(&format!("handler {first}")), "done 1");
+    assert_eq!(target.tell(&format!("mask {first}")), "blocks");
+    assert_eq!(target.tell("install"), "blocks");
+    assert_eq!(target.tell(&format!("handler {second}")), "done 2");
+    for calls in 3..=20 {
+        assert_eq!(target.tell("thread"), format!("done {calls}"));
+    }
+    let ended = tool.interrupt();
+    for signal in [first, second] {
+        assert_eq!(target.tell(&format!("mask {signal}")), "blocks");
+    }
+    assert_eq!(target.tell("handler 10"), "done 21");
+    target.finish();
+    Ok(ended.stdout)
+}
+
+#[test]
+fn handlers_and_threads_that_block_all_signals_come_to_a_breakpoint() {
+    let _turn = Turn::take();
+    let kernel = need!(hits_with_signals_blocked(Engine::Kernel));
+    let ours = need!(hits_with_signals_blocked(Engine::Beeline));
+    assert!(kernel.iter().any(|line| line == "@: 20"), "{kernel:?}");
+    assert_eq!(ours, kernel);
+}
+
+#[test]
+fn a_child_of_vfork_that_resets_its_handlers_comes_to_a_breakpoint() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("masks.c");
+    let mut target = Workload::start(&program);
+    let mut command = Engine::Beeline.command(&bpftrace);
+    command.args(["-p", &target.pid().to_string()]);
+    let script = format!("uprobe:{}:probed {{ @ = count(); }}", program.display());
+    let tool = Tool::bpftrace(command, &script);
+    tool.wait_attached();
+    for calls in 1..=10 {
+        assert_eq!(target.tell("vfork"), format!("done {calls}"));
+    }
+    tool.interrupt();
+    assert_eq!(target.tell("vfork"), "done 11");
+    target.finish();
 }

@@ -160,6 +160,14 @@ impl Setting {
         tool
     }
 
+    /// Does the same as [`Setting::ours`], and asks for every process.
+    pub fn ours_everywhere(&self, script: &str) -> Tool {
+        let script = script.replace("{prog}", &self.program.display().to_string());
+        let tool = Tool::bpftrace(Engine::Beeline.command(&self.bpftrace), &script);
+        tool.wait_attached();
+        tool
+    }
+
     /// Does the same as [`Setting::ours`], without waiting.
     pub fn ours_begun(&self, script: &str) -> Tool {
         let mut command = Engine::Beeline.command(&self.bpftrace);

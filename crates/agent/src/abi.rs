@@ -93,7 +93,7 @@ pub struct Target {
     /// [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
     /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`],
-    /// [`ROOMY_STACKS`].
+    /// [`ROOMY_STACKS`], [`TRAPS_NEEDED`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -169,9 +169,19 @@ pub const USERS_SEEN: u32 = 16;
 /// alternate one, and the next signal's frame would be put at the top of that, over the handler
 /// that is still running.
 pub const ROOMY_STACKS: u32 = 32;
+/// In [`Target::flags`]: there are breakpoints, so nothing in the target may block SIGTRAP. The
+/// kernel ends a process if a thread that blocks it comes to one.
+pub const TRAPS_NEEDED: u32 = 64;
 const _: () = assert!(
-    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD ^ USERS_SEEN ^ ROOMY_STACKS).count_ones()
-        == 6,
+    (FAULTS_CAUGHT
+        ^ TRAPS_CAUGHT
+        ^ HAS_RDPID
+        ^ IS_CHILD
+        ^ USERS_SEEN
+        ^ ROOMY_STACKS
+        ^ TRAPS_NEEDED)
+        .count_ones()
+        == 7,
     "each flag has a bit of its own"
 );
 /// The most sites of one target that can be hooked by breakpoints.

@@ -11,8 +11,8 @@ use beeline_uapi::signal::{
 };
 
 use crate::abi::{
-    HandlerStub, LinkList, Manifest, PASSES_ON, SignalAction, Signals, Site, SiteTrap, Target,
-    saved_at,
+    HandlerStub, LinkList, Manifest, PASSES_ON, SignalAction, Signals, Site, SiteTrap, TRAP_BIT,
+    Target, saved_at,
 };
 pub use crate::arch::UserContext;
 use crate::arch::{self, loads};
@@ -62,7 +62,8 @@ pub unsafe extern "C" fn beeline_signal(
 }
 
 /// Returns the action that stands in for the target's own: the agent's handler, on the stack and
-/// with the mask that the target's handler asks for, if it has one.
+/// with the mask that the target's handler asks for, if it has one. SIGTRAP is not blocked, as the
+/// target's handler may come to a breakpoint.
 pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
     let flags = match own.handler {
         SIG_DFL | SIG_IGN => SA_ONSTACK | SA_NODEFER | SA_RESTART,
@@ -72,7 +73,7 @@ pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction
         handler,
         flags: flags | SA_SIGINFO | SA_RESTORER,
         restorer,
-        mask: own.mask,
+        mask: own.mask & !TRAP_BIT,
     }
 }
 

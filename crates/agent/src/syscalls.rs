@@ -7,6 +7,7 @@
 //! registers. The agent's own system calls do not pass here.
 
 mod function;
+mod masks;
 mod process_events;
 mod restored;
 mod seen;
@@ -42,12 +43,15 @@ pub unsafe extern "C" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Cal
         return MAKE;
     };
     let overridden = call.run_programs();
-    if overridden.is_there == 0 {
-        process_events::handle(&call);
+    let result = match overridden.is_there {
+        0 => process_events::handle(&call),
+        _ => Some(overridden.result),
+    };
+    let Some(result) = result else {
         return MAKE;
-    }
+    };
     // SAFETY: these are the stub's own registers, and the borrow of them has ended.
-    unsafe { leave_unmade(regs, calls, overridden.result) };
+    unsafe { leave_unmade(regs, calls, result) };
     MADE
 }
 

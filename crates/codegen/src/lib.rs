@@ -1,4 +1,4 @@
-//! Engines: ways to run eBPF.
+//! Engines, ways to run eBPF: an interpreter, and the baseline compiler (the JIT).
 //!
 //! An [`Engine`] takes a [`Bytecode`] and makes it ready to run in this process. A [`Compiler`] is
 //! an engine that makes position-independent machine code, which can as well be mapped into another

@@ -1,4 +1,4 @@
-//! Stops a target, runs system calls in it, maps memory into it, patches it, and lets it go as if
+//! Stops a target by ptrace(2), runs system calls in it, maps memory into it, patches it, and lets it go as if
 //! nothing had happened.
 //!
 //! [`Process::open`] names a target, or says why it may not be touched. [`Process::stop`] holds all

@@ -36,8 +36,8 @@
 //! **Locks are taken in one order.** In a hash that is a bucket's, then a free list's. An LRU hash
 //! that makes room while it holds a bucket's lock needs a second bucket's. It only tries that lock,
 //! and goes on to another element if it is taken. If nothing can be dropped in this way, it lets go
-//! of everything, waits, and begins again. So nobody waits for a bucket with a bucket in hand, and
-//! of two that evict from each other's bucket one gets on.
+//! of everything, waits, and begins again. So no thread waits for one bucket's lock while it
+//! holds another's, and of two threads that evict from each other's bucket one makes progress.
 //!
 //! **Things that dead processes held are found at once.** Before a caller takes a bucket's lock or
 //! a node it writes down which, in the record of its CPU slot; nobody else has that slot until the

@@ -1,5 +1,4 @@
-//! The interface behind the supervisor. The user-space runtime implements it today, and the local
-//! kernel and a remote guest can implement it later.
+//! The interface behind the handlers of a tool's calls. The user-space runtime implements it.
 //!
 //! Objects are named by ids, as in the kernel. The supervisor owns the tool's descriptors, maps
 //! them to ids, and calls [`Backend::release`] when the last descriptor of an object is gone. The

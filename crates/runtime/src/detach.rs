@@ -447,6 +447,10 @@ impl Presence {
         if self.private.is_none() {
             return Ok(true);
         }
+        // Other sessions may have breakpoints here.
+        if others.is_empty() {
+            sigaction::keep_traps_out(stopped, self.manifest.signals as u64)?;
+        }
         // Handlers of other sessions, which may have read that this session's is next, are in their
         // agents. System calls are made in their pools.
         let is_agent = |mapping: &Region| is_a(mapping, "-agent");

@@ -1,4 +1,5 @@
-//! eBPF objects and their lifetimes: maps, programs, links and the targets they reach into.
+//! Attaches eBPF programs to functions (uprobes) and system calls of running processes, and keeps
+//! the objects of a session: maps, programs, links and targets.
 //!
 //! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the
 //! supervisor calls. Programs are verified (`verification`), compiled ([`engines`]) and placed

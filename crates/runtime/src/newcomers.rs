@@ -1,5 +1,5 @@
-//! Sessions that look for new processes, as seen by the code that starts a process: what they seek,
-//! and how often they have looked.
+//! Finds running sessions that look for new processes, for the code that starts a process: reads
+//! what each looks for, and how many rounds it has made.
 
 use std::mem::offset_of;
 

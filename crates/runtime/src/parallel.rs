@@ -1,4 +1,4 @@
-//! Work that two threads do together, where one alone would keep a target's tool waiting.
+//! Splits work over two threads where one alone would keep the tool waiting.
 
 use std::panic::resume_unwind;
 use std::thread::{Builder, scope};

@@ -284,6 +284,37 @@ pub fn restore(
     Ok(())
 }
 
+/// A site's code and state before its patch goes, for the case that the next one cannot be stored.
+#[derive(Debug)]
+pub struct Before {
+    code: Vec<u8>,
+    patched: u32,
+}
+
+impl Before {
+    /// Notes them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the code cannot be read.
+    pub fn of(stopped: &Stopped, address: u64, record: &Site) -> Result<Self, Error> {
+        let mut code = vec![0; record.original_len as usize];
+        stopped.read(address, &mut code)?;
+        let patched = record.patched.load(SeqCst);
+        Ok(Self { code, patched })
+    }
+
+    /// Puts them back, in the same stop. No thread has run since, so none is in its way.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if the code cannot be written.
+    pub fn put_back(self, stopped: &mut Stopped, address: u64, record: &Site) -> Result<(), Error> {
+        record.patched.store(self.patched, SeqCst);
+        Ok(stopped.write(address, &self.code)?)
+    }
+}
+
 /// True if a breakpoint that is not the kernel's lies upon a jump. Its removal brings the jump's
 /// first byte back.
 pub fn is_covered(address: u64, now: &[u8], patch: &[u8], probed: &BTreeSet<u64>) -> bool {

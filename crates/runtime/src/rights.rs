@@ -1,5 +1,5 @@
-//! Programs that gain rights when they are run, as the kernel decides in `execve`, for files that
-//! may change meanwhile.
+//! Predicts, by the kernel's rules for `execve`, whether a program gains rights (set-uid, set-gid,
+//! file capabilities). The file may change before it runs.
 
 use std::ffi::OsStr;
 use std::fs::File;

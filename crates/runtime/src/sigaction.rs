@@ -5,13 +5,15 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{
-    HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAP_LEVELS, saved_at,
+    HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAP_BIT, TRAP_LEVELS, saved_at,
 };
 use beeline_agent::signals::mirrored;
 use beeline_inject::{Process, Stopped};
+use beeline_uapi::signal::{NSIG, SIG_DFL, SIG_IGN};
 
 use crate::environment::Environment;
 use crate::error::Error;
+use crate::proc;
 
 /// One of a session's handlers in a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,6 +191,67 @@ pub fn remove(
     let removed = removed | handler.bit() as u64;
     stopped.write(list, &removed.to_ne_bytes())?;
     Ok(Removal::Done)
+}
+
+/// Takes SIGTRAP out of the masks of the target's handlers, and notes for which signals.
+///
+/// # Errors
+///
+/// Those of [`install`].
+pub fn let_traps_in(stopped: &mut Stopped, signals: u64) -> Result<(), Error> {
+    let pid = stopped.process().pid();
+    for signal in caught(pid) {
+        let action = current(stopped, signal, signals)?;
+        if action.mask & TRAP_BIT == 0 {
+            continue;
+        }
+        let spared = read_spared(stopped, signals)? | 1 << (signal - 1);
+        stopped.write(spared_at(signals), &spared.to_ne_bytes())?;
+        let mask = action.mask & !TRAP_BIT;
+        let scratch = scratch(signals);
+        write_action(stopped, scratch, &SignalAction { mask, ..action })?;
+        set(stopped, signal, scratch)?;
+    }
+    Ok(())
+}
+
+/// Puts SIGTRAP back into the masks of the handlers that ask for it.
+///
+/// # Errors
+///
+/// Those of [`install`].
+pub fn keep_traps_out(stopped: &mut Stopped, signals: u64) -> Result<(), Error> {
+    let spared = read_spared(stopped, signals)?;
+    let is_spared = |signal: &i32| spared >> (signal - 1) & 1 != 0;
+    for signal in (1..=NSIG as i32).filter(is_spared) {
+        let action = current(stopped, signal, signals)?;
+        if !matches!(action.handler, SIG_DFL | SIG_IGN) {
+            let mask = action.mask | TRAP_BIT;
+            let scratch = scratch(signals);
+            write_action(stopped, scratch, &SignalAction { mask, ..action })?;
+            set(stopped, signal, scratch)?;
+        }
+    }
+    Ok(stopped.write(spared_at(signals), &0u64.to_ne_bytes())?)
+}
+
+fn read_spared(stopped: &Stopped, signals: u64) -> Result<u64, Error> {
+    let mut spared = [0; 8];
+    stopped.read(spared_at(signals), &mut spared)?;
+    Ok(u64::from_ne_bytes(spared))
+}
+
+fn spared_at(signals: u64) -> u64 {
+    signals + offset_of!(Signals, spared) as u64
+}
+
+/// Returns the signals that a process has handlers for.
+fn caught(pid: i32) -> impl Iterator<Item = i32> {
+    let status = proc::text(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = field.and_then(|field| u64::from_str_radix(field.trim(), 16).ok());
+    let mask = mask.unwrap_or_default();
+    (1..=NSIG as i32).filter(move |signal| mask >> (signal - 1) & 1 != 0)
 }
 
 /// Returns where another session keeps `handler` as the action that its own handler replaced. The

@@ -1,5 +1,5 @@
-//! The processes that a session reaches into: finding them, attaching to them, noticing their end,
-//! and leaving them.
+//! The processes that a session traces: finds them, attaches to them, notices their end, and
+//! detaches from them.
 //!
 //! Each part has its own locks. [`Targets`] tells which process is a target, [`Registry`] which
 //! links there are, [`Admission`] which processes may be traced, [`Waits`] which are waited for.
@@ -10,14 +10,15 @@
 //! Locks are taken in this order:
 //!
 //! 1. `making` of [`Targets`], or `seizing` of [`Waits`];
-//! 2. that of a target;
-//! 3. `targets`, then `tags`, of the table of targets. Under `targets` a target is only tried to be
-//!    locked;
-//! 4. `deaths` of the owners, then that of the watched processes; or `dead`, then `maps` and `rings`;
+//! 2. a target's own lock;
+//! 3. `targets`, then `tags`, of the table of targets. Code that holds `targets` uses `try_lock` on
+//!    a target;
+//! 4. `deaths` of the owners, then the lock of the watched processes; or `dead`, then `maps` and
+//!    `rings`;
 //! 5. `processes` of [`Admission`], then `members` and `new` of the descendants;
-//! 6. all others, under which nothing is locked.
+//! 6. all others. Code that holds one of these takes no other lock.
 //!
-//! That of the openers is taken while none of these is.
+//! The openers' lock is taken only while none of these is held.
 
 mod admission;
 mod confined;

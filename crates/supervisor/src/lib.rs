@@ -6,7 +6,7 @@
 //! fork, and needs no privilege. No `bpf(2)` and no `perf_event_open(2)` of the tool or of its
 //! children reaches the kernel.
 //!
-//! [`Tool::spawn`] starts the tool under the filter of `filter`. `server` receives its
+//! [`Tool::spawn`] starts the tool under the filter of `seccomp_filter`. `server` receives its
 //! notifications on a few threads and hands each, as a [`Call`], to an implementation of
 //! [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for a guest. These
 //! read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real descriptors into

@@ -1,6 +1,7 @@
 //! The signal handlers that a session installs in a target, and what they replace.
 
 use core::mem::offset_of;
+use core::sync::atomic::AtomicU64;
 
 pub use crate::arch::HandlerCode;
 use beeline_uapi::signal::{SIGBUS, SIGSEGV, SIGTRAP};
@@ -34,7 +35,13 @@ pub struct Signals {
     pub libc_restorer: u64,
     /// Bit i: the handler that replaced `saved[i]` has been removed.
     pub removed: u64,
+    /// Bit n-1: the target's handler for signal n asks that SIGTRAP be blocked meanwhile, and it is
+    /// not. See [`TRAPS_NEEDED`](super::TRAPS_NEEDED).
+    pub spared: AtomicU64,
 }
+
+/// SIGTRAP in a mask of signals.
+pub const TRAP_BIT: u64 = 1 << (SIGTRAP - 1);
 
 /// Returns the index in [`Signals::saved`] of the action that a level's handler for a signal
 /// replaces. `None` if there is no such handler.
@@ -93,7 +100,7 @@ impl HandlerStub {
 
 /// In [`HandlerStub::magic`]. It must be changed with anything that [`HandlerStub`] or [`Signals`]
 /// says.
-pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
+pub const HANDLER_MAGIC: u64 = 0x3272_656c_646e_6168;
 
 /// The kernel's `struct sigaction`.
 #[repr(C)]

@@ -1,5 +1,5 @@
 //! Process events, which Beeline has to know of for itself: processes that fork, run another
-//! program, map code, or become another user.
+//! program, map code, block signals, or become another user.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -9,8 +9,8 @@ use beeline_uapi::linux::{
 };
 use beeline_uapi::nr;
 
-use super::Call;
 use super::upcall::{Subject, upcall, upcall_about};
+use super::{Call, masks};
 use crate::abi::syscalls::{
     ENTER, UPCALL_CODE, UPCALL_CONFINE, UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
@@ -61,14 +61,18 @@ fn is_adopted(target: &Target) -> bool {
     adopted
 }
 
-/// Does Beeline's own part in a call, when its programs have run.
+/// Does Beeline's own part in a call, when its programs have run. Returns the call's result if the
+/// agent has made the call itself.
 #[inline(always)]
-pub(super) fn handle(call: &Call<'_>) {
+pub(super) fn handle(call: &Call<'_>) -> Option<u64> {
     match call.regs.call_number() {
         nr::EXECVE | nr::EXECVEAT => exec(call),
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
         nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
+        nr::RT_SIGPROCMASK | nr::RT_SIGACTION if call.edge == ENTER => {
+            return masks::made_without_traps(call);
+        }
         // The remembered name of the thread is out of date before its programs behind the call run.
         nr::PRCTL if call.first_argument() == PR_SET_NAME => {
             call.control.names.fetch_add(1, Relaxed);
@@ -85,6 +89,7 @@ pub(super) fn handle(call: &Call<'_>) {
         | nr::SETNS => become_another(call),
         _ => {}
     }
+    None
 }
 
 #[cold]

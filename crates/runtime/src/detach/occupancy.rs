@@ -1,4 +1,4 @@
-//! The use that threads of a stopped process may still make of a session's memory.
+//! Checks whether threads of a stopped process still use a session's memory.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;

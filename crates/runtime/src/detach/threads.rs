@@ -1,4 +1,4 @@
-//! Threads that are inside the code that is going, or may come back to it.
+//! Finds threads that execute code which is about to be unmapped, or may return to it.
 
 use std::ops::Range;
 

@@ -237,11 +237,16 @@ impl Sites {
                 let layers = Layers::of(stopped.process())?;
                 // SAFETY: the record was placed in the home pool as a `Site`.
                 let old = unsafe { self.memory.environment()?.home.get::<Site>(old) };
+                let before = patch::Before::of(stopped, at, old)?;
                 patch::restore(stopped, at, old, &layers)?;
                 if old.patched.load(SeqCst) != 0 {
                     return Err(self.memory.error("somebody's breakpoint lies upon a site"));
                 }
-                site.patch(stopped, &self.memory, &trampoline)
+                let stored = site.patch(stopped, &self.memory, &trampoline);
+                if stored.is_err() {
+                    before.put_back(stopped, at, old)?;
+                }
+                stored
             })
         });
         if outcome.is_err() {

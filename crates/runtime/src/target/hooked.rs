@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{self, Site, SiteTrap};
 use beeline_hook::{Kind, Plan, Registers, Trampoline};
-use beeline_inject::Stopped;
+use beeline_inject::{Region, Stopped};
 
 use super::Request;
 use super::memory::TargetMemory;
@@ -16,6 +16,7 @@ use crate::backend::Id;
 use crate::detach::Beneath;
 use crate::error::{Error, os};
 use crate::kernel_uprobes::{Stored, Text, beside};
+use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::patch;
 
@@ -30,6 +31,8 @@ pub(super) struct Hooked {
     pub landing: Option<Landing>,
     /// Another session's patch that this one lies over.
     pub beneath: Option<Beneath>,
+    /// The place in the file that is mapped there.
+    pub origin: Origin,
     /// True if it begins, in the file, with a conditional branch.
     pub branches: bool,
     pub entry: Vec<Attached>,
@@ -38,6 +41,31 @@ pub(super) struct Hooked {
     pub direct: bool,
     /// True if its trampoline shows all registers; other trampolines are quicker.
     pub shows_registers: bool,
+}
+
+/// A place in a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    pub inode: u64,
+    /// Bytes from the start of the file.
+    pub offset: u64,
+}
+
+impl Origin {
+    pub fn of(place: &FilePlace) -> Self {
+        let (_, inode) = place.inode();
+        let offset = place.offset;
+        Self { inode, offset }
+    }
+
+    /// True if the place is mapped at `address`.
+    pub fn is_at(self, address: u64, regions: &[Region]) -> bool {
+        let around = regions.iter().find(|region| region.contains(address));
+        around.is_some_and(|region| {
+            let offset = address - region.start + region.offset;
+            (region.inode, offset) == (self.inode, self.offset)
+        })
+    }
 }
 
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 //!
 //! A thread that reaches one of a site's traps ([`beeline_agent::abi::SiteTrap`]) says so, and
 //! Beeline looks at the site. If there is no kernel uprobe any more, the patch is stored again. If
-//! there is one at the site itself, the trap serves both as they are. If there are only uprobes
+//! there is one at the site itself, nothing is changed: the trap works for both. If there are only uprobes
 //! further inside, the site becomes a breakpoint, so that the kernel sees its instruction run where
 //! it is.
 
@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use beeline_agent::abi::Site;
 use beeline_hook::{Kind, Reason};
+use beeline_inject::Region;
 
 use super::Hold;
-use super::hooked::Hooked;
+use super::hooked::{Hooked, Origin};
 use super::sites::Sites;
 use crate::detach::Layers;
 use crate::error::Error;
@@ -94,6 +95,7 @@ struct Looked {
     patch: Vec<u8>,
     original: Vec<u8>,
     file: Vec<u8>,
+    origin: Origin,
 }
 
 impl Looked {
@@ -112,9 +114,23 @@ impl Looked {
 
     /// True if the file's first byte stands where the patch has another.
     fn is_uncovered(&self) -> bool {
-        self.now.first() == self.file.first()
-            && self.now.first() != self.patch.first()
-            && self.text() == Text::Mixed
+        let is_put_back =
+            self.now.first() == self.file.first() && self.now.first() != self.patch.first();
+        is_put_back && (self.text() == Text::Mixed || self.goes_by_one_byte())
+    }
+
+    /// True if nothing of the patch is left when the kernel has put one byte back.
+    fn goes_by_one_byte(&self) -> bool {
+        self.patch[1..] == self.original[1..] && self.original == self.file
+    }
+
+    /// True if kernel uprobes have left the patch incomplete, or have removed it: then the file's
+    /// byte has to be the same place's still, as a library may have been loaded there since.
+    fn is_to_mend(&self, regions: &[Region]) -> bool {
+        match self.goes_by_one_byte() {
+            true => self.is_uncovered() && self.origin.is_at(self.address, regions),
+            false => self.text() == Text::Mixed,
+        }
     }
 }
 
@@ -127,8 +143,8 @@ struct Found {
     fragile: Vec<u64>,
 }
 
-/// Are there kernel uprobes inside of a site's bytes, and none at the site itself? With one there a thread comes to the others in the
-/// kernel's hands.
+/// True if kernel uprobes are inside of a site's bytes, and none is at the site itself. With one
+/// there a thread comes to the others in the kernel's hands.
 fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
     !probed.contains(&site.start) && probed.range(site.clone()).next().is_some()
 }
@@ -275,11 +291,11 @@ impl Sites {
         let mut is_beside = false;
         Hold::Brief.with(&self.memory.process, |stopped| {
             self.memory.check_same(stopped)?;
-            let mut mixed = Vec::new();
+            let (mut mixed, regions) = (Vec::new(), stopped.regions()?);
             for mut site in sites {
                 // Memory that cannot be read has been unmapped.
                 let is_read = stopped.read(site.address, &mut site.now).is_ok();
-                if is_read && site.text() == Text::Mixed {
+                if is_read && site.is_to_mend(&regions) {
                     mixed.push(site);
                 }
             }
@@ -352,6 +368,7 @@ impl Sites {
                 patch: stored.patch.to_vec(),
                 original: stored.original.to_vec(),
                 file: stored.file.to_vec(),
+                origin: site.origin,
             }
         });
         Ok(sites.collect())
@@ -367,12 +384,14 @@ impl Sites {
         may
     }
 
-    /// As [`Signals::check_trap_unblocked`](super::signals::Signals::check_trap_unblocked), but waits for threads that block SIGTRAP only for a
+    /// As [`Signals::check_trap_unblocked`], but waits for threads that block SIGTRAP only for a
     /// moment, if the process may go on meanwhile.
     ///
     /// # Errors
     ///
-    /// Those of [`Signals::check_trap_unblocked`](super::signals::Signals::check_trap_unblocked).
+    /// Those of [`Signals::check_trap_unblocked`].
+    ///
+    /// [`Signals::check_trap_unblocked`]: super::signals::Signals::check_trap_unblocked
     pub fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
         let mut outcome = self.memory.signals().check_trap_unblocked(hold);

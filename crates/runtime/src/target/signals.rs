@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use beeline_agent::abi::{self, TRAP_LEVELS};
 
+use beeline_inject::Stopped;
+
 use super::Hold;
 use super::memory::TargetMemory;
 use crate::error::Error;
@@ -97,18 +99,19 @@ impl Signals<'_> {
         })
     }
 
-    /// Makes threads that block SIGTRAP stop blocking it, if possible. A breakpoint would kill
-    /// them.
+    /// Makes threads that block SIGTRAP stop blocking it, if possible, and handlers of signals not
+    /// block it any more. A breakpoint would kill them.
     ///
     /// # Errors
     ///
     /// [`Error::Target`] if a thread still blocks SIGTRAP, [`Error::Inject`] if the process cannot
-    /// be stopped.
+    /// be stopped, or `rt_sigaction(2)` fails in it.
     pub fn check_trap_unblocked(self, hold: &mut Hold<'_>) -> Result<(), Error> {
         // While Beeline holds it, no other session does; another session's calls are made with all
         // signals blocked.
         let outcome = hold.with(&self.0.process, |stopped| {
             stopped.restore_threads()?;
+            self.spare_handlers(stopped)?;
             Ok(stopped.unblock(libc::SIGTRAP)?)
         })?;
         let pid = self.0.process.pid();
@@ -119,6 +122,22 @@ impl Signals<'_> {
                 "the site can only be hooked by a breakpoint, and thread {tid} blocks SIGTRAP: it would be killed there"
             ))),
         }
+    }
+
+    /// Has the target's handlers run without SIGTRAP blocked, and the agent watch over that from
+    /// now on. Does so once.
+    fn spare_handlers(self, stopped: &mut Stopped) -> Result<(), Error> {
+        let Some(environment) = &self.0.environment else {
+            return Ok(());
+        };
+        if environment.record().flags.load(SeqCst) & abi::TRAPS_NEEDED != 0 {
+            return Ok(());
+        }
+        self.0.check_same(stopped)?;
+        for record in environment.records() {
+            record.flags.fetch_or(abi::TRAPS_NEEDED, SeqCst);
+        }
+        sigaction::let_traps_in(stopped, environment.private.signals())
     }
 
     /// The threads that block SIGTRAP.

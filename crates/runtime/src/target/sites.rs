@@ -10,7 +10,7 @@ use beeline_agent::abi::{self, Site};
 use beeline_hook::{Direct, Full, INT3, Kind, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_inject::{Process, Region};
 
-use super::hooked::{Attached, Hooked, mark_exit, place_record};
+use super::hooked::{Attached, Hooked, Origin, mark_exit, place_record};
 use super::memory::TargetMemory;
 use super::mend::Neighbours;
 use super::pads::{Landing, Pads};
@@ -314,6 +314,7 @@ impl Sites {
             plan,
             landing,
             beneath,
+            origin: Origin::of(request.place),
             branches: beeline_hook::branches_sometimes(&file),
             entry: Vec::new(),
             returns: Vec::new(),

@@ -5,9 +5,9 @@
 //! patched code does not show it. But the kernel stores the same byte in every private mapping of
 //! the file that might be executed, when the file is mapped and when the uprobe comes. A witness is
 //! such a mapping. It is read without stopping any thread. Only if it has changed, or there is none
-//! yet, is the target stopped and the witness mapped anew. A fresh mapping shows all uprobes that
-//! are meant for the process and no others, such as those that a forked child only has a copied
-//! `int3` of.
+//! yet, is the target stopped and the witness mapped anew. A fresh mapping shows exactly the
+//! uprobes that are meant for the process. It shows no stale `int3` that a forked child has copied
+//! from its parent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Functions: which processes have which of theirs hooked, and when.
+//! Attaches function probes: to which processes, and when.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Processes that are no targets yet and open a file in which functions are probed.
+//! Catches processes that open a probed file before they are targets.
 //!
 //! If Beeline is root, the kernel holds such processes until they are targets. A session then sees
 //! short-lived programs and libraries from their first instruction on.

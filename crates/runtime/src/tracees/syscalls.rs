@@ -1,4 +1,4 @@
-//! System calls: which processes have theirs hooked, and when.
+//! Hooks system calls: in which processes, and when.
 
 use std::sync::Arc;
 use std::time::Instant;

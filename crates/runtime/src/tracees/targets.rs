@@ -1,4 +1,4 @@
-//! Processes as targets: making one of a process, and burying those that have ended.
+//! Turns processes into targets, and drops targets whose process has ended.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 /// Calls that the agent watches for Beeline's own sake, before and behind: those by which processes
 /// fork, run another program, map code, put themselves under a seccomp filter, or become another
-/// user or name.
+/// user or name. See also [`MASKS`].
 pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     &[
         libc::SYS_execve,
@@ -43,11 +43,14 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// True if it is one of [`PROCESS_EVENTS`].
+/// Calls by which threads and handlers block signals. The agent watches them in targets with
+/// breakpoints, before they are made.
+pub(super) const MASKS: [libc::c_long; 2] = [libc::SYS_rt_sigprocmask, libc::SYS_rt_sigaction];
+
+/// True if it is one of [`PROCESS_EVENTS`] or [`MASKS`].
 pub fn is_process_event(number: u32) -> bool {
-    PROCESS_EVENTS
-        .iter()
-        .any(|all| all.contains(&number.into()))
+    let mut events = PROCESS_EVENTS.iter().copied().chain([&MASKS[..]]);
+    events.any(|all| all.contains(&number.into()))
 }
 
 /// Calls that must not be watched compactly, besides [`PROCESS_EVENTS`]: one that is made without a

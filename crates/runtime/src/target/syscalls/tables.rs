@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
+use beeline_agent::abi::TRAPS_NEEDED;
 use beeline_agent::abi::syscalls::{self, CALL_NUMBERS, ENTER, EXIT, WATCHED, WATCHED_COMPACTLY};
 
-use super::process_events::{NEVER_COMPACT, PROCESS_EVENTS, SIGRETURN};
+use super::process_events::{MASKS, NEVER_COMPACT, PROCESS_EVENTS, SIGRETURN};
 use super::{Attached, Calls};
 use crate::backend::Edge;
 use crate::error::Error;
@@ -41,10 +42,16 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
                 Some(own) => environment.place_list_anew(&[&all[..], own].concat(), old)?,
             });
         }
-        let events = match here.links.is_empty() && !here.follows {
-            true => &[][..],
-            false => PROCESS_EVENTS[index],
+        let flags = environment.record().flags.load(SeqCst);
+        let masks = match edge == Edge::Enter && flags & TRAPS_NEEDED != 0 {
+            true => &MASKS[..],
+            false => &[],
         };
+        let events = match here.links.is_empty() && !here.follows {
+            true => [&[][..], &[]],
+            false => [PROCESS_EVENTS[index], masks],
+        };
+        let is_event = |number| events.iter().any(|events| events.contains(&number));
         // SAFETY: the record was placed in the home pool as a `Calls`.
         let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
         table.all[index].store(common as usize, Release);
@@ -54,7 +61,7 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
         for (number, watched) in table.watched[index].iter().enumerate() {
             let list = lists.get(number).copied().unwrap_or(common);
             let how = match list {
-                _ if events.contains(&(number as libc::c_long)) => WATCHED,
+                _ if is_event(number as libc::c_long) => WATCHED,
                 _ if number == SIGRETURN && edge == Edge::Enter && is_return_seen => WATCHED,
                 0 => 0,
                 _ if environment.needs_registers(list) || NEVER_COMPACT.contains(&number) => {

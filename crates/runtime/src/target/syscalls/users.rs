@@ -1,5 +1,5 @@
-//! The agent's permission to remember the identity of threads. Asking the kernel takes two system
-//! calls.
+//! Decides whether the agent may cache a thread's user and group ids, which take two system calls
+//! to fetch.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;

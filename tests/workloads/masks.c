@@ -1,0 +1,102 @@
+/* Calls `probed`, which only a breakpoint can hook, where SIGTRAP is meant to be blocked.
+ *
+ * It says "ready". "handler N": in a handler for signal N that blocks all signals, which was installed at the start for SIGUSR1 and
+ * is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before. "vfork": in a child that
+ * shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N" answer "blocks" if the handler's
+ * mask has SIGTRAP, else "lets in". At end of file it exits with code 7. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { EXIT_CODE = 7 };
+
+/* It branches into its first five bytes. */
+__asm__(".text; .globl probed; .type probed, @function; probed: xor %eax, %eax; 1: inc %eax; dec %edi; jnz 1b; ret;"
+        ".size probed, . - probed");
+int probed(int);
+
+static volatile int calls;
+
+static void call(void)
+{
+    calls += probed(3) / 3;
+}
+
+static void handle(int signal)
+{
+    (void)signal;
+    call();
+}
+
+static void install(int signal)
+{
+    struct sigaction action = {.sa_handler = handle};
+    sigfillset(&action.sa_mask);
+    sigaction(signal, &action, 0);
+}
+
+static const char *mask_of(int signal)
+{
+    struct sigaction action;
+    sigaction(signal, 0, &action);
+    return sigismember(&action.sa_mask, SIGTRAP) ? "blocks" : "lets in";
+}
+
+static void *block_and_call(void *unused)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, 0);
+    call();
+    return unused;
+}
+
+static void in_thread(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, 0, block_and_call, 0);
+    pthread_join(thread, 0);
+}
+
+static void in_child(void)
+{
+    pid_t child = vfork();
+    if (child == 0) {
+        struct sigaction action = {.sa_handler = SIG_DFL};
+        sigaction(SIGTRAP, &action, 0);
+        call();
+        _exit(0);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    if (status)
+        printf("child ended with %d, ", status);
+}
+
+int main(void)
+{
+    char line[64];
+    install(SIGUSR1);
+    puts("ready");
+    while (fflush(stdout), fgets(line, sizeof line, stdin)) {
+        int signal = strchr(line, ' ') ? atoi(strchr(line, ' ')) : 0;
+        if (strncmp(line, "handler", 7) == 0)
+            raise(signal);
+        else if (strncmp(line, "thread", 6) == 0)
+            in_thread();
+        else if (strncmp(line, "vfork", 5) == 0)
+            in_child();
+        else if (strncmp(line, "install", 7) == 0)
+            install(SIGUSR2);
+        if (strncmp(line, "install", 7) == 0 || strncmp(line, "mask", 4) == 0)
+            puts(mask_of(signal ? signal : SIGUSR2));
+        else
+            printf("done %d\n", calls);
+    }
+    return EXIT_CODE;
+}
