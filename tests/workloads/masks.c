@@ -1,7 +1,8 @@
 /* Calls `probed`, which only a breakpoint can hook, where SIGTRAP is meant to be blocked.
  *
  * It says "ready". "handler N": in a handler for signal N that blocks all signals, which was installed at the start for SIGUSR1 and
- * is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before. "vfork": in a child that
+ * is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before and
+ * looks at its mask afterwards. "vfork": in a child that
  * shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N" answer "blocks" if the handler's
  * mask has SIGTRAP, else "lets in". At end of file it exits with code 7. */
 #define _GNU_SOURCE
@@ -49,10 +50,14 @@ static const char *mask_of(int signal)
 
 static void *block_and_call(void *unused)
 {
-    sigset_t all;
+    sigset_t all, before, after;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, 0);
     call();
+    pthread_sigmask(SIG_UNBLOCK, &all, &before);
+    pthread_sigmask(SIG_BLOCK, 0, &after);
+    if (!sigismember(&before, SIGTRAP) || sigismember(&after, SIGTRAP))
+        printf("wrong mask, ");
     return unused;
 }
 

@@ -21,6 +21,7 @@ mod arch;
 pub mod builtin_probes;
 pub mod enter;
 pub mod fast_path;
+mod handlers;
 pub mod helpers;
 pub mod objects;
 pub mod returns;

@@ -6,6 +6,7 @@
 //! enough for all programs of a call, the stub has put it together; otherwise it is made from the
 //! registers. The agent's own system calls do not pass here.
 
+mod actions;
 mod function;
 mod masks;
 mod process_events;
@@ -23,6 +24,7 @@ use crate::abi::{
 };
 use crate::enter::{call_with_room, lease, links_of, miss, new_context, release, run};
 use crate::helpers::{signal, time};
+use crate::sys;
 use seen::{Registers, Seen};
 
 /// Tells a stub to make the call.
@@ -181,6 +183,25 @@ impl<'a> Call<'a> {
     #[inline(always)]
     fn first_argument(&self) -> u64 {
         self.regs.call_arguments()[0]
+    }
+
+    /// Reads words of the process's memory, which may not be there.
+    fn words<const LEN: usize>(&self, address: u64) -> Option<[u64; LEN]> {
+        let mut words = [0; LEN];
+        let len = size_of_val(&words) as u64;
+        // SAFETY: there is room for the words.
+        let is_read = unsafe { self.copy(words.as_mut_ptr().cast(), address, len) };
+        is_read.then_some(words)
+    }
+
+    /// Copies bytes of the process's memory, which may not be there.
+    ///
+    /// # Safety
+    ///
+    /// `to` must be writable for `len` bytes.
+    unsafe fn copy(&self, to: *mut u8, address: u64, len: u64) -> bool {
+        // SAFETY: the caller promises that there is room.
+        unsafe { sys::read_memory(self.control.own_pid, to, address, len) == len as i64 }
     }
 
     /// Runs the call's programs. Returns the result that one of them has made up.

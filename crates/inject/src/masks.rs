@@ -83,6 +83,26 @@ impl Stopped {
             Ok(())
         })
     }
+
+    /// Blocks `signal` in threads, given by the ids that they have in their own pid namespace.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if the target has been killed.
+    pub fn block_in(&mut self, signal: i32, own_ids: BTreeSet<i32>) -> Result<(), Error> {
+        self.run(move |remote| {
+            let threads = remote.threads.tracees.iter();
+            for thread in threads.filter(|one| one.is_held()) {
+                let tid = thread.tid;
+                let status = remote.process().thread_status(tid).unwrap_or_default();
+                let is_meant = status.own.is_some_and(|own| own_ids.contains(&own));
+                if is_meant && !thread.waits_with_given_mask() {
+                    ptrace::set_signal_mask(tid, ptrace::signal_mask(tid)? | bit(signal))?;
+                }
+            }
+            Ok(())
+        })
+    }
 }
 
 fn bit(signal: i32) -> u64 {

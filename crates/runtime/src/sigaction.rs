@@ -1,11 +1,13 @@
 //! The agent's signal handlers in a stopped process: installed over existing handlers, and removed
 //! again.
 
+use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{
-    HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAP_BIT, TRAP_LEVELS, saved_at,
+    BLOCKING, HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAP_BIT, TRAP_LEVELS,
+    saved_at,
 };
 use beeline_agent::signals::mirrored;
 use beeline_inject::{Process, Stopped};
@@ -215,7 +217,7 @@ pub fn let_traps_in(stopped: &mut Stopped, signals: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts SIGTRAP back into the masks of the handlers that ask for it.
+/// Puts SIGTRAP back into the masks of the handlers and threads that ask for it.
 ///
 /// # Errors
 ///
@@ -232,7 +234,17 @@ pub fn keep_traps_out(stopped: &mut Stopped, signals: u64) -> Result<(), Error> 
             set(stopped, signal, scratch)?;
         }
     }
-    Ok(stopped.write(spared_at(signals), &0u64.to_ne_bytes())?)
+    stopped.write(spared_at(signals), &0u64.to_ne_bytes())?;
+    let at = signals + offset_of!(Signals, blocking) as u64;
+    let mut threads = [[0; 4]; BLOCKING];
+    stopped.read(at, threads.as_flattened_mut())?;
+    let threads = threads.into_iter().map(i32::from_ne_bytes);
+    let threads: BTreeSet<_> = threads.filter(|thread| *thread != 0).collect();
+    if threads.is_empty() {
+        return Ok(());
+    }
+    stopped.block_in(libc::SIGTRAP, threads)?;
+    Ok(stopped.write(at, &[0; 4 * BLOCKING])?)
 }
 
 fn read_spared(stopped: &Stopped, signals: u64) -> Result<u64, Error> {

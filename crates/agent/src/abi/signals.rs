@@ -1,7 +1,7 @@
 //! The signal handlers that a session installs in a target, and what they replace.
 
 use core::mem::offset_of;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 pub use crate::arch::HandlerCode;
 use beeline_uapi::signal::{SIGBUS, SIGSEGV, SIGTRAP};
@@ -38,7 +38,14 @@ pub struct Signals {
     /// Bit n-1: the target's handler for signal n asks that SIGTRAP be blocked meanwhile, and it is
     /// not. See [`TRAPS_NEEDED`](super::TRAPS_NEEDED).
     pub spared: AtomicU64,
+    /// Threads that would block SIGTRAP, and do not for that reason: their ids as they see
+    /// themselves, and zeros.
+    pub blocking: [AtomicU32; BLOCKING],
 }
+
+/// Room for threads in [`Signals::blocking`]. If there are more, some read back a mask without
+/// SIGTRAP, and do not block it again when the session leaves.
+pub const BLOCKING: usize = 32;
 
 /// SIGTRAP in a mask of signals.
 pub const TRAP_BIT: u64 = 1 << (SIGTRAP - 1);

@@ -1,5 +1,5 @@
 //! Process events, which Beeline has to know of for itself: processes that fork, run another
-//! program, map code, block signals, or become another user.
+//! program, map code, handle or block signals, or become another user.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -10,7 +10,7 @@ use beeline_uapi::linux::{
 use beeline_uapi::nr;
 
 use super::upcall::{Subject, upcall, upcall_about};
-use super::{Call, masks};
+use super::{Call, actions, masks};
 use crate::abi::syscalls::{
     ENTER, UPCALL_CODE, UPCALL_CONFINE, UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
@@ -70,9 +70,8 @@ pub(super) fn handle(call: &Call<'_>) -> Option<u64> {
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
         nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
-        nr::RT_SIGPROCMASK | nr::RT_SIGACTION if call.edge == ENTER => {
-            return masks::made_without_traps(call);
-        }
+        nr::RT_SIGPROCMASK if call.edge == ENTER => return masks::change(call),
+        nr::RT_SIGACTION if call.edge == ENTER => return actions::change(call),
         // The remembered name of the thread is out of date before its programs behind the call run.
         nr::PRCTL if call.first_argument() == PR_SET_NAME => {
             call.control.names.fetch_add(1, Relaxed);

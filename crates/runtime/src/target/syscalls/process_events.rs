@@ -1,8 +1,8 @@
 //! The process events: system calls that Beeline watches for its own sake.
 
 /// Calls that the agent watches for Beeline's own sake, before and behind: those by which processes
-/// fork, run another program, map code, put themselves under a seccomp filter, or become another
-/// user or name. See also [`MASKS`].
+/// fork, run another program, map code, handle signals, put themselves under a seccomp filter, or
+/// become another user or name. See also [`MASKS`].
 pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     &[
         libc::SYS_execve,
@@ -11,6 +11,7 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
         libc::SYS_vfork,
         libc::SYS_clone3,
         libc::SYS_prctl,
+        libc::SYS_rt_sigaction,
         libc::SYS_seccomp,
         libc::SYS_setuid,
         libc::SYS_setgid,
@@ -43,9 +44,9 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// Calls by which threads and handlers block signals. The agent watches them in targets with
-/// breakpoints, before they are made.
-pub(super) const MASKS: [libc::c_long; 2] = [libc::SYS_rt_sigprocmask, libc::SYS_rt_sigaction];
+/// Calls by which threads block signals. The agent watches them in targets with breakpoints, before
+/// they are made.
+pub(super) const MASKS: [libc::c_long; 1] = [libc::SYS_rt_sigprocmask];
 
 /// True if it is one of [`PROCESS_EVENTS`] or [`MASKS`].
 pub fn is_process_event(number: u32) -> bool {

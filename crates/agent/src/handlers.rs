@@ -1,0 +1,121 @@
+//! The target's own actions for signals that the agent has handlers for. They are changed as the
+//! target asks, and the agent's handlers stay installed.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering::Relaxed;
+
+use beeline_uapi::signal::SIGTRAP;
+
+use crate::abi::{
+    FAULTS_CAUGHT, HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAPS_CAUGHT,
+    Target, saved_at,
+};
+use crate::signals::mirrored;
+use crate::sys;
+
+/// True if the agent has a handler for a signal.
+pub fn is_caught(target: &Target, signal: u32) -> bool {
+    let flag = match signal {
+        SIGTRAP => TRAPS_CAUGHT,
+        _ => FAULTS_CAUGHT,
+    };
+    SIGNALS.contains(&signal) && target.flags.load(Relaxed) & flag != 0
+}
+
+/// Replaces the action that the target has set for a signal, or leaves it if there is no new one.
+/// Returns the one before. Returns `None` if there is no handler for the signal, or the kernel does
+/// not take the action.
+///
+/// `read` copies bytes of the target's memory, if they are there: to where, from where, how many.
+///
+/// # Safety
+///
+/// `signals` must be those of a session that has a handler for the signal, and `read` must write all
+/// that it says. The target answers for what its action does.
+pub unsafe fn exchange(
+    signals: &mut Signals,
+    signal: u32,
+    new: Option<SignalAction>,
+    mut read: impl FnMut(*mut u8, u64, u64) -> bool,
+) -> Option<SignalAction> {
+    let ours = SignalAction {
+        handler: signals.handler,
+        restorer: signals.restorer,
+        ..SignalAction::default()
+    };
+    let own = signals.saved.get_mut(saved_at(signal, 0)?)?;
+    // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
+    let before = unsafe { *kept(&mut read, signal, own, |_| ()) };
+    let Some(action) = new else {
+        return Some(before);
+    };
+    let called = sys::signal_action(signal);
+    // SAFETY: the caller promises that `read` writes the bytes.
+    let is_sessions = unsafe { stub_at(&mut read, called.handler) }.is_some();
+    let uppermost = if is_sessions { called } else { ours };
+    let like = |one: &SignalAction| mirrored(&action, one.handler, one.restorer);
+    // SAFETY: this installs the uppermost session's handler again, with the flags and the mask that
+    // the target's handler asks for.
+    if !unsafe { sys::set_signal_action(signal, &like(&uppermost)) } {
+        return None;
+    }
+    // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
+    // Whichever session goes first puts back an action that asks for the same.
+    unsafe { *kept(&mut read, signal, own, |one| *one = like(one)) = action };
+    Some(before)
+}
+
+/// Returns where the target's own action is kept: by the session with the handler that is called
+/// last. `saved` is the action that one session's handler replaces; `between` is given each other
+/// session's action on the way.
+///
+/// # Safety
+///
+/// `saved` must be in a session's [`Signals`], for this signal, and `read` must write all that it
+/// says.
+unsafe fn kept(
+    read: &mut impl FnMut(*mut u8, u64, u64) -> bool,
+    signal: u32,
+    saved: *mut SignalAction,
+    mut between: impl FnMut(&mut SignalAction),
+) -> *mut SignalAction {
+    /// The most handlers of all sessions for one signal. More are taken for a cycle.
+    const MOST: u32 = 64;
+    let mut last = saved;
+    for _ in 0..MOST {
+        // SAFETY: the caller promises this for the first action; the others were found in a stub
+        // below. It is private memory of a session that has a handler here.
+        let action = unsafe { &mut *last };
+        // SAFETY: the caller promises that `read` writes the bytes.
+        let Some(stub) = (unsafe { stub_at(read, action.handler) }) else {
+            break;
+        };
+        let signals = stub.signals as *mut Signals;
+        let Some(index) = saved_at(signal, stub.level) else {
+            break;
+        };
+        between(action);
+        // SAFETY: a session's `Signals` are mapped as long as its handler is in the chain.
+        let Some(next) = (unsafe { (*signals).saved.get_mut(index) }) else {
+            break;
+        };
+        last = next;
+    }
+    last
+}
+
+/// Returns the stub of a session's handler, if one is there.
+///
+/// # Safety
+///
+/// `read` must write all that it says.
+unsafe fn stub_at(
+    read: &mut impl FnMut(*mut u8, u64, u64) -> bool,
+    at: u64,
+) -> Option<HandlerStub> {
+    let mut stub = MaybeUninit::<HandlerStub>::zeroed();
+    let len = size_of::<HandlerStub>() as u64;
+    // SAFETY: there is room for the bytes, and any bytes are a valid stub.
+    let stub = unsafe { read(stub.as_mut_ptr().cast(), at, len).then(|| stub.assume_init()) }?;
+    (stub.magic == HANDLER_MAGIC).then_some(stub)
+}
