@@ -7,6 +7,8 @@
 //! - [`MACHINE`]: the machine that programs are compiled for.
 //! - [`ELF_MACHINE`], [`ELF_MACHINE_NAME`]: a program file's, as a number and for messages.
 //! - [`TID_OFFSETS`]: where C libraries keep a thread's id.
+//! - [`FORK`], [`VFORK`]: numbers of calls; a machine without them has negative ones, which no call
+//!   has.
 //! - [`check`]: says what this processor or kernel lacks.
 //! - [`before_call`]: the registers of a thread that makes a hooked call again.
 

@@ -4,7 +4,7 @@ use beeline_agent::abi::PtRegs;
 use beeline_codegen::Machine;
 use beeline_hook::SYSCALL_LEN;
 use beeline_inject::Registers;
-use libc::user_regs_struct;
+use libc::{c_long, user_regs_struct};
 use object::elf;
 
 use crate::error::Error;
@@ -21,6 +21,12 @@ pub const ELF_MACHINE_NAME: &str = "x86-64";
 /// Offsets from the thread pointer at which C libraries keep the thread's id: glibc since 2.11,
 /// musl.
 pub const TID_OFFSETS: [i32; 2] = [0x2d0, 0x30];
+
+/// The number of `fork(2)`.
+pub const FORK: c_long = libc::SYS_fork;
+
+/// The number of `vfork(2)`.
+pub const VFORK: c_long = libc::SYS_vfork;
 
 /// Checks that user space may read the thread pointer.
 ///
