@@ -26,7 +26,7 @@ use beeline_maps::Map;
 pub use signals::*;
 pub use sites::*;
 
-pub use crate::arch::PtRegs;
+pub use crate::arch::{PtRegs, processor_flags, thread_pointer};
 use crate::returns::ReturnTable;
 
 /// The start of the agent's blob: offsets from its start.
@@ -92,7 +92,7 @@ pub struct Target {
     /// The offset from the thread pointer at which the C library keeps a thread's id;
     /// [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
-    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`],
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`OF_PROCESSOR`], [`IS_CHILD`], [`USERS_SEEN`],
     /// [`ROOMY_STACKS`], [`TRAPS_NEEDED`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
@@ -154,8 +154,9 @@ const _: () = {
 pub const FAULTS_CAUGHT: u32 = 1;
 /// In [`Target::flags`]: the agent's SIGTRAP handler is installed.
 pub const TRAPS_CAUGHT: u32 = 2;
-/// In [`Target::flags`]: the machine has the instruction `rdpid`.
-pub const HAS_RDPID: u32 = 4;
+/// In [`Target::flags`]: [`processor_flags`] sets this if the processor has what makes the agent
+/// quicker.
+pub const OF_PROCESSOR: u32 = 4;
 /// In [`Target::flags`]: this record stands for children that share the target's memory and have
 /// ids of their own.
 pub const IS_CHILD: u32 = 8;
@@ -175,7 +176,7 @@ pub const TRAPS_NEEDED: u32 = 64;
 const _: () = assert!(
     (FAULTS_CAUGHT
         ^ TRAPS_CAUGHT
-        ^ HAS_RDPID
+        ^ OF_PROCESSOR
         ^ IS_CHILD
         ^ USERS_SEEN
         ^ ROOMY_STACKS

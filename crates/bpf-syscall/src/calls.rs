@@ -22,7 +22,7 @@ mod wait;
 
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 use beeline_supervisor::bpffs::BpfFsCall;
-use beeline_supervisor::{Answer, Call, Reply};
+use beeline_supervisor::{Answer, Call, POLL, Reply, SELECT};
 use beeline_uapi::{Command, Errno};
 
 use crate::local::Local;
@@ -60,8 +60,8 @@ impl<'a> Dispatcher<'a> {
             libc::SYS_ioctl => self.with_room(|| PerfIoctl::new(local, call).ioctl()),
             libc::SYS_mmap => self.with_room(|| Wait::new(local, call).mmap()),
             libc::SYS_epoll_ctl => Wait::new(local, call).epoll_ctl(),
-            libc::SYS_poll | libc::SYS_ppoll => Wait::new(local, call).poll(a, b),
-            libc::SYS_select | libc::SYS_pselect6 => Wait::new(local, call).select(a, b),
+            POLL | libc::SYS_ppoll => Wait::new(local, call).poll(a, b),
+            SELECT | libc::SYS_pselect6 => Wait::new(local, call).select(a, b),
             libc::SYS_statfs => Files::new(local, call).statfs(a, b),
             libc::SYS_execve | libc::SYS_execveat => self.run_program(),
             _ => match call.path_call(nr) {
@@ -80,9 +80,7 @@ impl<'a> Dispatcher<'a> {
             return Files::new(local, call).is_elsewhere(asked);
         }
         match nr {
-            libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
-                !local.fds.has_rings()
-            }
+            POLL | libc::SYS_ppoll | SELECT | libc::SYS_pselect6 => !local.fds.has_rings(),
             libc::SYS_execve | libc::SYS_execveat => !local.backend.follows_programs(),
             _ => false,
         }

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod calls;
 mod claims;
 mod event_types;

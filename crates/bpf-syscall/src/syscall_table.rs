@@ -1,6 +1,8 @@
-//! The table of x86-64's system calls as the kernel's tracing knows them.
+//! The table of system calls as the kernel's tracing knows them.
 
 use std::sync::LazyLock;
+
+use crate::arch::{FUNCTION, NEVER_CALLED, PLAIN_FUNCTION, SYSTEM_CALLS};
 
 /// A system call with tracepoints of its own.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,19 +20,8 @@ pub(crate) struct Argument {
     pub(crate) name: &'static str,
 }
 
-/// The prefix of the kernel's function for a system call, before the call's name.
-const FUNCTION: &str = "__x64_sys_";
-
-/// The prefix for calls without arguments: one function has two names, of which BTF has this one.
-/// For other calls, the function with this prefix takes the arguments themselves.
-const PLAIN_FUNCTION: &str = "__do_sys_";
-
-/// Functions with the prefix of [`FUNCTION`] that are entries of 32-bit calls only: no call of a
-/// 64-bit process leads there.
-const NEVER_CALLED: [&str; 3] = ["stat", "fstat", "lstat"];
-
 static ALL: LazyLock<Vec<SystemCall>> = LazyLock::new(|| {
-    let lines = include_str!("syscalls.txt").lines();
+    let lines = SYSTEM_CALLS.lines();
     lines.filter_map(SystemCall::parse).collect()
 });
 
@@ -92,7 +83,7 @@ mod tests {
 
     #[test]
     fn every_line_of_the_table_is_a_call() {
-        let lines = include_str!("syscalls.txt").lines();
+        let lines = SYSTEM_CALLS.lines();
         let calls = lines.filter(|line| !line.starts_with('#')).count();
         assert_eq!(SystemCall::all().len(), calls);
         let numbers = SystemCall::all().iter().map(|call| call.number);

@@ -33,9 +33,9 @@ mod syscalls;
 mod trampoline;
 
 pub use arch::{
-    AssembleError, BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, CommonCode, INT3, Instruction,
-    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, notice_stub,
-    unwinder_exits,
+    AssembleError, BREAKPOINT, BREAKPOINT_LEN, CommonCode, INT3, Instruction, JUMP_LEN,
+    JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, begins_function,
+    jump_target, kernel_call_len, notice_stub, unwinder_exits,
 };
 pub use exits::{Exit, Exits, UnwinderExit, exits};
 pub use flags::Flags;

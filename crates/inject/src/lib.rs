@@ -55,6 +55,7 @@ mod stopped;
 mod watch;
 mod worker;
 
+pub use arch::Registers;
 pub use error::{Error, Refusal, is_of_too_many_files, with_remedy};
 pub use files::Mapping;
 pub use frames::{SignalFrame, signal_frames};

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use libc::user_regs_struct;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::address_space::AddressSpace;
@@ -57,8 +56,8 @@ impl Thread {
     }
 
     /// Returns the registers that it goes on with.
-    pub fn registers(&self) -> &user_regs_struct {
-        self.registers.as_raw()
+    pub fn registers(&self) -> &Registers {
+        &self.registers
     }
 
     /// Returns the address of the instruction that it goes on with; but see [`Thread::restarts`].
@@ -252,14 +251,14 @@ impl Stopped {
         })
     }
 
-    /// Makes a thread go on with these registers. If `orig_rax` is no system call's number, it goes
-    /// on exactly at `rip`.
+    /// Makes a thread go on with these registers. If they are of no system call, it goes on exactly
+    /// at their address.
     ///
     /// # Errors
     ///
     /// Those of [`Self::set_ip`].
-    pub fn set_registers(&mut self, tid: i32, to: user_regs_struct) -> Result<(), Error> {
-        self.change(tid, move |registers| *registers = to.into())
+    pub fn set_registers(&mut self, tid: i32, to: Registers) -> Result<(), Error> {
+        self.change(tid, move |registers| *registers = to)
     }
 
     /// Sets the result of the system call that a thread was held behind.

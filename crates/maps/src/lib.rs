@@ -64,6 +64,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod arch;
 mod array;
 mod batch;
 mod bloom;

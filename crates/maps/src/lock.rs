@@ -4,6 +4,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use beeline_uapi::Errno;
 
+use crate::arch::cycles;
+
 /// A user of a map.
 #[derive(Debug, Clone, Copy)]
 pub struct Caller {
@@ -226,16 +228,4 @@ fn wait<'a>(lock: &'a AtomicU32, caller: &Caller, tell: impl Fn()) -> Result<Gua
             }
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn cycles() -> u64 {
-    // SAFETY: every x86-64 has the instruction.
-    unsafe { core::arch::x86_64::_rdtsc() }
-}
-
-/// Returns a constant. Without a cheap clock the number of rounds is the bound.
-#[cfg(not(target_arch = "x86_64"))]
-fn cycles() -> u64 {
-    0
 }

@@ -3,6 +3,8 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::arch;
+
 /// Copies `len` bytes into shared memory, eight at a time.
 ///
 /// # Safety
@@ -33,18 +35,8 @@ pub(crate) unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
 /// the same time is another process that accepts what it gets.
 #[inline]
 pub(crate) unsafe fn store_unpublished(to: *mut u8, from: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller promises that `from` is readable and `to` is writable for `len` bytes; the
-    // direction flag is clear wherever Rust code runs.
-    unsafe {
-        core::arch::asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") len => _,
-            options(nostack, preserves_flags));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    for at in 0..len {
-        // SAFETY: at < len.
-        unsafe { AtomicU8::from_ptr(to.add(at)).store(from.add(at).read(), Relaxed) };
-    }
+    // SAFETY: the caller's promise is the same.
+    unsafe { arch::copy_unordered(to, from, len) };
 }
 
 /// As [`store`], for those runs of four bytes with an offset that is one to copy.
@@ -185,20 +177,6 @@ unsafe fn tail(from: *const u8, len: usize) -> u64 {
         value |= u64::from(unsafe { from.add(at).read() }) << (8 * at);
     }
     value
-}
-
-/// Prefetches the cache line at `at`, wherever that leads: nothing is read that a program could
-/// notice.
-#[inline]
-pub(crate) fn prefetch(at: *mut u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction never faults and changes nothing but the cache. (The intrinsic is not
-    // there for a target without vector registers.)
-    unsafe {
-        core::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 /// Returns the word at an address.

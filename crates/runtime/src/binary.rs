@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
 use beeline_hook::LONGEST_FUNCTION;
-use object::elf::{EM_X86_64, PF_X, SHF_EXECINSTR};
+use object::elf::{PF_X, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
+use crate::arch::{ELF_MACHINE, ELF_MACHINE_NAME};
 use crate::parallel::both;
 
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
@@ -137,8 +138,8 @@ impl Binary {
         let header = elf::FileHeader64::<Endianness>::parse(bytes)
             .map_err(|_| "not a 64-bit ELF file".to_owned())?;
         let endian = header.endian().map_err(|e| e.to_string())?;
-        if header.e_machine(endian) != EM_X86_64 {
-            return Err("not an x86-64 program or library".into());
+        if header.e_machine(endian) != ELF_MACHINE {
+            return Err(format!("not an {ELF_MACHINE_NAME} program or library"));
         }
         let headers = header
             .program_headers(endian, bytes)

@@ -21,9 +21,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use beeline_agent::abi::{Control, DISMISSALS, Manifest, Session};
-use beeline_inject::{Process, Region, Stopped};
+use beeline_hook::jump_target;
+use beeline_inject::{Process, Region, Registers, Stopped};
 use beeline_uapi::Errno;
-use libc::user_regs_struct;
 
 use crate::error::Error;
 use crate::kernel_uprobes::{Text, beside, kernel_uprobes};
@@ -181,7 +181,7 @@ impl Presence {
         &self,
         process: &Process,
         tid: i32,
-        to: impl Fn(&user_regs_struct) -> user_regs_struct + Sync,
+        to: impl Fn(&Registers) -> Registers + Sync,
     ) -> Result<bool, Error> {
         self.remove_by(process, |stopped| {
             let mut threads = stopped.threads().iter();
@@ -320,12 +320,9 @@ impl Presence {
 
     /// True if the code at `address` jumps to a trampoline of this session.
     fn jumps_here(&self, address: u64, code: &[u8]) -> bool {
-        let Some(distance) = code.get(1..5).and_then(|bytes| bytes.try_into().ok()) else {
+        let Some(to) = jump_target(address, code) else {
             return false;
         };
-        let to = address
-            .wrapping_add(5)
-            .wrapping_add_signed(i32::from_le_bytes(distance).into());
         self.mappings
             .iter()
             .any(|mapping| mapping.permissions.execute && mapping.contains(to))

@@ -12,16 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use beeline_agent::helpers;
 use beeline_codegen::aot::{Aot, Unusable};
 use beeline_codegen::{
-    Baseline, Bytecode, Code, CodeStore, Compiler, Digest, Error, Machine, MapShape, RegisterSet,
+    Baseline, Bytecode, Code, CodeStore, Compiler, Digest, Error, MapShape, RegisterSet,
 };
 use beeline_isa::Insn;
 use parking_lot::Mutex;
 
+use crate::arch::MACHINE;
 use crate::budget::Budget;
 use crate::session::Report;
-
-/// The machine that programs run on.
-const MACHINE: Machine = Machine::X86_64;
 
 /// The choice of the engine that makes the code of programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -367,6 +365,8 @@ fn compile(compiler: &(impl Compiler + ?Sized), source: &Source) -> Result<Arc<C
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
+
+    use beeline_codegen::Machine;
 
     use super::*;
 

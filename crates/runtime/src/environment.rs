@@ -140,7 +140,7 @@ impl Environment {
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
             stack_top: bases.stack_top as usize,
         };
-        let flags = abi::ROOMY_STACKS | if has_rdpid() { abi::HAS_RDPID } else { 0 };
+        let flags = abi::ROOMY_STACKS | abi::processor_flags();
         let of_child = record(abi::TID_UNKNOWN, flags | abi::IS_CHILD);
         let record = record(bases.tid_offset, flags);
         let child = home.value(of_child).map_err(os("filling a pool"))?;
@@ -479,12 +479,6 @@ impl Environment {
 /// they cannot be found.
 pub fn pid_namespace(pid: i32) -> [u64; 2] {
     std::fs::metadata(format!("/proc/{pid}/ns/pid")).map_or([0; 2], |file| [file.dev(), file.ino()])
-}
-
-/// True if the machine has the instruction `rdpid` (CPUID leaf 7, ECX bit 22; Intel SDM volume 2).
-fn has_rdpid() -> bool {
-    let leaves = std::arch::x86_64::__cpuid(0).eax;
-    leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ecx >> 22 & 1 != 0
 }
 
 #[cfg(test)]

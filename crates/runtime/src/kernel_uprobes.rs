@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use beeline_agent::abi::Site;
-use beeline_hook::{CALL_OPCODE, INT3};
+use beeline_hook::{INT3, kernel_call_len};
 use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
 
 use crate::error::{Error, os};
@@ -172,9 +172,6 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// The instruction that the kernel may turn into a call when it probes it: `nop` of five bytes.
-const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-
 impl Text {
     /// Classifies the code that stands there now.
     pub fn of(now: &[u8], stored: Stored<'_>) -> Self {
@@ -190,11 +187,7 @@ impl Text {
         if now == original {
             return Self::Other;
         }
-        let skipped = if is_call_of_kernels(now, file) {
-            NOP5.len()
-        } else {
-            0
-        };
+        let skipped = kernel_call_len(now, file).unwrap_or(0);
         let bytes = now.iter().zip(patch.iter().zip(original.iter().zip(file)));
         let mut is_ours = false;
         for (now, (patch, (original, file))) in bytes.skip(skipped) {
@@ -208,11 +201,6 @@ impl Text {
             false => Self::Other,
         }
     }
-}
-
-/// True if the kernel has turned the instruction there into a call of its own.
-pub fn is_call_of_kernels(now: &[u8], original: &[u8]) -> bool {
-    now.first() == Some(&CALL_OPCODE) && original.starts_with(&NOP5)
 }
 
 /// Merges `bytes` for the code at `address` with the bytes `now` there: those that belong to kernel
@@ -231,8 +219,10 @@ pub fn beside(
             *byte = *now;
         }
     }
-    if probed.contains(&address) && is_call_of_kernels(now, original) {
-        bytes[..NOP5.len()].copy_from_slice(&now[..NOP5.len()]);
+    if let Some(len) = kernel_call_len(now, original)
+        && probed.contains(&address)
+    {
+        bytes[..len].copy_from_slice(&now[..len]);
     }
     bytes
 }
@@ -295,7 +285,8 @@ mod tests {
         let mended = beside(0x1000, &now, &ORIGINAL, &ORIGINAL, &probed);
         assert_eq!(mended, [0xcc, 0x48, 0x89, 0xe5, 0x41, 0x57]);
         let called = [0xe8, 1, 2, 3, 4];
-        let mended = beside(0x1000, &called, &[0xe9, 5, 6, 7, 8], &NOP5, &probed);
+        let nop = [0x0f, 0x1f, 0x44, 0, 0];
+        let mended = beside(0x1000, &called, &[0xe9, 5, 6, 7, 8], &nop, &probed);
         assert_eq!(mended, called);
     }
 }

@@ -11,6 +11,7 @@
 //! given.
 
 mod agent;
+mod arch;
 pub mod backend;
 mod binary;
 mod budget;

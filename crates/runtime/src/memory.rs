@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Bytes of a page on x86-64.
+/// Bytes of a page.
 pub const PAGE: usize = 4096;
 
 /// Rounds up to whole pages.

@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{PASSES_ON, SITE_BREAKPOINT, SITE_JUMP, Site, SiteTrap};
-use beeline_hook::{INT3, JUMP_LEN, Kind, Plan};
+use beeline_hook::{INT3, JUMP_LEN, Kind, Plan, kernel_call_len};
 use beeline_inject::{Stopped, signal_frames};
 
 use crate::detach::Layers;
 use crate::error::Error;
-use crate::kernel_uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
+use crate::kernel_uprobes::{Stored, Text, beside, kernel_uprobes};
 use crate::proc;
 
 /// Bytes that are stored over code.
@@ -232,7 +232,7 @@ pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
     let both = (address..).zip(now.iter().zip(original));
     let is_one = |(_, (now, original)): &(u64, (&u8, &u8))| now != original && **now == INT3;
     let found = both.filter(is_one).map(|(at, _)| at);
-    let call = is_call_of_kernels(now, original).then_some(address);
+    let call = kernel_call_len(now, original).map(|_| address);
     found.chain(call).collect()
 }
 

@@ -6,6 +6,7 @@ use beeline_agent::abi::{Control, Signals, Slot, TID_UNKNOWN};
 use beeline_agent::returns::ReturnTable;
 use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
 
+use crate::arch::TID_OFFSETS;
 use crate::detach::MAX_SITES;
 use crate::error::{Error, os};
 use crate::memory::{PAGE, pages};
@@ -186,10 +187,6 @@ impl Private {
         self.stacks + ((PAGE + STACK) * (cpu as usize + 1)) as u64
     }
 }
-
-/// Offsets from the thread pointer at which C libraries for x86-64 keep the thread's id: glibc
-/// since 2.11, musl.
-const TID_OFFSETS: [i32; 2] = [0x2d0, 0x30];
 
 /// Finds where every thread keeps its own id, if the C library is one that does.
 pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {

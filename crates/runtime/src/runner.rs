@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
-use beeline_agent::abi::{Link, PtRegs};
+use beeline_agent::abi::{Link, PtRegs, thread_pointer};
 use beeline_agent::enter;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -513,13 +513,8 @@ impl Drop for PrivateMemory {
 
 /// Returns the distance of [`THREAD_ID`] from the thread pointer.
 fn tid_offset() -> i32 {
-    let pointer: u64;
-    // SAFETY: this only reads the thread pointer, which by the x86-64 TLS convention is the first
-    // word it points to.
-    unsafe {
-        std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
-    };
-    THREAD_ID.with(|id| (std::ptr::from_ref(id) as u64).wrapping_sub(pointer) as i32)
+    let place = THREAD_ID.with(|id| std::ptr::from_ref(id).addr());
+    place.wrapping_sub(thread_pointer()) as i32
 }
 
 fn take_name_of(tool: i32) {

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use beeline_uapi::Errno;
 use parking_lot::Mutex;
 
+use crate::arch;
 use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
 };
@@ -32,7 +33,7 @@ use crate::shared::Shared;
 use crate::tier_up::{self, TierUp};
 use crate::trace::Trace;
 use crate::tracees::Tracees;
-use machine::{has_fsgsbase, possible_cpus};
+use machine::possible_cpus;
 use objects::Objects;
 
 /// The most unsupported requests that the user is told of. A tool that makes random requests would
@@ -81,11 +82,7 @@ impl Runtime {
     ) -> Result<Arc<Self>, Error> {
         let budget = Budget::new(budget::available()?);
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
-        if !has_fsgsbase() {
-            return Err(Error::Machine(
-                "this processor or kernel lacks FSGSBASE (Linux 5.9 and a CPU since 2012 have it)",
-            ));
-        }
+        arch::check()?;
         let shared =
             Arc::new(Shared::new(command, cpus).map_err(os("creating the session's memory"))?);
         // SAFETY: this runtime keeps `shared` alive and drops the notifier first.

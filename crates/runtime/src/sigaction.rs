@@ -65,8 +65,8 @@ pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<
     ((0..TRAP_LEVELS as u32).map(stub).collect(), RESTORER.into())
 }
 
-/// `mov rax, rt_sigreturn; syscall`: the code by which handlers return to the kernel, here and in
-/// every C library, as unwinders look for it.
+/// The code by which handlers return to the kernel, here and in every C library, as unwinders look
+/// for it.
 pub const RESTORER: [u8; 9] = beeline_hook::RESTORER;
 
 /// Records what the target's own handlers return to, if it installs them by its C library.

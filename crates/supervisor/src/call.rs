@@ -8,6 +8,7 @@ use beeline_inject::procfs;
 use beeline_uapi::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::arch;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply};
 
@@ -77,14 +78,14 @@ impl Call<'_> {
         use FileOperation::{Access, Open, ReadLink, Stat, Statx};
         let [a, b, c, d, e, _] = self.args;
         let (directory, path, operation) = match nr {
-            libc::SYS_open => (HERE, a, Open { flags: b }),
+            arch::OPEN => (HERE, a, Open { flags: b }),
             libc::SYS_openat => (a, b, Open { flags: c }),
-            libc::SYS_access => (HERE, a, Access { mode: b }),
+            arch::ACCESS => (HERE, a, Access { mode: b }),
             libc::SYS_faccessat | libc::SYS_faccessat2 => (a, b, Access { mode: c }),
-            libc::SYS_stat | libc::SYS_lstat => (HERE, a, Stat { buffer: b }),
+            arch::STAT | arch::LSTAT => (HERE, a, Stat { buffer: b }),
             libc::SYS_newfstatat => (a, b, Stat { buffer: c }),
             libc::SYS_statx => (a, b, Statx { mask: d, buffer: e }),
-            libc::SYS_readlink => (HERE, a, ReadLink { buffer: b, size: c }),
+            arch::READLINK => (HERE, a, ReadLink { buffer: b, size: c }),
             libc::SYS_readlinkat => (a, b, ReadLink { buffer: c, size: d }),
             _ => return None,
         };

@@ -15,6 +15,7 @@
 //! [`bpffs`] is a BPF file system of the session's own, which the tool finds at `/sys/fs/bpf`. It
 //! needs no mount and no privilege, shows nothing of the machine's, and ends with the session.
 
+mod arch;
 pub mod attr;
 pub mod bpffs;
 mod call;
@@ -29,6 +30,7 @@ mod seccomp_filter;
 mod server;
 mod spawn;
 
+pub use arch::{POLL, SELECT};
 pub use call::{Answer, Call, FileOperation, HERE, PathCall};
 pub use hot_sites::HotSites;
 pub use memory::Memory;

@@ -1,19 +1,15 @@
 //! The classic BPF program for seccomp that selects the system calls which go to the supervisor.
 //!
 //! The filter sees numbers only, so it sorts coarsely; handlers let through (`Continue`) calls that
-//! turn out not to be theirs. The native x86-64 calls are sorted by a chain of blocks, one for each
-//! system call. `bpf` and `perf_event_open` through the i386 and x32 entries do not exist, as on a
+//! turn out not to be theirs. The native calls are sorted by a chain of blocks, one for each system
+//! call. `bpf` and `perf_event_open` through other entries (i386 and x32) do not exist, as on a
 //! kernel built without them.
 
+use beeline_uapi::linux::SECCOMP_ARCH_NATIVE;
 use beeline_uapi::perf::ioc;
 use libc::{c_long, sock_filter};
 
-use crate::Options;
-
-const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-const X32_BIT: u32 = 0x4000_0000;
-const I386_BPF: u32 = 357;
-const I386_PERF_EVENT_OPEN: u32 = 336;
+use crate::{Options, arch};
 
 /// Offsets in `struct seccomp_data`.
 const NR: u32 = 0;
@@ -36,42 +32,42 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     let mut code = vec![load(ARCH)];
     code.extend(foreign_entry());
     code.push(load(NR));
-    code.extend(x32_entry());
+    code.extend(other_numbers());
     for call in [
         libc::SYS_bpf,
         libc::SYS_perf_event_open,
         libc::SYS_epoll_ctl,
         libc::SYS_openat,
-        libc::SYS_open,
+        arch::OPEN,
         // Calls that take paths in the BPF file system, or descriptors.
-        libc::SYS_mkdir,
+        arch::MKDIR,
         libc::SYS_mkdirat,
-        libc::SYS_unlink,
+        arch::UNLINK,
         libc::SYS_unlinkat,
-        libc::SYS_rmdir,
-        libc::SYS_rename,
+        arch::RMDIR,
+        arch::RENAME,
         libc::SYS_renameat,
         libc::SYS_renameat2,
-        libc::SYS_access,
+        arch::ACCESS,
         libc::SYS_faccessat,
         libc::SYS_faccessat2,
-        libc::SYS_stat,
-        libc::SYS_lstat,
+        arch::STAT,
+        arch::LSTAT,
         libc::SYS_getxattr,
         libc::SYS_lgetxattr,
         libc::SYS_listxattr,
         libc::SYS_llistxattr,
         libc::SYS_statfs,
         libc::SYS_fstatfs,
-        libc::SYS_readlink,
+        arch::READLINK,
         libc::SYS_readlinkat,
     ] {
         code.extend(when(call, &[ret(NOTIFY)]));
     }
-    for call in [libc::SYS_poll, libc::SYS_ppoll] {
+    for call in [arch::POLL, libc::SYS_ppoll] {
         code.extend(when(call, &with_any(1)));
     }
-    for call in [libc::SYS_select, libc::SYS_pselect6] {
+    for call in [arch::SELECT, libc::SYS_pselect6] {
         code.extend(when(call, &with_any(0)));
     }
     code.extend(when(libc::SYS_newfstatat, &with_a_path(3)));
@@ -97,30 +93,31 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code
 }
 
-/// Decides calls that come through another entry than x86-64's. The architecture is loaded.
+/// Decides calls that come through another entry than the native one. The architecture is loaded.
 fn foreign_entry() -> Vec<sock_filter> {
     let mut block = vec![load(NR)];
-    block.push(skip_unless_equal(I386_BPF, 1));
-    block.push(ret(NO_SUCH_CALL));
-    block.push(skip_unless_equal(I386_PERF_EVENT_OPEN, 1));
-    block.push(ret(NO_SUCH_CALL));
+    for call in arch::COMPAT_CALLS {
+        block.extend([skip_unless_equal(call, 1), ret(NO_SUCH_CALL)]);
+    }
     block.push(ret(ALLOW));
-    let mut code = vec![skip_if_equal(AUDIT_ARCH_X86_64, block.len())];
+    let mut code = vec![skip_if_equal(SECCOMP_ARCH_NATIVE, block.len())];
     code.extend(block);
     code
 }
 
-/// Decides x32 calls; they have the native number of the two calls plus a bit. The number is
-/// loaded.
-fn x32_entry() -> Vec<sock_filter> {
+/// Decides calls by the native entry's other convention, if it has one. The number is loaded.
+fn other_numbers() -> Vec<sock_filter> {
+    let Some(bit) = arch::OTHER_NUMBERS else {
+        return Vec::new();
+    };
     let block = [
-        skip_unless_equal(X32_BIT | libc::SYS_bpf as u32, 1),
+        skip_unless_equal(bit | libc::SYS_bpf as u32, 1),
         ret(NO_SUCH_CALL),
-        skip_unless_equal(X32_BIT | libc::SYS_perf_event_open as u32, 1),
+        skip_unless_equal(bit | libc::SYS_perf_event_open as u32, 1),
         ret(NO_SUCH_CALL),
         ret(ALLOW),
     ];
-    let mut code = vec![branch(libc::BPF_JSET, X32_BIT, 0, block.len())];
+    let mut code = vec![branch(libc::BPF_JSET, bit, 0, block.len())];
     code.extend(block);
     code
 }
@@ -309,7 +306,7 @@ mod tests {
     }
 
     fn native(nr: c_long, args: [u64; 6]) -> u32 {
-        verdict(&Options::default(), AUDIT_ARCH_X86_64, nr as u32, args)
+        verdict(&Options::default(), SECCOMP_ARCH_NATIVE, nr as u32, args)
     }
 
     #[test]
@@ -340,7 +337,7 @@ mod tests {
         };
         for nr in [libc::SYS_execve, libc::SYS_execveat] {
             assert_eq!(native(nr, [0; 6]), NOTIFY);
-            let of_guest = verdict(&options, AUDIT_ARCH_X86_64, nr as u32, [0; 6]);
+            let of_guest = verdict(&options, SECCOMP_ARCH_NATIVE, nr as u32, [0; 6]);
             assert_eq!(of_guest, ALLOW);
         }
     }
@@ -348,20 +345,18 @@ mod tests {
     #[test]
     fn foreign_entries_have_no_ebpf() {
         let options = Options::default();
-        let i386 = 0x4000_0003;
-        assert_eq!(verdict(&options, i386, I386_BPF, [0; 6]), NO_SUCH_CALL);
-        assert_eq!(
-            verdict(&options, i386, I386_PERF_EVENT_OPEN, [0; 6]),
-            NO_SUCH_CALL
-        );
-        assert_eq!(verdict(&options, i386, libc::SYS_bpf as u32, [0; 6]), ALLOW);
-        for nr in [libc::SYS_bpf, libc::SYS_perf_event_open] {
-            assert_eq!(native(nr | c_long::from(X32_BIT), [0; 6]), NO_SUCH_CALL);
+        let foreign = |nr| verdict(&options, !SECCOMP_ARCH_NATIVE, nr, [0; 6]);
+        for nr in arch::COMPAT_CALLS {
+            assert_eq!(foreign(nr), NO_SUCH_CALL);
         }
-        assert_eq!(
-            native(libc::SYS_read | c_long::from(X32_BIT), [0; 6]),
-            ALLOW
-        );
+        assert_eq!(foreign(libc::SYS_bpf as u32), ALLOW);
+        let Some(bit) = arch::OTHER_NUMBERS else {
+            return;
+        };
+        for nr in [libc::SYS_bpf, libc::SYS_perf_event_open] {
+            assert_eq!(native(nr | c_long::from(bit), [0; 6]), NO_SUCH_CALL);
+        }
+        assert_eq!(native(libc::SYS_read | c_long::from(bit), [0; 6]), ALLOW);
     }
 
     #[test]
@@ -395,11 +390,11 @@ mod tests {
 
     #[test]
     fn waiting_for_nothing_is_the_kernels() {
-        for nr in [libc::SYS_poll, libc::SYS_ppoll] {
+        for nr in [arch::POLL, libc::SYS_ppoll] {
             assert_eq!(native(nr, [0x1000, 0, 10, 0, 0, 0]), ALLOW);
             assert_eq!(native(nr, [0x1000, 1, 10, 0, 0, 0]), NOTIFY);
         }
-        for nr in [libc::SYS_select, libc::SYS_pselect6] {
+        for nr in [arch::SELECT, libc::SYS_pselect6] {
             assert_eq!(native(nr, [0, 0, 0, 0, 0x1000, 0]), ALLOW);
             assert_eq!(native(nr, [4, 0x1000, 0, 0, 0, 0]), NOTIFY);
         }
@@ -413,7 +408,7 @@ mod tests {
         };
         let read = |count| {
             let args = [3, 0x1000, count, 0, 0, 0];
-            verdict(&options, AUDIT_ARCH_X86_64, libc::SYS_read as u32, args)
+            verdict(&options, SECCOMP_ARCH_NATIVE, libc::SYS_read as u32, args)
         };
         for count in [8, 24, 1023] {
             assert_eq!(read(count), NOTIFY);
@@ -461,14 +456,14 @@ mod tests {
         assert_eq!(
             verdict(
                 &options,
-                AUDIT_ARCH_X86_64,
+                SECCOMP_ARCH_NATIVE,
                 libc::SYS_geteuid as u32,
                 [0; 6]
             ),
             NOTIFY
         );
         assert_eq!(
-            verdict(&options, AUDIT_ARCH_X86_64, libc::SYS_read as u32, [0; 6]),
+            verdict(&options, SECCOMP_ARCH_NATIVE, libc::SYS_read as u32, [0; 6]),
             ALLOW
         );
     }

@@ -3,6 +3,12 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;
+
 // linux/fcntl.h
 /// In place of a directory's descriptor: the working directory.
 pub const AT_FDCWD: i32 = -100;
@@ -15,12 +21,6 @@ pub const O_CLOEXEC: u64 = 0o2_000_000;
 pub const O_PATH: u64 = 0o10_000_000;
 /// `O_TMPFILE` without the bit of `O_DIRECTORY`.
 pub const __O_TMPFILE: u64 = 0o20_000_000;
-#[cfg(target_arch = "x86_64")]
-pub const O_LARGEFILE: u64 = 0o100_000;
-#[cfg(target_arch = "x86_64")]
-pub const O_DIRECTORY: u64 = 0o200_000;
-#[cfg(target_arch = "x86_64")]
-pub const O_NOFOLLOW: u64 = 0o400_000;
 /// All flags that open(2) knows; of the kernel's own `linux/fcntl.h`.
 pub const VALID_OPEN_FLAGS: u64 = 0o37_777_703;
 

@@ -52,10 +52,11 @@ fn error_numbers_are_those_of_other_bindings() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn the_flags_of_open_are_all_that_it_knows() {
+fn what_is_the_machines_own_is_that_of_other_bindings() {
     use linux_raw_sys::general::*;
 
     same! { linux, general: O_LARGEFILE, O_DIRECTORY, O_NOFOLLOW, }
+    assert_eq!(linux::STAT_LEN, size_of::<stat>());
     let all = O_RDONLY
         | O_WRONLY
         | O_RDWR

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
 mod flow;
 mod frame;
 mod modules;

@@ -14,6 +14,7 @@
 //! | [`copy`], [`shift`], [`zero`] | memory, as there is no `memcpy` to call |
 //! | [`thread_pointer`], [`thread_word`] | a thread's own memory |
 //! | [`cpu`], [`node`] | the processor that the thread is on |
+//! | [`processor_flags`] | what the processor has, as the target's flags say it |
 //! | [`call_on_stack`], [`stop`] | a call on another stack; the end of the process |
 //! | [`USER_END`] | the end of user space |
 //!

@@ -7,12 +7,14 @@
 //!   an instruction leads, if it goes on, if it can move. [`Displaced`] is one with its bytes, and
 //!   [`relocate`] writes it for another address.
 //! - **Patches.** The bytes of a jump ([`JUMP_LEN`], [`JUMP_OPCODE`], [`DISPLACEMENT_LEN`],
-//!   [`jump`], [`jump_anywhere`]), its reach ([`JUMP_REACH`], [`JUMP_REACH_IN_WORDS`]), and those of a
-//!   breakpoint ([`BREAKPOINT`], [`BREAKPOINT_LEN`]). [`CALL_OPCODE`] and [`INT3`] are for those who
-//!   look at code byte by byte.
+//!   [`jump`], [`jump_anywhere`], [`jump_target`]), its reach ([`JUMP_REACH`],
+//!   [`JUMP_REACH_IN_WORDS`]), and those of a breakpoint ([`BREAKPOINT`], [`BREAKPOINT_LEN`]).
+//!   [`INT3`] is for those who look at code byte by byte.
 //! - **Guards.** [`guards`] returns the ways to lay a jump beside kernel uprobes, and [`guarded_len`]
 //!   the bytes that they need. [`guarded_targets`], [`disturbed_targets`] and [`guarded_jump`] turn
 //!   the fixed bytes of one into addresses and back. [`second_trap`] is a breakpoint's.
+//!   [`kernel_call_len`] knows the call that the kernel puts in an instruction's place, and
+//!   [`begins_function`] what it takes for the start of a function.
 //! - **State.** The general registers ([`Registers`], [`STACK_POINTER`]), the kernel's `struct pt_regs`
 //!   ([`PT_REGS_LEN`]), and the liveness of flags ([`flags_needed`], [`flags_wanted_behind_call`]).
 //! - **Shapes of code.** The end of a frame ([`torn_down`]), unwinders ([`unwinder_exits`],
@@ -38,9 +40,9 @@ use x86_64 as machine;
 compile_error!("hook does not know this machine: it needs a module beside arch::x86_64");
 
 pub use machine::{
-    AssembleError, BREAKPOINT, BREAKPOINT_LEN, CALL_OPCODE, CommonCode, INT3, Instruction,
-    JUMP_LEN, JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, notice_stub,
-    unwinder_exits,
+    AssembleError, BREAKPOINT, BREAKPOINT_LEN, CommonCode, INT3, Instruction, JUMP_LEN,
+    JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, begins_function,
+    jump_target, kernel_call_len, notice_stub, unwinder_exits,
 };
 pub(crate) use machine::{
     BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, DISPLACEMENT_LEN, Displaced,

@@ -3,7 +3,8 @@
 //! Each machine has a module of its own, with this face:
 //!
 //! - `Registers`: a thread's general registers, read and set by ptrace: its place, its stack, the
-//!   system call that it was held in, and the registers with which it makes one.
+//!   system call that it was held in, and the registers with which it makes one. Users of the crate
+//!   see them, too; `as_raw` and `From` are for those users' own `arch` modules.
 //! - `SYSCALL`, `SYSCALL_LEN`: the instruction that makes a system call.
 //! - `ADDRESS_SPACE_END`: the end of user space.
 //! - `PROGRAMS`: the programs that Beeline serves, for messages.
@@ -28,6 +29,9 @@ mod x86_64;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
+
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::Registers;
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("beeline-inject knows the registers and the ptrace interface of x86-64 only");

@@ -8,7 +8,7 @@ use super::{
     chains::{Bucket, Chains},
     nodes::Nodes,
 };
-use crate::{Caller, batch::Room, memory::Memory, values::Values, words};
+use crate::{Caller, arch, batch::Room, memory::Memory, values::Values, words};
 
 /// The number of buckets that take about as long to read as a cache miss does.
 const AHEAD: u32 = 8;
@@ -101,18 +101,18 @@ impl<'a> BucketReader<'a> {
     #[inline]
     fn prefetch(self, number: u32) {
         let chains = self.chains;
-        words::prefetch(chains.bucket_at(number.wrapping_add(4 * AHEAD)));
+        arch::prefetch(chains.bucket_at(number.wrapping_add(4 * AHEAD)));
         let first = |ahead| {
             let head = chains.bucket(number.wrapping_add(ahead)).head;
             chains.node(head.load(Relaxed))
         };
         if let Some(node) = first(2 * AHEAD) {
-            words::prefetch(node.at);
+            arch::prefetch(node.at);
         }
         if let Some(node) = first(AHEAD)
             && let Some(second) = chains.node(node.next.load(Relaxed))
         {
-            words::prefetch(second.at);
+            arch::prefetch(second.at);
         }
     }
 }

@@ -12,10 +12,3 @@ pub(super) fn possible_cpus() -> std::io::Result<u32> {
         .and_then(|last| last.parse::<u32>().ok());
     Ok(last.map_or(1, |last| last + 1).min(MAX_CPUS as u32))
 }
-
-/// `HWCAP2_FSGSBASE`: the kernel lets user space read the thread pointer.
-pub(super) fn has_fsgsbase() -> bool {
-    const HWCAP2_FSGSBASE: u64 = 2;
-    // SAFETY: `getauxval` only reads the auxiliary vector.
-    unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
-}

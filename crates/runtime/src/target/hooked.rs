@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{self, Site, SiteTrap};
-use beeline_hook::{Kind, Plan, Registers, Trampoline};
+use beeline_hook::{Kind, Plan, Trampoline, begins_function};
 use beeline_inject::{Region, Stopped};
 
 use super::Request;
@@ -132,7 +132,7 @@ impl Hooked {
             *place = SiteTrap {
                 resume: resume.map_or(0, |(_, moved)| *moved),
                 behind: trap.behind as u32,
-                lost: words_of(trap.lost),
+                lost: trap.lost.words_of_pt_regs(),
                 stack: trap.stack,
                 is_early: (trap.resume == 0).into(),
             };
@@ -192,16 +192,6 @@ impl Hooked {
     }
 }
 
-/// Returns the words of `struct pt_regs` that hold these registers: bit n for word n. The registers
-/// are numbered as in instructions.
-fn words_of(registers: Registers) -> u32 {
-    /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
-    const WORDS: [u32; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
-    let numbered = (0..).zip(WORDS);
-    let known = numbered.filter(|(number, _)| registers.0 >> number & 1 != 0);
-    known.fold(0, |mask, (_, word)| mask | 1 << word)
-}
-
 /// Returns the code at a site, and the level of the handler that serves it.
 pub(super) fn bytes_of(memory: &TargetMemory, record: u64) -> Result<(Bytes, u32), Error> {
     // SAFETY: the record was placed in the home pool as a `Site`.
@@ -240,7 +230,6 @@ pub(super) fn place_record(
     level: u32,
 ) -> Result<u64, Error> {
     let environment = memory.environment_mut()?;
-    let is_entry = original[0] == PUSH_RBP || original.starts_with(&ENDBR64);
     let site = Site {
         target: environment.target as *const _,
         address: plan.site,
@@ -248,7 +237,7 @@ pub(super) fn place_record(
         returns: 0.into(),
         return_entry: 0,
         body: 0,
-        flags: if is_entry {
+        flags: if begins_function(&original) {
             abi::SITE_FUNCTION_ENTRY
         } else {
             0
@@ -283,6 +272,3 @@ fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {
         (Kind::Breakpoint { .. }, None) => plan.breakpoint_patch().len(),
     }
 }
-
-const PUSH_RBP: u8 = 0x55;
-const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_agent::abi::{self, Site};
-use beeline_hook::{Function, Plan, Reason};
+use beeline_hook::{BREAKPOINT_LEN, Function, Plan, Reason, kernel_call_len};
 
 use super::hooked::Hooked;
 use super::memory::TargetMemory;
 use super::{Hold, Request};
 use crate::detach::{Beneath, presences};
 use crate::error::Error;
-use crate::kernel_uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
+use crate::kernel_uprobes::{Stored, Text, beside, kernel_uprobes};
 use crate::liveness::SessionId;
 use crate::patch;
 
@@ -178,8 +178,8 @@ impl Planner<'_> {
         }
         let theirs = |address: u64| {
             let call = address - start;
-            let called = is_call_of_kernels(&now[call as usize..], &code[call as usize..]);
-            address..address + if called { CALL_LEN } else { 1 }
+            let called = kernel_call_len(&now[call as usize..], &code[call as usize..]);
+            address..address + called.unwrap_or(BREAKPOINT_LEN) as u64
         };
         let theirs: Vec<_> = probed.iter().map(|address| theirs(*address)).collect();
         let is_strange = |(i, (now, expected)): (usize, (&u8, &u8))| {
@@ -261,6 +261,3 @@ fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
         }
     }
 }
-
-/// The length of a call that the kernel has made of a `nop`.
-const CALL_LEN: u64 = 5;

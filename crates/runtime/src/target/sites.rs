@@ -325,8 +325,7 @@ impl Sites {
         let call = match request.body {
             Body::Program(program) if direct => {
                 let (code, entry) = self.memory.environment_mut()?.place_program(program)?;
-                // x86-64 has 16 registers.
-                let clobbers = Registers(code.code.clobbers.bits() as u16);
+                let clobbers = Registers::of_numbers(code.code.clobbers.bits());
                 Some(Direct { entry, clobbers })
             }
             _ => None,

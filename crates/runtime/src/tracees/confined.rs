@@ -5,18 +5,15 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::Request;
-use beeline_inject::Process;
-use libc::user_regs_struct;
+use beeline_inject::{Process, Registers};
 
 use super::serve_upcalls::{UpcallServer, thread_that_asks};
 use super::target_table::SharedTarget;
+use crate::arch::before_call;
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
 use crate::seccomp_analysis;
-
-/// The length of a `syscall` instruction in bytes.
-const SYSCALL_LEN: u64 = 2;
 
 impl UpcallServer {
     /// Lets a process go if its filter would not let Beeline's own calls pass.
@@ -59,7 +56,7 @@ impl UpcallServer {
             let present = detach::presences(process)?;
             let mut ours = present.iter().filter(|presence| presence.session == own);
             ours.try_for_each(|presence| {
-                let to = |now: &user_regs_struct| before_call(now, regs);
+                let to = |now: &Registers| before_call(now, regs);
                 presence.remove_around(process, tid, to).map(drop)
             })
         };
@@ -79,41 +76,14 @@ fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
 
 /// True if the filter that this call installs would harm a process that does something for Beeline.
 fn harms_us(process: &Process, regs: &PtRegs) -> bool {
-    let is_prctl = regs.orig_ax == libc::SYS_prctl as u64;
+    let is_prctl = regs.call_number() == libc::SYS_prctl as u64;
+    let [first, second, third, ..] = regs.call_arguments();
     // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
     let (is_strict, filter) = match is_prctl {
-        true => (regs.si == u64::from(libc::SECCOMP_MODE_STRICT), regs.dx),
-        false => (regs.di == u64::from(libc::SECCOMP_SET_MODE_STRICT), regs.dx),
+        true => (second == u64::from(libc::SECCOMP_MODE_STRICT), third),
+        false => (first == u64::from(libc::SECCOMP_SET_MODE_STRICT), third),
     };
     is_strict
         || seccomp_analysis::filter_at(process, filter)
             .is_some_and(|filter| !seccomp_analysis::lets_us_pass(&filter))
-}
-
-/// Returns the registers for a thread that is to make again a call that it has begun: it stands at
-/// the instruction.
-fn before_call(now: &user_regs_struct, call: &PtRegs) -> user_regs_struct {
-    user_regs_struct {
-        r15: call.r15,
-        r14: call.r14,
-        r13: call.r13,
-        r12: call.r12,
-        rbp: call.bp,
-        rbx: call.bx,
-        r11: call.r11,
-        r10: call.r10,
-        r9: call.r9,
-        r8: call.r8,
-        rax: call.orig_ax,
-        rcx: call.cx,
-        rdx: call.dx,
-        rsi: call.si,
-        rdi: call.di,
-        // The kernel is not to restart a call.
-        orig_rax: u64::MAX,
-        rip: call.ip.wrapping_sub(SYSCALL_LEN),
-        rsp: call.sp,
-        eflags: call.flags,
-        ..*now
-    }
 }

@@ -11,6 +11,7 @@ use rustix::fs::{Access, AtFlags, Mode, RenameFlags, StatxFlags};
 use beeline_uapi::Errno;
 
 use super::{BpfFsCall, HasBpfFs, Place, errno};
+use crate::arch;
 use crate::call::{Answer, Call, HERE};
 use crate::notify::Reply;
 
@@ -40,11 +41,11 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         let [a, b, c, d, e, _] = self.args;
         Some(match nr {
             libc::SYS_mkdirat => self.mkdir(a, b, c),
-            libc::SYS_mkdir => self.mkdir(HERE, a, b),
+            arch::MKDIR => self.mkdir(HERE, a, b),
             libc::SYS_unlinkat => self.unlink(a, b, c),
-            libc::SYS_unlink => self.unlink(HERE, a, 0),
-            libc::SYS_rmdir => self.unlink(HERE, a, libc::AT_REMOVEDIR as u64),
-            libc::SYS_rename => self.rename((HERE, a), (HERE, b), 0),
+            arch::UNLINK => self.unlink(HERE, a, 0),
+            arch::RMDIR => self.unlink(HERE, a, libc::AT_REMOVEDIR as u64),
+            arch::RENAME => self.rename((HERE, a), (HERE, b), 0),
             libc::SYS_renameat => self.rename((a, b), (c, d), 0),
             libc::SYS_renameat2 => self.rename((a, b), (c, d), e),
             libc::SYS_getxattr | libc::SYS_lgetxattr => self.xattr(a, Err(Errno(libc::EOPNOTSUPP))),

@@ -2,17 +2,16 @@
 
 use super::Field;
 use super::table::{ALL, ANY, B4, B8, PART_OF_8, Row, row};
+use crate::arch::USER_REGS_LEN;
 
-/// `struct pt_regs` of x86-64, for kprobes and uprobes.
-pub(super) const PT_REGS: &[Row] = &[row("regs", 0, REGS).read(ANY, ALL)];
-
-const REGS: u32 = 168;
+/// The registers of a kprobe or uprobe.
+pub(super) const PT_REGS: &[Row] = &[row("regs", 0, USER_REGS_LEN).read(ANY, ALL)];
 
 /// `struct bpf_perf_event_data`.
 pub(super) const PERF_EVENT: &[Row] = &[
-    row("regs", 0, REGS).read(B8, ALL),
-    row("sample_period", REGS, 8).read(PART_OF_8, ALL),
-    row("addr", REGS + 8, 8).read(PART_OF_8, ALL),
+    row("regs", 0, USER_REGS_LEN).read(B8, ALL),
+    row("sample_period", USER_REGS_LEN, 8).read(PART_OF_8, ALL),
+    row("addr", USER_REGS_LEN + 8, 8).read(PART_OF_8, ALL),
 ];
 
 /// A tracepoint's record: behind a pointer to `struct pt_regs`, which the program cannot see, up to

@@ -7,6 +7,7 @@ use super::table::{
     TypeTable, is_modifier, is_number, is_small_int, is_struct, kind_name, shown, text,
 };
 use super::{KernelTypes, Refused};
+use crate::arch::USER_REGS;
 use crate::program::Kind;
 
 /// A parameter of a global function: `struct bpf_subprog_arg_info`.
@@ -323,13 +324,6 @@ impl Param<'_> {
         refuse(format!("arg#{index} should be `struct {wanted} *`"))
     }
 }
-
-/// The structure behind `bpf_user_pt_regs_t`.
-const USER_REGS: &str = if cfg!(target_arch = "aarch64") {
-    "user_pt_regs"
-} else {
-    "pt_regs"
-};
 
 /// Returns whether a structure of this name is a context's, or the kernel's structure behind one.
 pub(super) fn is_named_as_context(name: &str, of: ProgramType) -> bool {

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 use beeline_supervisor::bpffs::BpfFsCall;
-use beeline_supervisor::{Answer, Call, Reply};
+use beeline_supervisor::{Answer, Call, POLL, Reply, SELECT};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{Layout, layout, number_at};
 
@@ -82,8 +82,8 @@ impl<'a> Dispatcher<'a> {
             libc::SYS_read => PerfEvents::new(guest, call).read(a, b, c),
             libc::SYS_mmap => Mmap::new(guest, call).map(),
             libc::SYS_epoll_ctl => Wait::new(guest, call).epoll_ctl(),
-            libc::SYS_poll | libc::SYS_ppoll => Wait::new(guest, call).poll(a, b),
-            libc::SYS_select | libc::SYS_pselect6 => Wait::new(guest, call).select(a, b),
+            POLL | libc::SYS_ppoll => Wait::new(guest, call).poll(a, b),
+            SELECT | libc::SYS_pselect6 => Wait::new(guest, call).select(a, b),
             libc::SYS_rt_sigreturn => Wait::new(guest, call).settle(),
             libc::SYS_statfs => Files::new(guest, call).statfs(a, b),
             libc::SYS_uname => Files::new(guest, call).uname(a),
@@ -103,7 +103,7 @@ impl<'a> Dispatcher<'a> {
             return Files::new(guest, call).is_elsewhere(asked.directory, asked.path);
         }
         match nr {
-            libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
+            POLL | libc::SYS_ppoll | SELECT | libc::SYS_pselect6 => {
                 guest.objects.none_to_wait_for()
             }
             libc::SYS_read => PerfEvents::new(guest, call).is_no_object(call.args[0]),

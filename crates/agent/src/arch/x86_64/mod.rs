@@ -15,4 +15,4 @@ pub use memory::{USER_END, copy, shift, zero};
 pub use registers::PtRegs;
 pub use signal_frame::{BREAKPOINT_CODE, UserContext, is_breakpoint};
 pub use system_call::syscall6;
-pub use thread::{call_on_stack, cpu, node, stop, thread_pointer, thread_word};
+pub use thread::{call_on_stack, cpu, node, processor_flags, stop, thread_pointer, thread_word};

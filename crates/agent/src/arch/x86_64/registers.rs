@@ -79,13 +79,13 @@ impl PtRegs {
 impl PtRegs {
     /// Returns the call's number.
     #[inline(always)]
-    pub(crate) fn call_number(&self) -> u64 {
+    pub fn call_number(&self) -> u64 {
         self.orig_ax
     }
 
     /// Returns the call's arguments.
     #[inline(always)]
-    pub(crate) fn call_arguments(&self) -> [u64; 6] {
+    pub fn call_arguments(&self) -> [u64; 6] {
         [self.di, self.si, self.dx, self.r10, self.r8, self.r9]
     }
 

@@ -1,8 +1,22 @@
 //! The running thread: its own memory, its CPU, its stack.
 
 use core::arch::asm;
+use core::arch::x86_64::{__cpuid, __cpuid_count};
 
-use crate::abi::HAS_RDPID;
+use crate::abi::OF_PROCESSOR;
+
+/// In the target's flags: the processor has the instruction `rdpid`.
+const HAS_RDPID: u32 = OF_PROCESSOR;
+
+/// Returns those of the [target's flags](crate::abi::Target::flags) that say what this processor
+/// has: `rdpid` (CPUID leaf 7, ECX bit 22; Intel SDM volume 2).
+pub fn processor_flags() -> u32 {
+    let has_rdpid = || __cpuid_count(7, 0).ecx >> 22 & 1 != 0;
+    match __cpuid(0).eax >= 7 && has_rdpid() {
+        true => HAS_RDPID,
+        false => 0,
+    }
+}
 
 /// Returns the thread pointer, which is unique among the threads that live in a process.
 #[inline(always)]

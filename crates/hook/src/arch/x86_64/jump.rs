@@ -18,7 +18,7 @@ pub const JUMP_LEN: usize = OPCODE_LEN + DISPLACEMENT_LEN;
 pub const JUMP_OPCODE: u8 = 0xe9;
 
 /// The first byte of a call with a 32-bit displacement.
-pub const CALL_OPCODE: u8 = 0xe8;
+pub(super) const CALL_OPCODE: u8 = 0xe8;
 
 const OPCODE_LEN: usize = 1;
 
@@ -57,6 +57,13 @@ pub(crate) fn jump(at: u64, target: u64) -> Result<[u8; JUMP_LEN], ReachError> {
     displacement(behind_jump(at), target).map(jump_by)
 }
 
+/// Returns where the jump at `at` leads that these bytes begin with; `None` if they do not.
+pub fn jump_target(at: u64, code: &[u8]) -> Option<u64> {
+    let displacement = code.strip_prefix(&[JUMP_OPCODE])?.first_chunk()?;
+    let displacement = i32::from_le_bytes(*displacement);
+    Some(behind_jump(at).wrapping_add_signed(displacement.into()))
+}
+
 /// Returns a jump to anywhere, to be placed at `at`, that changes no register: the short form where
 /// that reaches.
 pub(crate) fn jump_anywhere(at: u64, target: u64) -> Vec<u8> {
@@ -72,4 +79,19 @@ pub(super) fn far_jump(target: u64) -> Vec<u8> {
     let mut bytes = JMP_LITERAL.to_vec();
     bytes.extend(target.to_le_bytes());
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_leads_to_its_target() {
+        for target in [0x1000, 0x1005, 0x4000_0000] {
+            let code = jump(0x1000, target).unwrap();
+            assert_eq!(jump_target(0x1000, &code), Some(target));
+            assert_eq!(jump_target(0x1000, &code[..4]), None);
+        }
+        assert_eq!(jump_target(0x1000, &[CALL_OPCODE, 0, 0, 0, 0]), None);
+    }
 }

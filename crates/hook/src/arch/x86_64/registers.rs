@@ -11,7 +11,7 @@ pub(crate) const STACK_POINTER: &str = "rsp";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Registers(
     /// Bit 0 is rax, then rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
-    pub u16,
+    u16,
 );
 
 impl Registers {
@@ -25,6 +25,20 @@ impl Registers {
     pub const R11: Self = Self(1 << 11);
     /// All that a System V function may change: rax, rcx, rdx, rsi, rdi, r8 to r11.
     pub const CALLER_SAVED: Self = Self(0b0000_1111_1100_0111);
+
+    /// Creates the set of the registers of these numbers: bit n for number n.
+    pub const fn of_numbers(bits: u32) -> Self {
+        Self(bits as u16)
+    }
+
+    /// Returns the words of `struct pt_regs` that hold these registers: bit n for word n.
+    pub fn words_of_pt_regs(self) -> u32 {
+        /// In the order of their numbers.
+        const WORDS: [u32; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
+        let numbered = (0..).zip(WORDS);
+        let known = numbered.filter(|(number, _)| self.0 >> number & 1 != 0);
+        known.fold(0, |mask, (_, word)| mask | 1 << word)
+    }
 
     /// Returns the set of the register that a general register is part of.
     pub(crate) fn of(register: Register) -> Self {

@@ -7,7 +7,7 @@ pub(crate) mod seize;
 pub(crate) mod signal_frame;
 pub(crate) mod syscalls;
 
-pub(crate) use registers::Registers;
+pub use registers::Registers;
 
 /// `syscall`.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];

@@ -18,7 +18,7 @@ const TRAP_FLAG: u64 = 1 << 8;
 
 /// A thread's general registers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Registers(user_regs_struct);
+pub struct Registers(user_regs_struct);
 
 impl Registers {
     /// Returns the registers of a stopped thread.
@@ -26,7 +26,7 @@ impl Registers {
     /// # Errors
     ///
     /// [`Error::Ptrace`].
-    pub fn of(tid: pid_t) -> Result<Self, Error> {
+    pub(crate) fn of(tid: pid_t) -> Result<Self, Error> {
         let mut regs = MaybeUninit::<user_regs_struct>::uninit();
         // SAFETY: PTRACE_GETREGS writes one `user_regs_struct` to data, which is room for one.
         unsafe { request(libc::PTRACE_GETREGS, tid, 0, regs.as_mut_ptr() as usize) }
@@ -40,38 +40,44 @@ impl Registers {
     /// # Errors
     ///
     /// [`Error::Ptrace`].
-    pub fn set(&self, tid: pid_t) -> Result<(), Error> {
+    pub(crate) fn set(&self, tid: pid_t) -> Result<(), Error> {
         let data = std::ptr::from_ref(&self.0) as usize;
         // SAFETY: PTRACE_SETREGS reads one `user_regs_struct` at data; the reference is to one.
         unsafe { request(libc::PTRACE_SETREGS, tid, 0, data) }.map_err(named("SETREGS", tid))
     }
 
     /// Returns registers that are all zero.
-    pub fn zero() -> Self {
+    pub(crate) fn zero() -> Self {
         // SAFETY: the registers are plain integers, for which zeroes are valid.
         Self(unsafe { std::mem::zeroed() })
     }
 
+    /// Returns them as the kernel has them for this machine.
     pub fn as_raw(&self) -> &user_regs_struct {
         &self.0
     }
 
+    /// Returns the instruction pointer.
     pub fn ip(&self) -> u64 {
         self.0.rip
     }
 
+    /// Sets the instruction pointer.
     pub fn set_ip(&mut self, ip: u64) {
         self.0.rip = ip;
     }
 
+    /// Returns the stack pointer.
     pub fn sp(&self) -> u64 {
         self.0.rsp
     }
 
+    /// Sets the stack pointer.
     pub fn set_sp(&mut self, sp: u64) {
         self.0.rsp = sp;
     }
 
+    /// Returns the thread pointer.
     pub fn thread_pointer(&self) -> u64 {
         self.0.fs_base
     }
@@ -97,12 +103,13 @@ impl Registers {
         self.0.rax
     }
 
+    /// Sets the result of that call.
     pub fn set_result(&mut self, result: u64) {
         self.0.rax = result;
     }
 
     /// Returns the registers with which the thread makes a call by the instruction at `gate`.
-    pub fn calling(&self, gate: u64, number: i64, arguments: [u64; 6]) -> Self {
+    pub(crate) fn calling(&self, gate: u64, number: i64, arguments: [u64; 6]) -> Self {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         Self(user_regs_struct {
             rip: gate,
@@ -120,7 +127,7 @@ impl Registers {
     }
 
     /// Returns the registers with which the thread makes the call again that it was held in.
-    pub fn calling_again(&self) -> Self {
+    pub(crate) fn calling_again(&self) -> Self {
         Self(user_regs_struct {
             rip: self.0.rip.wrapping_sub(SYSCALL_LEN),
             rax: self.0.orig_rax,

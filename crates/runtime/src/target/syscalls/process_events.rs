@@ -1,5 +1,7 @@
 //! The process events: system calls that Beeline watches for its own sake.
 
+use crate::arch::{FORK, VFORK};
+
 /// Calls that the agent watches for Beeline's own sake, before and behind: those by which processes
 /// fork, run another program, map code, handle signals, put themselves under a seccomp filter, or
 /// become another user or name. See also [`MASKS`].
@@ -8,7 +10,7 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
         libc::SYS_execve,
         libc::SYS_execveat,
         libc::SYS_clone,
-        libc::SYS_vfork,
+        VFORK,
         libc::SYS_clone3,
         libc::SYS_prctl,
         libc::SYS_rt_sigaction,
@@ -26,9 +28,9 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
         libc::SYS_execve,
         libc::SYS_execveat,
         libc::SYS_clone,
-        libc::SYS_vfork,
+        VFORK,
         libc::SYS_clone3,
-        libc::SYS_fork,
+        FORK,
         libc::SYS_mmap,
         libc::SYS_mprotect,
         libc::SYS_pkey_mprotect,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::syscalls::{self, Move, Patch, Patches, Unhookable, WHY};
-use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode};
+use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, jump_target};
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
@@ -452,14 +452,9 @@ fn as_record((site, patch): (u64, &CallPatch)) -> Patch {
     let mut original = [0; syscalls::ORIGINAL];
     let known = original.iter_mut().zip(&patch.original);
     known.for_each(|(to, from)| *to = *from);
-    let distance = patch
-        .bytes
-        .get(1..5)
-        .and_then(|bytes| bytes.try_into().ok());
-    let distance = distance.map_or(0, i32::from_le_bytes);
     Patch {
         address: site,
-        stub: site.wrapping_add(5).wrapping_add_signed(distance.into()),
+        stub: jump_target(site, &patch.bytes).unwrap_or_default(),
         len: patch.original.len() as u8,
         original,
     }

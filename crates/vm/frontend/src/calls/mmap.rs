@@ -108,7 +108,7 @@ impl<'a> Mmap<'a> {
 fn returned(stopped: &Stopped, tid: i32) -> Option<u64> {
     let mut threads = stopped.threads().iter();
     let thread = threads.find(|thread| thread.tid() == tid)?;
-    let result = thread.registers().rax;
+    let result = thread.registers().result();
     (result as i64 > 0).then_some(result)
 }
 

@@ -1,0 +1,23 @@
+//! x86-64. See [`arch`](crate::arch) for what each item is for.
+
+use libc::c_long;
+
+/// Those of i386.
+pub(crate) const COMPAT_CALLS: [u32; 2] = [357, 336];
+
+/// Those of x32: `__X32_SYSCALL_BIT` of the kernel's asm/unistd.h.
+pub(crate) const OTHER_NUMBERS: Option<u32> = Some(0x4000_0000);
+
+pub(crate) const OPEN: c_long = libc::SYS_open;
+pub(crate) const STAT: c_long = libc::SYS_stat;
+pub(crate) const LSTAT: c_long = libc::SYS_lstat;
+/// `poll(2)`'s number.
+pub const POLL: c_long = libc::SYS_poll;
+pub(crate) const ACCESS: c_long = libc::SYS_access;
+/// `select(2)`'s number.
+pub const SELECT: c_long = libc::SYS_select;
+pub(crate) const RENAME: c_long = libc::SYS_rename;
+pub(crate) const MKDIR: c_long = libc::SYS_mkdir;
+pub(crate) const RMDIR: c_long = libc::SYS_rmdir;
+pub(crate) const UNLINK: c_long = libc::SYS_unlink;
+pub(crate) const READLINK: c_long = libc::SYS_readlink;
