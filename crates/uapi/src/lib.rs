@@ -18,6 +18,7 @@
 //! | [`HelperId`] | `enum bpf_func_id` |
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
+//! | [`info`] | `struct bpf_prog_info` and its kin |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
 //! | [`log`] | `BPF_LOG_*` |
@@ -33,6 +34,8 @@ mod bpf;
 mod errno;
 pub mod flags;
 pub mod helper;
+pub mod info;
+mod layout;
 pub mod linux;
 pub mod log;
 pub mod nr;
@@ -43,4 +46,5 @@ pub mod signal;
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
 pub use errno::Errno;
 pub use helper::HelperId;
+pub(crate) use layout::layout;
 pub(crate) use open_enum::open_enum;

@@ -10,11 +10,11 @@ use beeline_runtime::backend::{
 };
 use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
+use beeline_uapi::info::{FuncInfo, LineInfo};
 use beeline_uapi::{Errno, ProgramType, flags};
 
 use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
 use super::descriptors::NewDescriptors;
-use super::info::{FUNC_INFO, LINE_INFO};
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
@@ -70,8 +70,8 @@ impl<'a> Programs<'a> {
         let mut charge = self.backend.charge(wanted.bytes())?;
         let license = self.memory.string(wanted.license, LICENSE_LIMIT)?;
         let btf = self.program_btf(&wanted)?;
-        let func_info = self.records(&wanted.func_info, FUNC_INFO)?;
-        let line_info = self.records(&wanted.line_info, LINE_INFO)?;
+        let func_info = self.records(&wanted.func_info, size_of::<FuncInfo>())?;
+        let line_info = self.records(&wanted.line_info, size_of::<LineInfo>())?;
         let mut insns = self
             .memory
             .bytes(wanted.insns, wanted.insn_count as usize * INSN_BYTES)?;

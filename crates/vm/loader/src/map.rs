@@ -181,7 +181,7 @@ impl Map {
             Err(refusal) if refusal.errno == libc::ENOENT => return Ok(None),
             done => self.told(Ok(done))?.parts.into_iter(),
         };
-        match parts.find(|part| part.at == 16) {
+        match parts.find(|part| part.at as usize == at!(Element.value)) {
             Some(part) if part.data.len() == self.value_len() => Ok(Some(part.data)),
             _ => Err(Error::Nonsense("a value of another length")),
         }

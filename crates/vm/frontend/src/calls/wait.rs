@@ -107,14 +107,14 @@ impl<'a> Wait<'a> {
 
     /// Answers `poll(fds, count, ..)` and `ppoll`.
     pub(super) fn poll(&self, fds: u64, count: u64) -> Answer {
-        const POLLFD: usize = 8;
+        const POLLFD: usize = size_of::<libc::pollfd>();
         if self.descriptors.objects.none_to_wait_for() || count > MOST {
             return Ok(Reply::Continue);
         }
         // If the array is wrong, the kernel reports it.
         let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(u32_at(entry, 0) as i32)?;
+            self.make_waitable(u32_at(entry, std::mem::offset_of!(libc::pollfd, fd)) as i32)?;
         }
         Ok(Reply::Continue)
     }
