@@ -1,10 +1,11 @@
 //! The BPF ring buffer: records of many producers to one consumer, in the kernel's format.
 //!
-//! A record is a header (32-bit length with the bits [`RINGBUF_BUSY_BIT`] and [`RINGBUF_DISCARD_BIT`], and 32 bits that
-//! consumers ignore; here the producer's tag) and data, all 8-aligned. Positions only grow. A
-//! producer takes room under the ring's lock: it writes a busy header, then moves the producer
-//! position past it, so that a consumer that sees the position sees the header, and waits there.
-//! The lock is held for a few instructions; the data is written without it.
+//! A record is a header (32-bit length with the bits [`RINGBUF_BUSY_BIT`] and
+//! [`RINGBUF_DISCARD_BIT`], and 32 bits that consumers ignore; here the producer's tag) and data,
+//! all 8-aligned. Positions only grow. A producer takes room under the ring's lock: it writes a
+//! busy header, then moves the producer position past it, so that a consumer that sees the position
+//! sees the header, and waits there. The lock is held for a few instructions; the data is written
+//! without it.
 //!
 //! A producer that dies in the lock has not moved the position, or is done: freeing the lock is
 //! enough. One that dies later leaves a busy record with its tag, which [`Map::release`] turns into
@@ -17,14 +18,12 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
+use beeline_uapi::limits::RINGBUF_MAX_RECORD_SZ;
 
 use crate::{Caller, Kind, Map, flags, layout::PAGE, lock, memory::Memory, words};
 
 /// Bytes of a record's header.
 pub(crate) const HEADER: u64 = RINGBUF_HDR_SZ as u64;
-
-/// The longest record (the kernel's `RINGBUF_MAX_RECORD_SZ`).
-const MAX_RECORD: u64 = u32::MAX as u64 / 4;
 
 /// A map that is a ring buffer.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +63,7 @@ impl<'m> Ring<'m> {
     }
 
     fn take_room(&self, size: u64, caller: &Caller) -> Result<*mut u8, Errno> {
-        if size > MAX_RECORD {
+        if size > RINGBUF_MAX_RECORD_SZ {
             return Err(Errno::EAGAIN);
         }
         let len = record_len(size);

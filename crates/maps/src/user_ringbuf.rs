@@ -13,11 +13,12 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT};
+use beeline_uapi::limits::DYNPTR_MAX_SIZE;
 
 use crate::{Caller, Kind, Map, layout::PAGE, lock, memory::Memory, ringbuf::HEADER, words};
 
 /// The longest sample: what a dynptr can describe.
-const MAX_SAMPLE: u64 = (1 << 24) - 1;
+const MAX_SAMPLE: u64 = DYNPTR_MAX_SIZE as u64;
 
 /// A map that is a user ring buffer.
 #[derive(Debug, Clone, Copy)]

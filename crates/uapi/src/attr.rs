@@ -351,6 +351,10 @@ impl PerfEvent {
     pub const DISABLED: u64 = 1;
     /// In [`Self::bits`]: `sample_period` is a frequency in hertz.
     pub const FREQ: u64 = 1 << 10;
+    /// In [`Self::bits`]: `wakeup_events` counts bytes.
+    pub const WATERMARK: u64 = 1 << 14;
+    /// In [`Self::bits`]: the ring is written from its end to its beginning.
+    pub const WRITE_BACKWARD: u64 = 1 << 27;
     /// The size of the oldest layout, which an attribute without a size has.
     pub const SIZE_VER0: u32 = 64;
     /// The size of the layout that ends at [`Self::aux_action`] (Linux 4.1).

@@ -25,6 +25,8 @@
 //! | [`perf`] | `linux/perf_event.h` |
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
+//! | [`limits`] | limits of `kernel/bpf` |
+//! | [`pagemap`] | `/proc/PID/pagemap` |
 //! | [`linux`] | arguments of other system calls |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -36,10 +38,12 @@ pub mod flags;
 pub mod helper;
 pub mod info;
 mod layout;
+pub mod limits;
 pub mod linux;
 pub mod log;
 pub mod nr;
 mod open_enum;
+pub mod pagemap;
 pub mod perf;
 pub mod signal;
 

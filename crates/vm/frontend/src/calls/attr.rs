@@ -7,6 +7,7 @@ use std::mem::offset_of;
 
 use beeline_supervisor::{Call, Memory};
 use beeline_uapi::attr::ProgLoad;
+use beeline_uapi::limits::KSYM_NAME_LEN;
 use beeline_uapi::{Command, Errno, MapType};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::instructions::{array_len, replace_objects};
@@ -26,7 +27,7 @@ const E2BIG: Errno = Errno(libc::E2BIG);
 /// The part of a program's instructions.
 const INSNS: u32 = offset_of!(ProgLoad, insns) as u32;
 /// The longest name of a function to attach to.
-const NAME: usize = 512;
+const NAME: usize = KSYM_NAME_LEN;
 
 /// Takes the attributes of a call apart, with the tool's memory and descriptors that they name.
 #[derive(Clone, Copy)]
