@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use beeline_inject::Process;
+use beeline_uapi::linux::AUDIT_ARCH_X86_64;
 
 /// A `struct sock_filter` of `linux/filter.h`.
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +141,6 @@ impl Instruction {
         };
         const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
         const ARCH: u32 = std::mem::offset_of!(libc::seccomp_data, arch) as u32;
-        const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
         let code = u32::from(self.code);
         let is = |parts: &[u32]| code == parts.iter().fold(0, |all, part| all | part);
         let k = self.value;

@@ -5,21 +5,20 @@
 //! system call. `bpf` and `perf_event_open` through the i386 and x32 entries do not exist, as on a
 //! kernel built without them.
 
+use std::mem::offset_of;
+
+use beeline_uapi::linux::AUDIT_ARCH_X86_64;
+use beeline_uapi::nr::X32_SYSCALL_BIT as X32_BIT;
+use beeline_uapi::nr::i386::{BPF as I386_BPF, PERF_EVENT_OPEN as I386_PERF_EVENT_OPEN};
 use beeline_uapi::perf::ioc;
-use libc::{c_long, sock_filter};
+use libc::{c_long, seccomp_data, sock_filter};
 
 use crate::Options;
 
-const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
-const X32_BIT: u32 = 0x4000_0000;
-const I386_BPF: u32 = 357;
-const I386_PERF_EVENT_OPEN: u32 = 336;
-
-/// Offsets in `struct seccomp_data`.
-const NR: u32 = 0;
-const ARCH: u32 = 4;
+const NR: u32 = offset_of!(seccomp_data, nr) as u32;
+const ARCH: u32 = offset_of!(seccomp_data, arch) as u32;
 const fn arg_low(n: u32) -> u32 {
-    16 + 8 * n
+    offset_of!(seccomp_data, args) as u32 + size_of::<u64>() as u32 * n
 }
 const fn arg_high(n: u32) -> u32 {
     arg_low(n) + 4
