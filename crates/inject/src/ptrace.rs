@@ -12,6 +12,7 @@ use beeline_uapi::linux::{
     PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
     PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
 };
+use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{c_int, c_uint, pid_t};
 use rustix::thread::sched_yield;
 
@@ -22,9 +23,6 @@ use crate::{Error, alarm};
 pub(crate) const SUSPEND_SECCOMP: c_int = libc::PTRACE_O_SUSPEND_SECCOMP;
 /// Stop at the end of each `execve`.
 pub(crate) const TRACE_EXEC: c_int = libc::PTRACE_O_TRACEEXEC;
-
-/// Bytes of the kernel's `sigset_t`.
-const SIGSET_LEN: usize = 8;
 
 /// The way a stopped tracee goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +133,7 @@ pub(crate) fn signal_mask(tid: pid_t) -> Result<u64, Error> {
         request(
             libc::PTRACE_GETSIGMASK,
             tid,
-            SIGSET_LEN,
+            SIGSET_BYTES,
             &raw mut mask as usize,
         )
     }
@@ -151,7 +149,7 @@ pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
         request(
             libc::PTRACE_SETSIGMASK,
             tid,
-            SIGSET_LEN,
+            SIGSET_BYTES,
             &raw const mask as usize,
         )
     }

@@ -3,6 +3,8 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
+use crate::layout;
+
 // linux/fcntl.h
 /// In place of a directory's descriptor: the working directory.
 pub const AT_FDCWD: i32 = -100;
@@ -73,6 +75,20 @@ pub const VFS_CAP_REVISION_MASK: u64 = 0xff00_0000;
 /// The first revision of `struct vfs_cap_data`, with one word of each set only.
 pub const VFS_CAP_REVISION_1: u64 = 0x0100_0000;
 
+layout! {
+    /// `struct vfs_cap_data`, of which the first revision lacks the second pair. Little-endian.
+    pub struct VfsCapData {
+        magic_etc: u32,
+        data: [VfsCaps; 2],
+    }
+
+    /// The words of the sets in [`VfsCapData`].
+    pub struct VfsCaps {
+        permitted: u32,
+        inheritable: u32,
+    }
+}
+
 // include/linux/sched.h, in a task's `flags`
 /// The task was forked, and still runs its parent's program.
 pub const PF_FORKNOEXEC: u64 = 0x40;
@@ -82,6 +98,17 @@ pub const PF_KTHREAD: u64 = 0x0020_0000;
 pub const SO_VM_SOCKETS_BUFFER_SIZE: i32 = 0;
 pub const SO_VM_SOCKETS_BUFFER_MAX_SIZE: i32 = 2;
 pub const SO_VM_SOCKETS_CONNECT_TIMEOUT: i32 = 6;
+
+// asm/stat.h
+#[cfg(target_arch = "x86_64")]
+layout! {
+    /// The beginning of `struct stat`, and all else of it.
+    pub struct Stat {
+        st_dev: u64,
+        st_ino: u64,
+        others: [u64; 16],
+    }
+}
 
 // linux/utsname.h
 /// The longest text in `struct new_utsname`.

@@ -140,5 +140,6 @@ fn system_call_numbers_are_those_of_other_bindings() {
         CLONE3 = __NR_clone3,
         OPENAT2 = __NR_openat2,
     }
+    assert_eq!(size_of::<linux::Stat>(), size_of::<general::stat>());
     assert_eq!(nr::X32_SYSCALL_BIT, general::__X32_SYSCALL_BIT);
 }

@@ -6,6 +6,7 @@
 //! readable if the ring has something to read. The kernel does the waiting, so signals and
 //! time-outs work as usual. If the tool maps the descriptor again, it becomes the memory again.
 
+use std::mem::offset_of;
 use std::os::fd::AsFd;
 
 use beeline_runtime::backend::Backend;
@@ -13,6 +14,7 @@ use beeline_supervisor::attr::{u32_at, u64_at};
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::{Errno, MapType, flags};
+use libc::epoll_event;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::fds::ThreadFds;
@@ -104,14 +106,17 @@ impl<'a> Wait<'a> {
         Ok(Reply::Value(0))
     }
 
-    /// Reads the tool's `struct epoll_event` (packed: u32 events, u64 data), made edge-triggered
-    /// because nothing reads the eventfd. If the eventfd was ever written before it is added, it
-    /// reports at once.
+    /// Reads the tool's `struct epoll_event`, made edge-triggered because nothing reads the eventfd.
+    /// If the eventfd was ever written before it is added, it reports at once.
     fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
-        let mut bytes = [0; 12];
+        let mut bytes = [0; size_of::<epoll_event>()];
         self.call.memory.read(address, &mut bytes)?;
-        let events = EventFlags::from_bits_retain(u32_at(&bytes, 0)) | EventFlags::ET;
-        Ok((EventData::new_u64(u64_at(&bytes, 4)), events))
+        let events = EventFlags::from_bits_retain(u32_at(&bytes, offset_of!(epoll_event, events)));
+        let events = events | EventFlags::ET;
+        Ok((
+            EventData::new_u64(u64_at(&bytes, offset_of!(epoll_event, u64))),
+            events,
+        ))
     }
 
     /// Answers `poll(fds, count, ..)` and `ppoll`: the kernel waits.
@@ -124,7 +129,7 @@ impl<'a> Wait<'a> {
         // If the array is wrong, the kernel reports it.
         let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(u32_at(entry, 0) as i32)?;
+            self.make_waitable(u32_at(entry, offset_of!(libc::pollfd, fd)) as i32)?;
         }
         Ok(Reply::Continue)
     }

@@ -5,6 +5,7 @@
 //! readable if the ring has something to read.
 
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use beeline_supervisor::attr::{u32_at, u64_at};
 use beeline_supervisor::keys::errno;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
+use libc::epoll_event;
 
 use super::descriptors::Descriptors;
 use super::memory_files::MemoryFiles;
@@ -65,12 +67,12 @@ impl<'a> Wait<'a> {
         }
         let memory = self.memory_to_wait_for(&object)?;
         let mut event = match operation as i32 {
-            libc::EPOLL_CTL_DEL => libc::epoll_event { events: 0, u64: 0 },
+            libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
             _ => {
-                let bytes = self.call.memory.bytes(event, 12)?;
-                libc::epoll_event {
-                    events: u32_at(&bytes, 0) | libc::EPOLLET as u32,
-                    u64: u64_at(&bytes, 4),
+                let bytes = self.call.memory.bytes(event, size_of::<epoll_event>())?;
+                epoll_event {
+                    events: u32_at(&bytes, offset_of!(epoll_event, events)) | libc::EPOLLET as u32,
+                    u64: u64_at(&bytes, offset_of!(epoll_event, u64)),
                 }
             }
         };
@@ -114,7 +116,7 @@ impl<'a> Wait<'a> {
         // If the array is wrong, the kernel reports it.
         let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(u32_at(entry, std::mem::offset_of!(libc::pollfd, fd)) as i32)?;
+            self.make_waitable(u32_at(entry, offset_of!(libc::pollfd, fd)) as i32)?;
         }
         Ok(Reply::Continue)
     }
