@@ -1,5 +1,5 @@
-//! The kernel's limits of programs, maps and helpers, as in its internal `linux/bpf.h` and the files
-//! that are named.
+//! The kernel's limits of programs, maps and helpers, as in its internal `linux/bpf.h` and the
+//! files that are named.
 
 /// The longest program of a privileged user, in slots.
 pub const BPF_COMPLEXITY_LIMIT_INSNS: u32 = 1_000_000;

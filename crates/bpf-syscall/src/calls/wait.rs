@@ -106,8 +106,8 @@ impl<'a> Wait<'a> {
         Ok(Reply::Value(0))
     }
 
-    /// Reads the tool's `struct epoll_event`, made edge-triggered because nothing reads the eventfd.
-    /// If the eventfd was ever written before it is added, it reports at once.
+    /// Reads the tool's `struct epoll_event`, made edge-triggered because nothing reads the
+    /// eventfd. If the eventfd was ever written before it is added, it reports at once.
     fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
         let mut bytes = [0; size_of::<epoll_event>()];
         self.call.memory.read(address, &mut bytes)?;
