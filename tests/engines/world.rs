@@ -318,6 +318,6 @@ fn records(ring: &Consumer) -> Vec<Element> {
 }
 
 /// Returns the helpers of the world, for the verifier.
-pub fn is_helper(id: u32) -> bool {
-    id != HelperId::TAIL_CALL.0 && beeline_fuzz::world::HELPERS.contains(&id)
+pub fn is_helper(id: HelperId) -> bool {
+    id != HelperId::TAIL_CALL && beeline_fuzz::world::HELPERS.contains(&id.0)
 }

@@ -113,7 +113,7 @@ fn with_extras(random: &mut Random) -> Case {
 /// Returns whether its context can be made up, and it calls only available helpers.
 fn is_for_here(case: &Case) -> bool {
     let is_callable = |op: Op| match op {
-        Op::CallHelper { id } => is_helper(id.0),
+        Op::CallHelper { id } => is_helper(id),
         Op::CallKernel { .. } => false,
         _ => true,
     };

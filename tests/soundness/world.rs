@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use beeline_codegen::{Bytecode, Interpreter, Moment};
 use beeline_fuzz::Random;
 use beeline_maps::{Caller, Fields, Kind, Layout, Spec};
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 use beeline_verifier::program::{FieldKind, Map};
 
 use crate::agent::Environment;
@@ -21,13 +21,13 @@ const ELEMENTS: u32 = 4;
 
 /// Helpers that programs of the world may call. Excludes those that write memory other than theirs,
 /// send signals, or make slow requests to the system.
-pub fn is_helper(id: u32) -> bool {
+pub fn is_helper(id: HelperId) -> bool {
     // The clock, random numbers, the current task; reads of any memory; tail calls, locks,
     // discarded output.
     const WORDS: [u32; 20] = [
         4, 5, 7, 8, 12, 14, 15, 16, 25, 35, 45, 93, 94, 112, 113, 114, 115, 125, 160, 174,
     ];
-    WORDS.contains(&id) || beeline_fuzz::world::HELPERS.contains(&id)
+    WORDS.contains(&id.0) || beeline_fuzz::world::HELPERS.contains(&id.0)
 }
 
 /// A map, and its memory as programs find it.

@@ -23,6 +23,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire};
 pub use beeline_isa::abi::TID_UNKNOWN;
 use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
 use beeline_maps::Map;
+use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 pub use signals::*;
 pub use sites::*;
 
@@ -435,11 +436,8 @@ pub struct Link {
     /// The engine that made the code at `entry`, for people: up to eight characters, NUL-padded.
     pub engine: AtomicU64,
     /// The program's name, for people, NUL-padded.
-    pub name: [u8; NAME_BYTES],
+    pub name: [u8; BPF_OBJ_NAME_LEN],
 }
-
-/// The kernel's `BPF_OBJ_NAME_LEN`.
-pub const NAME_BYTES: usize = 16;
 
 impl Link {
     /// Returns the code to call now.
@@ -581,6 +579,3 @@ pub struct PendingSignals {
     /// For the thread.
     pub thread: u64,
 }
-
-/// The kernel's `MAX_TAIL_CALL_CNT`.
-pub const MAX_TAIL_CALLS: u32 = 33;

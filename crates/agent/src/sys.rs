@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU32;
 
 use beeline_uapi::linux::FUTEX_WAKE;
 use beeline_uapi::nr;
-use beeline_uapi::signal::SS_DISABLE;
+use beeline_uapi::signal::{self, SS_DISABLE};
 
 use crate::abi::SignalAction;
 pub use crate::arch::syscall6;
@@ -76,8 +76,8 @@ pub fn wake(word: &AtomicU32) {
     unsafe { syscall(nr::FUTEX, [word.as_ptr() as u64, FUTEX_WAKE, 1, 0]) };
 }
 
-/// Bytes of the kernel's `sigset_t`.
-pub const SIGSET_BYTES: u64 = 8;
+/// Bytes of a `sigset_t`, as an argument.
+pub const SIGSET_BYTES: u64 = signal::SIGSET_BYTES as u64;
 
 /// Returns the process's action for a signal.
 pub fn signal_action(signal: u32) -> SignalAction {

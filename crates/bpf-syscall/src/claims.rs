@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Id};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BPF_TRACE_MAX_PROGS;
 use parking_lot::Mutex;
-
-/// The most programs on one tracepoint: the kernel's `BPF_TRACE_MAX_PROGS`.
-const PROGRAM_LIMIT: usize = 64;
 
 /// A place that records its programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,7 +64,7 @@ impl Claims {
         let mut claimed = self.0.lock();
         let programs = claimed.entry(spot).or_default();
         let refused = match spot {
-            _ if programs.len() >= PROGRAM_LIMIT => Some(Errno::E2BIG),
+            _ if programs.len() >= BPF_TRACE_MAX_PROGS => Some(Errno::E2BIG),
             _ if !programs.contains(&program) => None,
             Spot::Tracepoint(..) => Some(Errno::EEXIST),
             Spot::Trampoline(_) => Some(Errno::EBUSY),

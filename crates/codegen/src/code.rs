@@ -1,12 +1,10 @@
 //! Compiled code, the facts about it, and the errors of compiling.
 
+use beeline_isa::abi::MAX_MAPS;
 use beeline_verifier::Reject;
 use serde::{Deserialize, Serialize};
 
 use crate::registers::RegisterSet;
-
-/// The limit of map indexes: far beyond what a program can have.
-pub(crate) const MAX_MAPS: i32 = 1 << 20;
 
 /// A compiled program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -38,7 +38,7 @@ pub(crate) fn find(process: &Process) -> Result<Option<Rendezvous>, Error> {
     else {
         // The loader itself may be what was started, with the program as its argument.
         let base = auxv
-            .get(AT_ENTRY)
+            .get(libc::AT_ENTRY)
             .wrapping_sub(header.e_entry.get(NativeEndian));
         let elf = ElfFile64::<NativeEndian, _>::parse(&program)
             .map_err(|error| bad("parse the program", error))?;
@@ -47,12 +47,12 @@ pub(crate) fn find(process: &Process) -> Result<Option<Rendezvous>, Error> {
     let loader = ReadCache::new(process.open_in_root(&interpreter)?);
     let elf = ElfFile64::<NativeEndian, _>::parse(&loader)
         .map_err(|error| bad("parse the loader", error))?;
-    let base = auxv.get(AT_BASE);
+    let base = auxv.get(libc::AT_BASE);
     let found = debug_state(elf.dynamic_symbols().chain(elf.symbols()), base);
     // For a loader without the function, the program's first instruction is the next best.
     // Constructors of libraries have run by then.
     let entry = Rendezvous {
-        address: auxv.get(AT_ENTRY),
+        address: auxv.get(libc::AT_ENTRY),
         state: None,
     };
     Ok(Some(found.unwrap_or(entry)))
@@ -91,11 +91,6 @@ fn interpreter(
     }
     Ok(None)
 }
-
-/// The entry with the loader's address; from the kernel's auxvec.h.
-const AT_BASE: u64 = 7;
-/// The entry with the program's first instruction.
-const AT_ENTRY: u64 = 9;
 
 /// `/proc/PID/auxv`: pairs of words.
 struct Auxv(Vec<u8>);

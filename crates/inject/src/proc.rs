@@ -128,9 +128,6 @@ fn field(stat: &str, number: usize) -> Option<&str> {
     rest.split_whitespace().nth(number - STATE)
 }
 
-/// `PF_KTHREAD` of the kernel's `sched.h`, as shown in `/proc/PID/stat`.
-pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
-
 /// Returns the control group that holds a process frozen, if one does, by its path in its
 /// hierarchy; see `cgroup-v1/freezer-subsystem.rst` and `cgroup.events` in `cgroup-v2.rst`.
 pub(crate) fn frozen_group(pid: i32) -> Option<PathBuf> {
@@ -200,7 +197,7 @@ mod tests {
     #[test]
     fn stat_with_brackets_in_the_name() {
         let (state, flags) = state_and_flags(b"7 (a) Z 1 (b) S 1 7 7 0 -1 2097152 0 0").unwrap();
-        assert_eq!((state, flags), ('S', PF_KTHREAD));
+        assert_eq!((state, flags), ('S', beeline_uapi::linux::PF_KTHREAD));
         assert_eq!(state_and_flags(b"garbage"), None);
         assert_eq!(heap_start(b"7 (a) S 1"), None);
     }

@@ -8,6 +8,11 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::time::Instant;
 
+use beeline_uapi::linux::{
+    PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+    PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
+};
+use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{c_int, c_uint, pid_t};
 use rustix::thread::sched_yield;
 
@@ -18,15 +23,6 @@ use crate::{Error, alarm};
 pub(crate) const SUSPEND_SECCOMP: c_int = libc::PTRACE_O_SUSPEND_SECCOMP;
 /// Stop at the end of each `execve`.
 pub(crate) const TRACE_EXEC: c_int = libc::PTRACE_O_TRACEEXEC;
-
-// From the kernel's linux/ptrace.h, absent from the libc crate or typed differently across its
-// versions.
-const SET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4210;
-const GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
-const GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
-
-/// Bytes of the kernel's `sigset_t`.
-const SIGSET_LEN: usize = 8;
 
 /// The way a stopped tracee goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +133,7 @@ pub(crate) fn signal_mask(tid: pid_t) -> Result<u64, Error> {
         request(
             libc::PTRACE_GETSIGMASK,
             tid,
-            SIGSET_LEN,
+            SIGSET_BYTES,
             &raw mut mask as usize,
         )
     }
@@ -153,7 +149,7 @@ pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
         request(
             libc::PTRACE_SETSIGMASK,
             tid,
-            SIGSET_LEN,
+            SIGSET_BYTES,
             &raw const mask as usize,
         )
     }
@@ -210,7 +206,15 @@ pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
     let len = size_of::<RseqConfiguration>();
     // SAFETY: this request writes at most as many bytes as its address says to data, which has that
     // many. It returns a count, so any answer but -1 is a success.
-    unsafe { request(GET_RSEQ_CONFIGURATION, tid, len, &raw mut rseq as usize) }.ok()?;
+    unsafe {
+        request(
+            PTRACE_GET_RSEQ_CONFIGURATION,
+            tid,
+            len,
+            &raw mut rseq as usize,
+        )
+    }
+    .ok()?;
     (rseq.pointer != 0).then_some(rseq.pointer)
 }
 
@@ -222,7 +226,7 @@ pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<SyscallDispatch> {
     // SAFETY: this request writes as many bytes as its address says to data, which has that many.
     unsafe {
         request(
-            GET_SYSCALL_USER_DISPATCH_CONFIG,
+            PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
             tid,
             len,
             &raw mut config as usize,
@@ -238,7 +242,7 @@ pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Resu
     // SAFETY: this request reads as many bytes as its address says at data, which has that many.
     unsafe {
         request(
-            SET_SYSCALL_USER_DISPATCH_CONFIG,
+            PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
             tid,
             size_of::<SyscallDispatch>(),
             data,

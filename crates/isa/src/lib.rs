@@ -38,6 +38,6 @@ pub const REGISTERS: u8 = 11;
 pub const FRAME_POINTER: u8 = 10;
 /// The number of times that the `may_goto` instructions of one function go on in one run of it; the
 /// kernel's `BPF_MAX_LOOPS`.
-pub const MAY_GOTO_LIMIT: u32 = 8 << 20;
+pub const MAY_GOTO_LIMIT: u32 = beeline_uapi::limits::BPF_MAX_LOOPS;
 /// The bytes of stack below the frame pointer.
 pub const STACK_BYTES: i32 = 512;

@@ -7,13 +7,15 @@ mod attr;
 
 use std::ffi::CString;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use beeline_isa::opcode::{
     CALL, DW, IMM, JMP, LD, PSEUDO_KFUNC_CALL, PSEUDO_MAP_IDX, PSEUDO_MAP_IDX_VALUE,
 };
 use beeline_isa::{INSN_BYTES, Insn};
-use beeline_uapi::{AttachType, Command, MapType, ProgramType, log};
+use beeline_uapi::info::{BtfInfo, MapInfo};
+use beeline_uapi::{AttachType, Command, MapType, ProgramType, log, offset_behind};
 
 use attr::{Attr, word};
 
@@ -124,7 +126,7 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
 /// `EINVAL` if `key` and `value` do not have the map's sizes, or if the map is per CPU; else the
 /// errno of bpf(2), such as `E2BIG` if the map is full.
 pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
-    let [map_type, _, key_size, value_size] = map_info(map.as_fd())?;
+    let [map_type, key_size, value_size] = map_info(map.as_fd())?;
     let fits = [key.len(), value.len()] == [key_size, value_size].map(|it| it as usize);
     if !fits || MapType(map_type).is_per_cpu() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -139,19 +141,25 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
     attr.call(Command::MAP_UPDATE_ELEM).map(drop)
 }
 
-/// Returns the start of `struct bpf_map_info`: type, id, size of keys, size of values.
-fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
-    let mut start = [0; 16];
+/// Returns a map's type, the size of its keys, and that of its values.
+fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 3]> {
+    let mut start = [0; offset_behind!(MapInfo, value_size)];
     let mut attr = Attr::default();
     attr.put_fd(word!(Info.bpf_fd), Some(map));
     attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut start);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
-    let (words, _) = start.as_chunks::<4>();
-    let mut result = [0; 4];
-    for (word, bytes) in result.iter_mut().zip(words) {
-        *word = u32::from_ne_bytes(*bytes);
-    }
-    Ok(result)
+    let fields = [
+        offset_of!(MapInfo, r#type),
+        offset_of!(MapInfo, key_size),
+        offset_of!(MapInfo, value_size),
+    ];
+    Ok(fields.map(|at| number_at(&start, at)))
+}
+
+/// Returns the 32 bits at an offset; 0 behind the end.
+fn number_at(bytes: &[u8], at: usize) -> u32 {
+    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    u32::from_ne_bytes(field.copied().unwrap_or_default())
 }
 
 /// Makes a map read-only for system calls (`BPF_MAP_FREEZE`).
@@ -317,18 +325,21 @@ pub fn module_types(name: &str) -> io::Result<OwnedFd> {
 
 /// Returns whether it is the kernel's, with this name (`struct bpf_btf_info`).
 fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
-    const INFO: usize = 32;
+    const INFO: usize = size_of::<BtfInfo>();
+    const NAME: usize = offset_of!(BtfInfo, name);
+    const NAME_LEN: usize = offset_of!(BtfInfo, name_len);
     let mut found = [0_u8; 64];
     let mut about = [0_u8; INFO];
     // The kernel writes the name there, no more than the room it is told.
     let address = found.as_mut_ptr().expose_provenance() as u64;
-    about[16..24].copy_from_slice(&address.to_ne_bytes());
-    about[24..28].copy_from_slice(&(found.len() as u32).to_ne_bytes());
+    about[NAME..NAME + size_of::<u64>()].copy_from_slice(&address.to_ne_bytes());
+    let room = (found.len() as u32).to_ne_bytes();
+    about[NAME_LEN..NAME_LEN + room.len()].copy_from_slice(&room);
     let mut attr = Attr::default();
     attr.put_fd(word!(Info.bpf_fd), Some(btf.as_fd()));
     attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut about);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
-    let of_kernel = u32::from_ne_bytes([about[28], about[29], about[30], about[31]]);
+    let of_kernel = number_at(&about, offset_of!(BtfInfo, kernel_btf));
     Ok(of_kernel != 0 && text(&found) == name)
 }
 

@@ -7,20 +7,24 @@
 //! record, whichever process dies. The tool can write all of it: positions are masked, never
 //! trusted.
 
+use core::mem::offset_of;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 use beeline_uapi::Errno;
+use beeline_uapi::perf::{
+    PERF_RECORD_LOST, PERF_RECORD_MISC_USER, PERF_RECORD_SAMPLE, PerfEventHeader, mmap_page,
+};
 
 use crate::{Caller, layout::PAGE, lock, words};
 
-// Offsets in the control page, from `struct perf_event_mmap_page`.
-const DATA_HEAD: u64 = 1024;
-const DATA_TAIL: u64 = 1032;
-const DATA_OFFSET: u64 = 1040;
-const DATA_SIZE: u64 = 1048;
+// Offsets in the control page.
+const DATA_HEAD: u64 = mmap_page::DATA_HEAD as u64;
+const DATA_TAIL: u64 = mmap_page::DATA_TAIL as u64;
+const DATA_OFFSET: u64 = mmap_page::DATA_OFFSET as u64;
+const DATA_SIZE: u64 = mmap_page::DATA_SIZE as u64;
 // Beeline's, in the part of the page that the kernel leaves unused.
 const LOCK: u64 = 2048;
 const ENABLED: u64 = 2052;
@@ -31,8 +35,12 @@ const LOST_PENDING: u64 = 2072;
 const LOST_TOTAL: u64 = 2080;
 const WAKEUP_HEAD: u64 = 2088;
 
-const RECORD_LOST: u64 = 2;
-const RECORD_SAMPLE: u64 = 9;
+// Words that begin a record, without the size.
+const RECORD_LOST: u64 = PERF_RECORD_LOST as u64;
+/// The program ran on behalf of user-space code.
+const RECORD_SAMPLE: u64 = PERF_RECORD_SAMPLE as u64 | (PERF_RECORD_MISC_USER as u64) << MISC_BIT;
+const MISC_BIT: usize = 8 * offset_of!(PerfEventHeader, misc);
+const SIZE_BIT: usize = 8 * offset_of!(PerfEventHeader, size);
 /// Bytes of a lost record: header, id, count.
 const LOST_LEN: u64 = 24;
 
@@ -136,7 +144,7 @@ impl Ring {
         }
         if lost != 0 {
             for word in [
-                RECORD_LOST | LOST_LEN << 48,
+                RECORD_LOST | LOST_LEN << SIZE_BIT,
                 self.word(ID).load(Relaxed),
                 lost,
             ] {
@@ -144,7 +152,7 @@ impl Ring {
             }
             self.word(LOST_PENDING).store(0, Relaxed);
         }
-        head = self.put(head, RECORD_SAMPLE | MISC << 32 | len << 48);
+        head = self.put(head, RECORD_SAMPLE | len << SIZE_BIT);
         head = self.put_raw(head, data, raw - 4);
         self.word(DATA_HEAD).store(head, Release);
         Ok(self.wakes(head))
@@ -220,6 +228,3 @@ impl Ring {
         unsafe { words::half(self.base.wrapping_add(offset as usize)) }
     }
 }
-
-/// `PERF_RECORD_MISC_USER`: the program ran on behalf of user-space code.
-const MISC: u64 = 2;

@@ -1,10 +1,11 @@
 //! The BPF ring buffer: records of many producers to one consumer, in the kernel's format.
 //!
-//! A record is a header (32-bit length with the bits [`BUSY`] and [`DISCARD`], and 32 bits that
-//! consumers ignore; here the producer's tag) and data, all 8-aligned. Positions only grow. A
-//! producer takes room under the ring's lock: it writes a busy header, then moves the producer
-//! position past it, so that a consumer that sees the position sees the header, and waits there.
-//! The lock is held for a few instructions; the data is written without it.
+//! A record is a header (32-bit length with the bits [`RINGBUF_BUSY_BIT`] and
+//! [`RINGBUF_DISCARD_BIT`], and 32 bits that consumers ignore; here the producer's tag) and data,
+//! all 8-aligned. Positions only grow. A producer takes room under the ring's lock: it writes a
+//! busy header, then moves the producer position past it, so that a consumer that sees the position
+//! sees the header, and waits there. The lock is held for a few instructions; the data is written
+//! without it.
 //!
 //! A producer that dies in the lock has not moved the position, or is done: freeing the lock is
 //! enough. One that dies later leaves a busy record with its tag, which [`Map::release`] turns into
@@ -16,18 +17,13 @@ use core::sync::atomic::{
 };
 
 use beeline_uapi::Errno;
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
+use beeline_uapi::limits::RINGBUF_MAX_RECORD_SZ;
 
 use crate::{Caller, Kind, Map, flags, layout::PAGE, lock, memory::Memory, words};
 
-/// In a header's length: the record is not complete.
-pub const BUSY: u32 = 1 << 31;
-/// In a header's length: the record is to be skipped.
-pub const DISCARD: u32 = 1 << 30;
 /// Bytes of a record's header.
-pub const HEADER: u64 = 8;
-
-/// The longest record (the kernel's `RINGBUF_MAX_RECORD_SZ`).
-const MAX_RECORD: u64 = u32::MAX as u64 / 4;
+pub(crate) const HEADER: u64 = RINGBUF_HDR_SZ as u64;
 
 /// A map that is a ring buffer.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +63,7 @@ impl<'m> Ring<'m> {
     }
 
     fn take_room(&self, size: u64, caller: &Caller) -> Result<*mut u8, Errno> {
-        if size > MAX_RECORD {
+        if size > RINGBUF_MAX_RECORD_SZ {
             return Err(Errno::EAGAIN);
         }
         let len = record_len(size);
@@ -80,7 +76,7 @@ impl<'m> Ring<'m> {
         }
         let header = self.header(start);
         header.owner.store(caller.owner, Relaxed);
-        header.len.store(size as u32 | BUSY, Release);
+        header.len.store(size as u32 | RINGBUF_BUSY_BIT, Release);
         self.producer().store(end, Release);
         Ok(header.data)
     }
@@ -106,13 +102,18 @@ impl<'m> Ring<'m> {
         let data = self.memory.base as u64 + self.memory.layout.values;
         let position = (sample as u64).wrapping_sub(data).wrapping_sub(HEADER);
         let header = self.header(position);
-        let len = header.len.load(Relaxed) & !BUSY;
+        let len = header.len.load(Relaxed) & !RINGBUF_BUSY_BIT;
         // Sequentially consistent, as the kernel's. The consumer stores its position and then looks
         // for a finished record; this function finishes one and then looks at the consumer's
         // position. They cannot both miss the other.
-        header
-            .len
-            .swap(if discard { len | DISCARD } else { len }, SeqCst);
+        header.len.swap(
+            if discard {
+                len | RINGBUF_DISCARD_BIT
+            } else {
+                len
+            },
+            SeqCst,
+        );
         let caught_up = self.consumer().load(SeqCst) & self.mask() == position;
         flags & flags::RB_FORCE_WAKEUP != 0 || (caught_up && flags & flags::RB_NO_WAKEUP == 0)
     }
@@ -137,8 +138,9 @@ impl<'m> Ring<'m> {
     pub fn readable(&self) -> Option<u64> {
         let (consumer, producer) = (self.consumer().load(Acquire), self.producer().load(Acquire));
         let waits = consumer != producer && consumer.is_multiple_of(8);
-        let is_busy =
-            |position: u64| self.header(position & self.mask()).len.load(Acquire) & BUSY != 0;
+        let is_busy = |position: u64| {
+            self.header(position & self.mask()).len.load(Acquire) & RINGBUF_BUSY_BIT != 0
+        };
         (waits && !is_busy(consumer)).then_some(consumer)
     }
 
@@ -158,14 +160,16 @@ impl<'m> Ring<'m> {
             let len = header.len.load(Acquire);
             let record = Record {
                 data: header.data,
-                len: (len & !(BUSY | DISCARD)) as usize,
-                end: position.wrapping_add(record_len((len & !(BUSY | DISCARD)).into())),
+                len: (len & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT)) as usize,
+                end: position.wrapping_add(record_len(
+                    (len & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT)).into(),
+                )),
             };
             if record.end.wrapping_sub(position) > size {
                 self.skip_all();
                 return None;
             }
-            if len & DISCARD == 0 {
+            if len & RINGBUF_DISCARD_BIT == 0 {
                 return Some(record);
             }
             self.consumed(&record);
@@ -219,13 +223,20 @@ impl<'m> Ring<'m> {
         while end.wrapping_sub(position).wrapping_sub(1) <= self.mask() {
             let header = self.header(position);
             let len = header.len.load(Acquire);
-            if len & BUSY != 0 && dead(header.owner.load(Acquire)) {
+            if len & RINGBUF_BUSY_BIT != 0 && dead(header.owner.load(Acquire)) {
                 found |= header
                     .len
-                    .compare_exchange(len, (len & !BUSY) | DISCARD, SeqCst, Relaxed)
+                    .compare_exchange(
+                        len,
+                        (len & !RINGBUF_BUSY_BIT) | RINGBUF_DISCARD_BIT,
+                        SeqCst,
+                        Relaxed,
+                    )
                     .is_ok();
             }
-            position = position.wrapping_add(record_len((len & !(BUSY | DISCARD)).into()));
+            position = position.wrapping_add(record_len(
+                (len & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT)).into(),
+            ));
         }
         Ok(found)
     }

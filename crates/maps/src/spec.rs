@@ -1,5 +1,7 @@
 //! The description of a map: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
 
+use beeline_uapi::limits::{KMALLOC_MAX_SIZE, PCPU_MIN_UNIT_SIZE};
+use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
 use beeline_uapi::{Errno, MapType, flags};
 
 use crate::layout::PAGE;
@@ -91,14 +93,13 @@ pub struct Spec {
 }
 
 /// Frames of the deepest stack that the kernel records by default (`kernel.perf_event_max_stack`).
-const MAX_STACK_FRAMES: u32 = 127;
+const MAX_STACK_FRAMES: u32 = PERF_MAX_STACK_DEPTH;
 /// The largest block that the kernel allocates for a hash element, less the element's header.
-const MAX_HASH_ELEMENT: u64 = (4 << 20) - 48;
-/// The largest per-CPU value (the kernel's `PCPU_MIN_UNIT_SIZE`).
-const MAX_PERCPU_VALUE: u32 = 32 << 10;
-/// The largest block the kernel allocates (`KMALLOC_MAX_SIZE`): the largest value of queues and
-/// filters.
-const MAX_BLOCK: u32 = 4 << 20;
+const MAX_HASH_ELEMENT: u64 = KMALLOC_MAX_SIZE as u64 - 48;
+/// The largest per-CPU value.
+const MAX_PERCPU_VALUE: u32 = PCPU_MIN_UNIT_SIZE;
+/// The largest value of queues and filters.
+const MAX_BLOCK: u32 = KMALLOC_MAX_SIZE;
 /// The sizes that a trie's key may have: the prefix's length, and 1 to 256 bytes.
 const TRIE_KEY: core::ops::RangeInclusive<u32> = 5..=260;
 /// The largest value of a trie: a node's header and the data of the largest key are in the same

@@ -12,18 +12,13 @@ use core::sync::atomic::{
 };
 
 use beeline_uapi::Errno;
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT};
+use beeline_uapi::limits::DYNPTR_MAX_SIZE;
 
-use crate::{
-    Caller, Kind, Map,
-    layout::PAGE,
-    lock,
-    memory::Memory,
-    ringbuf::{BUSY, DISCARD, HEADER},
-    words,
-};
+use crate::{Caller, Kind, Map, layout::PAGE, lock, memory::Memory, ringbuf::HEADER, words};
 
 /// The longest sample: what a dynptr can describe.
-const MAX_SAMPLE: u64 = (1 << 24) - 1;
+const MAX_SAMPLE: u64 = DYNPTR_MAX_SIZE as u64;
 
 /// A map that is a user ring buffer.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +125,7 @@ impl Drain<'_> {
         }
         // SAFETY: the position is masked and 8-aligned.
         let header = unsafe { words::half(ring.data(consumer)) }.load(Acquire);
-        let len = u64::from(header & !(BUSY | DISCARD));
+        let len = u64::from(header & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT));
         let total = total_len(len);
         if total > producer.wrapping_sub(consumer) {
             return Err(Errno::EINVAL);
@@ -138,11 +133,11 @@ impl Drain<'_> {
         if total > ring.mask().wrapping_add(1) || len > MAX_SAMPLE {
             return Err(Errno::E2BIG);
         }
-        if header & DISCARD != 0 {
+        if header & RINGBUF_DISCARD_BIT != 0 {
             self.advance(consumer, total);
             return Err(Errno::EAGAIN);
         }
-        if header & BUSY != 0 {
+        if header & RINGBUF_BUSY_BIT != 0 {
             return Err(Errno::ENODATA);
         }
         Ok(Sample {

@@ -4,7 +4,8 @@ mod common;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use beeline_maps::{Layout, perf, ringbuf, ringbuf::Ring};
+use beeline_maps::{Layout, perf, ringbuf::Ring};
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT};
 use beeline_uapi::{Errno, MapType, flags};
 use common::{Consumer, Memory, Ours, caller, kernel, kernel::KernelMap, spec};
 
@@ -124,7 +125,7 @@ fn records(data: &[u8], mut from: u64, to: u64) -> Vec<(u32, Vec<u8>)> {
     while from < to {
         let at = (from & (SIZE - 1)) as usize;
         let len = u32::from_ne_bytes(data[at..at + 4].try_into().unwrap());
-        assert_eq!(len & (ringbuf::BUSY | ringbuf::DISCARD), 0);
+        assert_eq!(len & (RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT), 0);
         all.push((len, data[at + 8..at + 8 + len as usize].to_vec()));
         from += (u64::from(len) + 8 + 7) & !7;
     }
@@ -314,7 +315,7 @@ fn overwritten_positions_are_given_up() {
     let reader = Ring::of(&ours.map).unwrap();
     let me = caller(7, 0);
     let (data, page) = (ours.map.layout().values as usize, 4096);
-    for header in [0, ringbuf::DISCARD] {
+    for header in [0, RINGBUF_DISCARD_BIT] {
         // SAFETY: the producer's position and the data, in the map's memory.
         unsafe {
             let base = ours.memory.base;

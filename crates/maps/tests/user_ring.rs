@@ -5,10 +5,8 @@ mod common;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
-use beeline_maps::{
-    ringbuf::{BUSY, DISCARD},
-    user_ringbuf::UserRing,
-};
+use beeline_maps::user_ringbuf::UserRing;
+use beeline_uapi::flags::{RINGBUF_BUSY_BIT as BUSY, RINGBUF_DISCARD_BIT as DISCARD};
 use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, caller, kernel,

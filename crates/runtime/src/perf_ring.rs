@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use beeline_maps::perf;
 use beeline_uapi::Errno;
+use beeline_uapi::perf::mmap_page::{DATA_HEAD, DATA_TAIL};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::Id;
@@ -15,11 +16,6 @@ use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 
-/// The offset in the control page of the position up to which records have been written (`struct
-/// perf_event_mmap_page`).
-const DATA_HEAD: usize = 1024;
-/// The offset of the position up to which the tool has read.
-const DATA_TAIL: usize = 1032;
 /// The tool is woken for every record, as the tools ask for.
 const WAKEUP_EVENTS: u32 = 1;
 

@@ -143,7 +143,7 @@ pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
 
 impl Needs {
     fn of(facts: &ProgramSummary, code: &Code) -> Self {
-        let calls = |helpers: &[HelperId]| helpers.iter().any(|id| facts.helpers.contains(&id.0));
+        let calls = |helpers: &[HelperId]| helpers.iter().any(|id| facts.helpers.contains(id));
         // Nothing is known of programs that it may tail-call, now or later, except that they run in
         // its place.
         let tail_calls = calls(&[HelperId::TAIL_CALL]);

@@ -4,12 +4,16 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use beeline_inject::Process;
+use beeline_uapi::linux::{
+    CAP_SYS_PTRACE, VFS_CAP_REVISION_1, VFS_CAP_REVISION_MASK, VfsCapData, VfsCaps,
+};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatVfsMountFlags, fstat, fstatvfs, open,
     openat2, statat,
@@ -30,7 +34,6 @@ pub struct Called {
 
 /// True if the kernel gives a program that Beeline traces all rights that it has.
 pub fn traces_with_rights() -> bool {
-    const CAP_SYS_PTRACE: u64 = 19;
     static TRACES: LazyLock<bool> = LazyLock::new(|| {
         let own = proc::text("/proc/self/status").unwrap_or_default();
         let effective = number(&own, "CapEff:", 16).unwrap_or_default();
@@ -123,12 +126,11 @@ fn permitted_by(data: &[u8]) -> u64 {
         let bytes = data.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
         u64::from(u32::from_le_bytes(bytes.unwrap_or_default()))
     };
-    /// The first revision, with one word only.
-    const REVISION_1: u64 = 0x0100_0000;
-    const REVISION: u64 = 0xff00_0000;
-    match word(0) & REVISION {
-        REVISION_1 => word(4),
-        _ => word(4) | word(12) << 32,
+    const DATA: usize = offset_of!(VfsCapData, data);
+    const PERMITTED: usize = DATA + offset_of!(VfsCaps, permitted);
+    match word(offset_of!(VfsCapData, magic_etc)) & VFS_CAP_REVISION_MASK {
+        VFS_CAP_REVISION_1 => word(PERMITTED),
+        _ => word(PERMITTED) | word(PERMITTED + size_of::<VfsCaps>()) << 32,
     }
 }
 

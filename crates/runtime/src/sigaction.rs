@@ -11,7 +11,7 @@ use beeline_agent::abi::{
 };
 use beeline_agent::signals::mirrored;
 use beeline_inject::{Process, Stopped};
-use beeline_uapi::signal::{NSIG, SIG_DFL, SIG_IGN};
+use beeline_uapi::signal::{NSIG, SIG_DFL, SIG_IGN, SIGSET_BYTES};
 
 use crate::environment::Environment;
 use crate::error::Error;
@@ -304,7 +304,7 @@ fn current(stopped: &mut Stopped, signal: i32, signals: u64) -> Result<SignalAct
     let scratch = scratch(signals);
     stopped.syscall(
         libc::SYS_rt_sigaction,
-        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
+        [signal as u64, 0, scratch, SIGSET_BYTES as u64, 0, 0],
     )?;
     read_action(stopped, scratch)
 }
@@ -313,7 +313,7 @@ fn current(stopped: &mut Stopped, signal: i32, signals: u64) -> Result<SignalAct
 fn set(stopped: &mut Stopped, signal: i32, at: u64) -> Result<(), Error> {
     stopped.syscall(
         libc::SYS_rt_sigaction,
-        [signal as u64, at, 0, SIGSET_BYTES, 0, 0],
+        [signal as u64, at, 0, SIGSET_BYTES as u64, 0, 0],
     )?;
     Ok(())
 }
@@ -339,8 +339,6 @@ fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result
     let words = [action.handler, action.flags, action.restorer, action.mask].map(u64::to_ne_bytes);
     Ok(stopped.write(at, words.as_flattened())?)
 }
-
-const SIGSET_BYTES: u64 = 8;
 
 #[cfg(test)]
 mod tests {

@@ -6,14 +6,15 @@
 
 use std::sync::OnceLock;
 
+use beeline_isa::INSN_BYTES;
+use beeline_isa::opcode::{DW, IMM, LD, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-const INSN: usize = 8;
-/// `BPF_LD | BPF_IMM | BPF_DW`, and the two sources of its constant (`BPF_PSEUDO_MAP_FD`, `_VALUE`)
-/// that are maps.
-const LD_IMM64: u8 = 0x18;
-const MAP_SOURCES: [u8; 2] = [1, 2];
+const INSN: usize = INSN_BYTES;
+/// The instruction that loads a constant, and the two sources of it that are maps.
+const LD_IMM64: u8 = LD | IMM | DW;
+const MAP_SOURCES: [u8; 2] = [PSEUDO_MAP_FD, PSEUDO_MAP_VALUE];
 
 /// Returns the tag of a program of raw instructions.
 pub fn of(insns: &[u8]) -> [u8; 8] {

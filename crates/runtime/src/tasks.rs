@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi;
+use beeline_uapi::linux::PF_FORKNOEXEC;
 
 use crate::btf::{Btf, Field, kind};
 use crate::error::Error;
@@ -125,9 +126,6 @@ const SHAPES: [(&str, &[&str]); 17] = [
     ("kernfs_node", &["id", "name"]),
 ];
 const INUM: &[&str] = &["ns.inum"];
-
-/// In a task's `flags`: it was forked, and still runs its parent's program.
-const PF_FORKNOEXEC: u64 = 0x40;
 
 /// Fields of a copy that the agent stores.
 const AGENT_FIELDS: [&str; 7] = [

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use beeline_agent::helpers;
 use beeline_isa::{Imm64, Insn, Op, opcode};
-use beeline_uapi::{Errno, ProgramType};
+use beeline_uapi::{Errno, HelperId, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
@@ -117,7 +117,7 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     };
     for (index, op) in functions.flat_map(|&function| flow.reachable_ops(function)) {
         match op {
-            Op::CallHelper { id } if !is_served(id.0) => {
+            Op::CallHelper { id } if !is_served(id) => {
                 let name = id.name().unwrap_or("unknown");
                 let why = format!("program of this type cannot use helper bpf_{name}#{}", id.0);
                 return Err(refuse(Reject::insn(
@@ -127,7 +127,7 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
                     why,
                 )));
             }
-            Op::CallHelper { id } => facts.helpers.push(id.0),
+            Op::CallHelper { id } => facts.helpers.push(id),
             Op::Imm64 {
                 kind: kind @ (Imm64::Map | Imm64::MapValue),
                 low: fd,
@@ -148,8 +148,8 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     })
 }
 
-fn is_served(helper: u32) -> bool {
-    helpers::ALL.iter().any(|served| served.number == helper)
+fn is_served(helper: HelperId) -> bool {
+    helpers::ALL.iter().any(|served| served.number == helper.0)
 }
 
 fn decode(spec: &ProgramSpec) -> Result<Vec<Insn>, LoadError> {

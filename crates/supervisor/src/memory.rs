@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use beeline_uapi::Errno;
+use beeline_uapi::pagemap::{PM_FILE, PM_PRESENT, PM_UFFD_WP};
 
 use crate::notify::{Listener, Request};
 
@@ -160,22 +161,16 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// Flags of an entry of `/proc/PID/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`).
-const PRESENT: u64 = 1 << 63;
-const OF_FILE: u64 = 1 << 61;
-/// Write-protected by a userfaultfd.
-const WATCHED: u64 = 1 << 57;
-
 /// Returns whether all pages of a range are present, and only the kernel can have to bring them in.
 fn are_plain(tid: i32, address: u64, len: usize) -> Option<bool> {
-    const ENTRY: u64 = 8;
+    const ENTRY: u64 = size_of::<u64>() as u64;
     let end = address.checked_add(len as u64)?;
     let (first, end) = (address / PAGE, end.div_ceil(PAGE));
     let mut entries = vec![0; ((end - first) * ENTRY) as usize];
     let pagemap = File::open(format!("/proc/{tid}/pagemap")).ok()?;
     pagemap.read_exact_at(&mut entries, first * ENTRY).ok()?;
     let is_plain = |entry: &[u8; ENTRY as usize]| {
-        u64::from_ne_bytes(*entry) & (PRESENT | OF_FILE | WATCHED) == PRESENT
+        u64::from_ne_bytes(*entry) & (PM_PRESENT | PM_FILE | PM_UFFD_WP) == PM_PRESENT
     };
     Some(entries.as_chunks().0.iter().all(is_plain))
 }

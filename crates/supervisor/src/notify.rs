@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use beeline_inject::procfs;
 use beeline_uapi::Errno;
+use beeline_uapi::linux::SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -124,13 +125,12 @@ impl Listener {
     /// Asks the kernel to wake the supervisor on the tool's CPU (Linux 6.6 on; nothing changes on
     /// others). The tool sleeps until it is answered, so the supervisor may take its CPU at once.
     fn wake_on_the_same_cpu(&self) {
-        const SYNC_WAKE_UP: libc::c_ulong = 1;
         // SAFETY: SET_FLAGS takes its argument by value.
         unsafe {
             libc::ioctl(
                 self.fd.as_raw_fd(),
                 libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS,
-                SYNC_WAKE_UP,
+                SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP,
             )
         };
     }

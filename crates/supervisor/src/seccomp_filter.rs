@@ -5,17 +5,18 @@
 //! call. `bpf` and `perf_event_open` through other entries (i386 and x32) do not exist, as on a
 //! kernel built without them.
 
+use std::mem::offset_of;
+
 use beeline_uapi::linux::SECCOMP_ARCH_NATIVE;
 use beeline_uapi::perf::ioc;
-use libc::{c_long, sock_filter};
+use libc::{c_long, seccomp_data, sock_filter};
 
 use crate::{Options, arch};
 
-/// Offsets in `struct seccomp_data`.
-const NR: u32 = 0;
-const ARCH: u32 = 4;
+const NR: u32 = offset_of!(seccomp_data, nr) as u32;
+const ARCH: u32 = offset_of!(seccomp_data, arch) as u32;
 const fn arg_low(n: u32) -> u32 {
-    16 + 8 * n
+    offset_of!(seccomp_data, args) as u32 + size_of::<u64>() as u32 * n
 }
 const fn arg_high(n: u32) -> u32 {
     arg_low(n) + 4

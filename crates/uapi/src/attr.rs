@@ -6,9 +6,7 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-use crate::{AttachType, MapType, ProgramType};
+use crate::{AttachType, MapType, ProgramType, layout};
 
 /// The bytes of `union bpf_attr`.
 pub const BPF_ATTR_SIZE: usize = 168;
@@ -29,19 +27,6 @@ macro_rules! offset_behind {
 #[doc(hidden)]
 pub const fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
     size_of::<F>()
-}
-
-/// Declares structures with the kernel's layout: no hidden padding, any bytes are valid.
-macro_rules! layout {
-    ($(
-        $(#[$meta:meta])*
-        pub struct $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }
-    )*) => {$(
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
-        #[repr(C)]
-        pub struct $name { $($(#[$field_meta])* pub $field: $type,)* }
-    )*};
 }
 
 layout! {
@@ -366,6 +351,12 @@ impl PerfEvent {
     pub const DISABLED: u64 = 1;
     /// In [`Self::bits`]: `sample_period` is a frequency in hertz.
     pub const FREQ: u64 = 1 << 10;
+    /// In [`Self::bits`]: `wakeup_events` counts bytes.
+    pub const WATERMARK: u64 = 1 << 14;
+    /// In [`Self::bits`]: the ring is written from its end to its beginning.
+    pub const WRITE_BACKWARD: u64 = 1 << 27;
     /// The size of the oldest layout, which an attribute without a size has.
     pub const SIZE_VER0: u32 = 64;
+    /// The size of the layout that ends at [`Self::aux_action`] (Linux 4.1).
+    pub const SIZE_VER5: u32 = 112;
 }

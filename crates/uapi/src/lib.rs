@@ -18,12 +18,15 @@
 //! | [`HelperId`] | `enum bpf_func_id` |
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
+//! | [`info`] | `struct bpf_prog_info` and its kin |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
 //! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
+//! | [`limits`] | limits of `kernel/bpf` |
+//! | [`pagemap`] | `/proc/PID/pagemap` |
 //! | [`linux`] | arguments of other system calls |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -33,14 +36,19 @@ mod bpf;
 mod errno;
 pub mod flags;
 pub mod helper;
+pub mod info;
+mod layout;
+pub mod limits;
 pub mod linux;
 pub mod log;
 pub mod nr;
 mod open_enum;
+pub mod pagemap;
 pub mod perf;
 pub mod signal;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
 pub use errno::Errno;
 pub use helper::HelperId;
+pub(crate) use layout::layout;
 pub(crate) use open_enum::open_enum;

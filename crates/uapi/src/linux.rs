@@ -1,17 +1,20 @@
-//! Arguments of system calls other than `bpf(2)` and `perf_event_open(2)`, for code that has no C
-//! library. They have the type of a register.
+//! Arguments and answers of system calls other than `bpf(2)` and `perf_event_open(2)`, for code
+//! that has no C library, or as far as that lacks them. Arguments have the type of a register.
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use crate::layout;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
 // linux/fcntl.h
 /// In place of a directory's descriptor: the working directory.
 pub const AT_FDCWD: i32 = -100;
+/// A command of fcntl(2): sets the signal that announces a file's news.
+pub const F_SETSIG: i32 = 10;
 
 // asm/fcntl.h, for open(2)
 pub const O_WRONLY: u64 = 0o1;
@@ -51,6 +54,53 @@ pub const PR_SET_SECCOMP: u64 = 22;
 
 // linux/seccomp.h
 pub const SECCOMP_SET_MODE_FILTER: u64 = 1;
+/// The supervisor is woken on the CPU of the thread that calls.
+pub const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
+
+// linux/audit.h
+pub const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+
+// linux/ptrace.h
+pub const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+pub const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
+pub const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
+
+// linux/kcmp.h
+pub const KCMP_VM: u64 = 1;
+
+// linux/capability.h
+pub const CAP_SYS_PTRACE: u64 = 19;
+pub const VFS_CAP_REVISION_MASK: u64 = 0xff00_0000;
+/// The first revision of `struct vfs_cap_data`, with one word of each set only.
+pub const VFS_CAP_REVISION_1: u64 = 0x0100_0000;
+
+layout! {
+    /// `struct vfs_cap_data`, of which the first revision lacks the second pair. Little-endian.
+    pub struct VfsCapData {
+        magic_etc: u32,
+        data: [VfsCaps; 2],
+    }
+
+    /// The words of the sets in [`VfsCapData`].
+    pub struct VfsCaps {
+        permitted: u32,
+        inheritable: u32,
+    }
+}
+
+// include/linux/sched.h, in a task's `flags`
+/// The task was forked, and still runs its parent's program.
+pub const PF_FORKNOEXEC: u64 = 0x40;
+pub const PF_KTHREAD: u64 = 0x0020_0000;
+
+// linux/vm_sockets.h
+pub const SO_VM_SOCKETS_BUFFER_SIZE: i32 = 0;
+pub const SO_VM_SOCKETS_BUFFER_MAX_SIZE: i32 = 2;
+pub const SO_VM_SOCKETS_CONNECT_TIMEOUT: i32 = 6;
+
+// linux/utsname.h
+/// The longest text in `struct new_utsname`.
+pub const __NEW_UTS_LEN: usize = 64;
 
 // linux/time.h, for clock_gettime(2)
 pub const CLOCK_MONOTONIC: u64 = 1;

@@ -2,6 +2,8 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
+use crate::layout;
+
 /// `enum perf_type_id`.
 pub const PERF_TYPE_HARDWARE: u32 = 0;
 pub const PERF_TYPE_SOFTWARE: u32 = 1;
@@ -64,3 +66,14 @@ pub mod mmap_page {
 /// `enum perf_event_type`: the records of a ring.
 pub const PERF_RECORD_LOST: u32 = 2;
 pub const PERF_RECORD_SAMPLE: u32 = 9;
+/// In [`PerfEventHeader::misc`]: user-space code ran.
+pub const PERF_RECORD_MISC_USER: u16 = 2;
+
+layout! {
+    /// `struct perf_event_header`, the beginning of a record.
+    pub struct PerfEventHeader {
+        r#type: u32,
+        misc: u16,
+        size: u16,
+    }
+}

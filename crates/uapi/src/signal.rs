@@ -7,6 +7,8 @@ pub const SIGBUS: u32 = 7;
 pub const SIGSEGV: u32 = 11;
 /// The kernel's `_NSIG`: the highest signal.
 pub const NSIG: u32 = 64;
+/// Bytes of a `sigset_t`.
+pub const SIGSET_BYTES: usize = NSIG as usize / 8;
 
 /// In place of a handler: the default action.
 pub const SIG_DFL: u64 = 0;

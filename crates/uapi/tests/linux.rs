@@ -14,7 +14,7 @@ macro_rules! same {
 fn arguments_are_those_of_other_bindings() {
     same! {
         linux, general:
-        AT_FDCWD,
+        AT_FDCWD, F_SETSIG, CAP_SYS_PTRACE,
         O_WRONLY, O_CREAT, O_TRUNC, O_CLOEXEC, O_PATH, __O_TMPFILE, SEEK_CUR,
         PROT_READ, PROT_WRITE, PROT_EXEC, MAP_SHARED,
         MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE, CLONE_VM, CLONE_VFORK,
@@ -23,7 +23,12 @@ fn arguments_are_those_of_other_bindings() {
     }
     same! { linux, net: MSG_NOSIGNAL, }
     same! { linux, prctl: PR_GET_NAME, PR_SET_NAME, PR_SET_SECCOMP, }
-    same! { linux, ptrace: SECCOMP_SET_MODE_FILTER, }
+    same! {
+        linux, ptrace:
+        SECCOMP_SET_MODE_FILTER, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, AUDIT_ARCH_X86_64,
+        PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
+        PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+    }
 }
 
 #[test]
@@ -56,7 +61,7 @@ fn what_is_the_machines_own_is_that_of_other_bindings() {
     use linux_raw_sys::general::*;
 
     same! { linux, general: O_LARGEFILE, O_DIRECTORY, O_NOFOLLOW, }
-    assert_eq!(linux::STAT_LEN, size_of::<stat>());
+    assert_eq!(size_of::<linux::Stat>(), size_of::<stat>());
     let all = O_RDONLY
         | O_WRONLY
         | O_RDWR
@@ -136,4 +141,6 @@ fn system_call_numbers_are_those_of_other_bindings() {
         CLONE3 = __NR_clone3,
         OPENAT2 = __NR_openat2,
     }
+    assert_eq!(size_of::<linux::Stat>(), size_of::<general::stat>());
+    assert_eq!(nr::X32_SYSCALL_BIT, general::__X32_SYSCALL_BIT);
 }

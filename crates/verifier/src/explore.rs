@@ -52,7 +52,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use beeline_isa::{Insn, Op};
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, HelperId};
 
 use crate::flow::{Flow, Function, MAX_INSNS};
 use crate::program::Program;
@@ -119,7 +119,7 @@ pub(crate) enum PointerKind {
 /// [`crate::verdict::ProgramSummary`].
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    pub helpers: BTreeSet<u32>,
+    pub helpers: BTreeSet<HelperId>,
     pub kernel_functions: BTreeSet<u32>,
     pub context: BTreeSet<(u32, u32, bool)>,
     pub uses_context: bool,

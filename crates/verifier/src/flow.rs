@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::{BadInsn, Imm64, Insn, Op, Operand};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BPF_COMPLEXITY_LIMIT_INSNS;
 
 use crate::reject::Reject;
 
-/// The longest program, in slots; the kernel's limit for privileged users
-/// (`BPF_COMPLEXITY_LIMIT_INSNS`).
-pub const MAX_INSNS: usize = 1_000_000;
+/// The longest program, in slots; the kernel's limit for privileged users.
+pub const MAX_INSNS: usize = BPF_COMPLEXITY_LIMIT_INSNS as usize;
 /// The deepest chain of calls, in functions, the program's entry included; as in the kernel
 /// (`MAX_CALL_FRAMES`).
 pub const MAX_FRAMES: usize = 8;

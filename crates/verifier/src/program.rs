@@ -3,7 +3,7 @@
 use std::fmt;
 
 use beeline_isa::Insn;
-use beeline_uapi::{AttachType, MapType, ProgramType, flags};
+use beeline_uapi::{AttachType, HelperId, MapType, ProgramType, flags};
 
 use crate::state::MapId;
 use crate::types::{KernelTypes, ProgramTypes};
@@ -26,7 +26,7 @@ pub struct Program<'a> {
     /// The BTF of the kernel, for the objects that the program may look at.
     pub kernel: Option<&'a KernelTypes>,
     /// Says which of the helpers that its type may call exist where it is to run; `None` for all.
-    pub helpers: Option<&'a dyn Fn(u32) -> bool>,
+    pub helpers: Option<&'a dyn Fn(HelperId) -> bool>,
     /// Says whether so many bytes may be taken for the states of its paths, all together.
     ///
     /// `None` for no limit. If they may not, the verdict is `ENOMEM`.

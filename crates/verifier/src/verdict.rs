@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use beeline_uapi::{Errno, log};
+use beeline_uapi::{Errno, HelperId, log};
 
 use crate::reject::Reject;
 
@@ -119,8 +119,8 @@ impl fmt::Display for Effort {
 /// The facts about an accepted program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProgramSummary {
-    /// The numbers of the helpers that some path calls, ascending.
-    pub helpers: Vec<u32>,
+    /// The helpers that some path calls, in ascending order of their numbers.
+    pub helpers: Vec<HelperId>,
     /// Kernel functions that some path calls, by BTF id, ascending.
     pub kernel_functions: Vec<u32>,
     /// The maps that it names, each descriptor once, in the order of first use.

@@ -20,7 +20,7 @@ use core::sync::atomic::{
 };
 
 use beeline_uapi::attr::Element;
-use beeline_uapi::linux::{CLOCK_MONOTONIC, STAT_LEN};
+use beeline_uapi::linux::{CLOCK_MONOTONIC, Stat};
 use beeline_uapi::{Errno, nr};
 
 use super::lookup_channel::{CHANNELS, ChannelUse, LISTED, ListedMap, LookupChannel, Room, Socket};
@@ -351,14 +351,13 @@ impl<'a> View<'a> {
 
 /// Returns device and inode of a descriptor's file.
 pub(super) fn file_of(fd: i32) -> Option<(u64, u64)> {
-    // The first two words are these.
-    let mut stat = MaybeUninit::<[u64; STAT_LEN / size_of::<u64>()]>::uninit();
+    let mut stat = MaybeUninit::<Stat>::uninit();
     let to = stat.as_mut_ptr().expose_provenance() as u64;
     // SAFETY: the call writes one `struct stat`.
     if unsafe { sys::syscall(nr::FSTAT, [fd as u64, to, 0, 0]) } != 0 {
         return None;
     }
     // SAFETY: the call has succeeded, so the structure was written.
-    let [device, inode, ..] = unsafe { stat.assume_init() };
-    (inode != 0).then_some((device, inode))
+    let stat = unsafe { stat.assume_init() };
+    (stat.st_ino != 0).then_some((stat.st_dev, stat.st_ino))
 }

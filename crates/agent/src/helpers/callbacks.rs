@@ -4,6 +4,7 @@
 //! lock or a reference to the run's context while the program runs in it.
 
 use beeline_maps::user_ringbuf::{Drain, UserRing};
+use beeline_uapi::limits::{BPF_MAX_LOOPS, BPF_MAX_USER_RINGBUF_SAMPLES};
 use beeline_uapi::{Errno, flags};
 
 use super::convention::{Callback, Outcome, Reentrant};
@@ -11,9 +12,6 @@ use super::dynptr::{Dynptr, Kind};
 use super::maps::caller;
 use super::output::ring_doorbell;
 use crate::abi::MapHandle;
-
-/// The kernel's `BPF_MAX_LOOPS`.
-const MAX_LOOPS: u64 = 8 << 20;
 
 /// `bpf_loop(nr_loops, callback_fn, callback_ctx, flags)`: calls `callback_fn(index, callback_ctx)`
 /// until it returns something else than 0, and returns the number of calls.
@@ -35,7 +33,7 @@ pub fn loop_(
     if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    if count > MAX_LOOPS {
+    if count > u64::from(BPF_MAX_LOOPS) {
         return Ok(Errno::E2BIG.into_r0() & u64::from(u32::MAX));
     }
     for index in 0..count {
@@ -66,9 +64,6 @@ pub fn for_each_map_elem(
     });
     called.map(u64::from)
 }
-
-/// The kernel's `BPF_MAX_USER_RINGBUF_SAMPLES`.
-const MAX_SAMPLES: u64 = 128 << 10;
 
 /// `bpf_user_ringbuf_drain(map, callback_fn, callback_ctx, flags)`: calls `callback_fn(dynptr,
 /// callback_ctx)` for every sample that the tool has finished, until it returns something else than
@@ -114,7 +109,7 @@ fn drain_all(
     mut each: impl FnMut(&Dynptr) -> u64,
 ) -> (bool, Result<u64, Errno>) {
     let (mut calls, mut moved) = (0, false);
-    for _ in 0..MAX_SAMPLES {
+    for _ in 0..BPF_MAX_USER_RINGBUF_SAMPLES {
         let sample = match drain.peek() {
             Ok(sample) => sample,
             Err(Errno::ENODATA) => break,

@@ -6,6 +6,7 @@
 
 use beeline_maps::ringbuf;
 use beeline_uapi::Errno;
+use beeline_uapi::limits::{DYNPTR_MAX_SIZE, DYNPTR_RDONLY_BIT, DYNPTR_SIZE_MASK};
 
 use super::convention::{Readable, Writable};
 use super::maps::caller;
@@ -13,18 +14,13 @@ use super::output::commit;
 use crate::abi::{Context, MapHandle};
 use crate::arch;
 
-/// The low bits of [`Dynptr::size`]: bytes.
-const SIZE_MASK: u32 = 0xff_ffff;
-/// In [`Dynptr::size`]: may not be written to.
-const READ_ONLY: u32 = 1 << 31;
-
 /// The kernel's `struct bpf_dynptr_kern`. All zero: a null dynptr, which every helper refuses.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dynptr {
     /// The first byte.
     data: u64,
-    /// Bytes in the low 24 bits, the [`Kind`] in bits 28 to 30, [`READ_ONLY`].
+    /// Bytes in the low 24 bits, the [`Kind`] in bits 28 to 30, [`DYNPTR_RDONLY_BIT`].
     size: u32,
     /// The offset in the data at which the dynptr begins.
     offset: u32,
@@ -48,7 +44,7 @@ impl Dynptr {
         offset: 0,
     };
     /// The most bytes that one can have.
-    pub const MOST: u32 = SIZE_MASK;
+    pub const MOST: u32 = DYNPTR_MAX_SIZE;
 
     /// Creates a dynptr of `size` bytes at `data` that may be written to; `None` for more than
     /// [`Self::MOST`].
@@ -59,7 +55,7 @@ impl Dynptr {
     /// Creates a dynptr of `size` bytes at `data` that may only be read; `None` for more than
     /// [`Self::MOST`].
     pub fn read_only(data: *const u8, size: u32, kind: Kind) -> Option<Self> {
-        Self::make(data as u64, size, kind as u32 | READ_ONLY >> 28)
+        Self::make(data as u64, size, kind as u32 | DYNPTR_RDONLY_BIT >> 28)
     }
 
     const fn make(data: u64, size: u32, high_bits: u32) -> Option<Self> {
@@ -75,7 +71,7 @@ impl Dynptr {
 
     /// Returns its size in bytes.
     pub const fn bytes(&self) -> u32 {
-        self.size & SIZE_MASK
+        self.size & DYNPTR_SIZE_MASK
     }
 
     /// True if it is null.
@@ -84,7 +80,7 @@ impl Dynptr {
     }
 
     const fn is_read_only(&self) -> bool {
-        self.size & READ_ONLY != 0
+        self.size & DYNPTR_RDONLY_BIT != 0
     }
 
     /// Returns the address of `len` bytes from `offset` on; `None` if they are not all inside.

@@ -5,8 +5,9 @@ use core::sync::atomic::Ordering::Acquire;
 use beeline_isa::abi::Run;
 use beeline_maps::Kind;
 use beeline_uapi::Errno;
+use beeline_uapi::limits::MAX_TAIL_CALL_CNT;
 
-use crate::abi::{CgroupPath, Context, Link, MAX_TAIL_CALLS, MapHandle, Target};
+use crate::abi::{CgroupPath, Context, Link, MapHandle, Target};
 use crate::objects::find;
 
 /// The kernel's id of the default hierarchy's root.
@@ -16,7 +17,7 @@ const ROOT_CGROUP: u64 = 1;
 /// that program's tables from now on. If it returns 0, the calling program goes on. What belongs to
 /// the attachment, such as its cookie, stays.
 pub fn tail_call(context: &mut Context, _: u64, map: &MapHandle, index: u32) -> u64 {
-    if map.map.spec().kind() != Some(Kind::ProgArray) || context.tail_calls >= MAX_TAIL_CALLS {
+    if map.map.spec().kind() != Some(Kind::ProgArray) || context.tail_calls >= MAX_TAIL_CALL_CNT {
         return 0;
     }
     // SAFETY: the key is the 4 bytes of an index.

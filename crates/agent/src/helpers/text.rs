@@ -13,6 +13,7 @@ use core::sync::atomic::Ordering::Acquire;
 
 use beeline_maps::ringbuf;
 use beeline_uapi::Errno;
+use beeline_uapi::limits::{MAX_BPRINTF_BUF, MAX_BPRINTF_VARARGS};
 
 use super::convention::{Readable, Writable};
 use super::maps::caller;
@@ -23,10 +24,8 @@ pub use format::is_space;
 use pack::{Packed, Room};
 use print::Out;
 
-/// `MAX_BPRINTF_BUF`: bytes of a line for the trace pipe.
-const LINE: usize = 1024;
-/// `MAX_BPRINTF_VARARGS`.
-const MOST_ARGUMENTS: u32 = 12;
+/// Bytes of a line for the trace pipe.
+const LINE: usize = MAX_BPRINTF_BUF;
 
 /// `bpf_trace_printk(fmt, fmt_size, ...)`: returns the bytes of the text.
 ///
@@ -92,7 +91,10 @@ pub fn snprintf(
 
 /// Returns the number of arguments in this many bytes.
 fn count_of(data: Readable, len: u32) -> Result<usize, Errno> {
-    if !len.is_multiple_of(8) || len > MOST_ARGUMENTS * 8 || (len != 0 && data.as_ptr().is_null()) {
+    if !len.is_multiple_of(8)
+        || len > MAX_BPRINTF_VARARGS * 8
+        || (len != 0 && data.as_ptr().is_null())
+    {
         return Err(Errno::EINVAL);
     }
     Ok(len as usize / 8)

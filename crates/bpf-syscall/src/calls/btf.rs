@@ -6,14 +6,12 @@ use beeline_runtime::backend::Backend;
 use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BTF_MAX_SIZE;
 
 use super::attr::BtfLoad;
 use super::descriptors::NewDescriptors;
 use crate::local::Local;
 use crate::objects::{Btf, Numbers, Object};
-
-/// The longest BTF that the kernel takes.
-const BTF_LIMIT: u32 = 16 << 20;
 
 /// Loads BTF.
 pub(super) struct BtfObjects<'a> {
@@ -36,7 +34,7 @@ impl<'a> BtfObjects<'a> {
     /// Carries out `BPF_BTF_LOAD`.
     pub(super) fn load(&self, attr: &BpfAttr) -> Answer {
         let wanted = BtfLoad::parse(attr)?;
-        if wanted.size > BTF_LIMIT {
+        if wanted.size > BTF_MAX_SIZE {
             return Err(Errno::E2BIG);
         }
         // The data is copied once.

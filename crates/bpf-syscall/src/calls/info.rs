@@ -2,32 +2,28 @@
 
 mod answer;
 mod fdinfo;
-mod layout;
 mod links;
 
 use beeline_isa::INSN_BYTES;
 use beeline_runtime::backend::{Backend, Info};
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
-use beeline_supervisor::{Answer, Call, Memory, Reply};
-use beeline_uapi::Errno;
+use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::info::{BtfInfo, FuncInfo, LineInfo, LinkInfoAny, MapInfo, ProgInfo};
+use beeline_uapi::{Errno, offset_behind};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::attr::GetInfo;
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Map, Object, ProgramObject};
-use answer::Filled;
-use layout::{btf, link, map, prog};
+use answer::{Buffers, name_field};
 
 pub(super) use fdinfo::FdInfo;
 
-/// The bytes of `struct bpf_func_info` and `struct bpf_line_info`.
-pub(super) const FUNC_INFO: usize = 8;
-pub(super) const LINE_INFO: usize = 16;
-
 /// Describes objects.
 pub(super) struct ObjectInfo<'a> {
-    memory: Memory<'a>,
+    buffers: Buffers<'a>,
     attr: ToolAttr<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
@@ -36,7 +32,7 @@ pub(super) struct ObjectInfo<'a> {
 impl<'a> ObjectInfo<'a> {
     pub(super) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
         Self {
-            memory: call.memory,
+            buffers: Buffers(call.memory),
             attr: ToolAttr::of(call),
             backend: &*local.backend,
             fds: local.fds.of(call.tid),
@@ -51,37 +47,45 @@ impl<'a> ObjectInfo<'a> {
         let object = found
             .map_err(|_| Errno(libc::EBADFD))?
             .ok_or(Errno::EINVAL)?;
-        let known = match &object {
-            Object::Map(_) => (map::SIZE, map::FIELDS_END),
-            Object::Program(_) => (prog::SIZE, prog::SIZE),
-            Object::Btf(_) => (btf::SIZE, btf::SIZE),
-            Object::Link(_) => (link::SIZE, link::SIZE),
-            Object::Event(_) | Object::Ring(_) => return Err(Errno::EINVAL),
-        };
-        let room = wanted.info_len as usize;
-        if room > ATTR_LIMIT {
+        match &object {
+            Object::Map(map) => {
+                let fields_end = offset_behind!(MapInfo, hash_size);
+                self.answer(&wanted, fields_end, |info| describe_map(map, info))
+            }
+            Object::Program(program) => self.answer(&wanted, size_of::<ProgInfo>(), |info| {
+                self.describe_program(program, info)
+            }),
+            Object::Btf(btf) => self.answer(&wanted, size_of::<BtfInfo>(), |info| {
+                self.describe_btf(btf, info)
+            }),
+            Object::Link(link) => self.answer(&wanted, size_of::<LinkInfoAny>(), |info| {
+                links::describe(link, self.buffers, info)
+            }),
+            Object::Event(_) | Object::Ring(_) => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Lets `describe` fill the structure that the tool passed, of which nothing may be set behind
+    /// `fields_end`.
+    fn answer<T: FromBytes + IntoBytes + Immutable>(
+        &self,
+        wanted: &GetInfo,
+        fields_end: usize,
+        describe: impl FnOnce(&mut T) -> Result<(), Errno>,
+    ) -> Answer {
+        let place = (wanted.info, wanted.info_len as usize);
+        if place.1 > ATTR_LIMIT {
             return Err(Errno::E2BIG);
         }
-        let mut info = Filled::read(self.memory, (wanted.info, room), known)?;
-        match &object {
-            Object::Map(map) => describe_map(map, &mut info)?,
-            Object::Program(program) => self.describe_program(program, &mut info)?,
-            Object::Btf(btf) => describe_btf(btf, &mut info)?,
-            Object::Link(link) => links::describe(link, &mut info)?,
-            Object::Event(_) | Object::Ring(_) => return Err(Errno::EINVAL),
-        }
-        let written = info.write((wanted.info, room))?;
+        let mut info = self.buffers.read(place, fields_end)?;
+        describe(&mut info)?;
+        let written = self.buffers.write(&info, place)?;
         self.attr.put_u32(GetInfo::INFO_LEN, written as u32)?;
         Ok(Reply::Value(0))
     }
 
     /// Fills `struct bpf_prog_info`.
-    fn describe_program(
-        &self,
-        program: &ProgramObject,
-        info: &mut Filled<'_>,
-    ) -> Result<(), Errno> {
-        const GPL_COMPATIBLE: u32 = 1;
+    fn describe_program(&self, program: &ProgramObject, to: &mut ProgInfo) -> Result<(), Errno> {
         let Info::Program {
             name,
             tag,
@@ -93,98 +97,108 @@ impl<'a> ObjectInfo<'a> {
         else {
             return Err(Errno::EINVAL);
         };
-        info.put_u32(prog::TYPE, program.prog_type.0);
-        info.put_u32(prog::ID, program.held.id.0);
-        info.put(prog::TAG, &tag);
-        info.put_u64(prog::LOAD_TIME, program.loaded);
-        info.put_u32(prog::CREATED_BY_UID, program.uid);
-        info.put_name(prog::NAME, &name);
-        let gpl = if program.gpl { GPL_COMPATIBLE } else { 0 };
-        info.put_u32(prog::GPL_COMPATIBLE, gpl);
-        let btf = program.btf.as_ref().map_or(0, |btf| btf.id);
-        info.put_u32(prog::BTF_ID, btf);
+        to.r#type = program.prog_type;
+        to.id = program.held.id.0;
+        to.tag = tag;
+        to.load_time = program.loaded;
+        to.created_by_uid = program.uid;
+        to.name = name_field(&name);
+        to.bits = if program.gpl {
+            ProgInfo::GPL_COMPATIBLE
+        } else {
+            0
+        };
+        to.btf_id = program.btf.as_ref().map_or(0, |btf| btf.id);
         // These are not counted: time, runs, and runs that were skipped.
-        for field in [prog::RUN_TIME_NS, prog::RUN_CNT, prog::RECURSION_MISSES] {
-            info.put_u64(field, 0);
-        }
-        let insns = xlated.len() / INSN_BYTES;
-        info.put_u32(prog::VERIFIED_INSNS, insns as u32);
-        info.put_u32(prog::ATTACH_BTF_OBJ_ID, 0);
-        info.put_u32(prog::ATTACH_BTF_ID, 0);
+        (to.run_time_ns, to.run_cnt, to.recursion_misses) = (0, 0, 0);
+        to.verified_insns = (xlated.len() / INSN_BYTES) as u32;
+        (to.attach_btf_obj_id, to.attach_btf_id) = (0, 0);
 
         let ids: Vec<u8> = maps.iter().flat_map(|map| map.0.to_ne_bytes()).collect();
-        info.fill((prog::NR_MAP_IDS, prog::MAP_IDS), size_of::<u32>(), &ids)?;
-        check_record_sizes(info)?;
-        info.fill((prog::XLATED_PROG_LEN, prog::XLATED_PROG_INSNS), 1, &xlated)?;
-        info.fill((prog::JITED_PROG_LEN, prog::JITED_PROG_INSNS), 1, &jited)?;
+        let out = self.buffers;
+        out.fill((&mut to.nr_map_ids, to.map_ids), size_of::<u32>(), &ids)?;
+        check_record_sizes(to)?;
+        let insns = (&mut to.xlated_prog_len, to.xlated_prog_insns);
+        out.fill(insns, 1, &xlated)?;
+        let code = (&mut to.jited_prog_len, to.jited_prog_insns);
+        out.fill(code, 1, &jited)?;
         // There is one function. Its address differs between processes.
-        info.fill((prog::NR_JITED_KSYMS, prog::JITED_KSYMS), 8, &[0; 8])?;
+        out.fill((&mut to.nr_jited_ksyms, to.jited_ksyms), 8, &[0; 8])?;
         let lens = (jited.len() as u32).to_ne_bytes();
-        info.fill((prog::NR_JITED_FUNC_LENS, prog::JITED_FUNC_LENS), 4, &lens)?;
-        let functions = (prog::NR_FUNC_INFO, prog::FUNC_INFO);
-        info.fill(functions, FUNC_INFO, &program.func_info)?;
-        let lines = (prog::NR_LINE_INFO, prog::LINE_INFO);
-        info.fill(lines, LINE_INFO, &program.line_info)?;
-        let jited_lines = (prog::NR_JITED_LINE_INFO, prog::JITED_LINE_INFO);
-        info.fill(jited_lines, JITED_LINE_INFO, &[])?;
-        info.fill((prog::NR_PROG_TAGS, prog::PROG_TAGS), tag.len(), &tag)
+        out.fill((&mut to.nr_jited_func_lens, to.jited_func_lens), 4, &lens)?;
+        let functions = (&mut to.nr_func_info, to.func_info);
+        out.fill(functions, size_of::<FuncInfo>(), &program.func_info)?;
+        let lines = (&mut to.nr_line_info, to.line_info);
+        out.fill(lines, size_of::<LineInfo>(), &program.line_info)?;
+        let jited_lines = (&mut to.nr_jited_line_info, to.jited_line_info);
+        out.fill(jited_lines, JITED_LINE_INFO, &[])?;
+        out.fill((&mut to.nr_prog_tags, to.prog_tags), tag.len(), &tag)
+    }
+
+    /// Fills `struct bpf_btf_info`.
+    fn describe_btf(&self, btf: &Btf, info: &mut BtfInfo) -> Result<(), Errno> {
+        self.buffers
+            .fill((&mut info.btf_size, info.btf), 1, btf.data())?;
+        info.id = btf.id;
+        let name = btf.name().as_bytes();
+        info.kernel_btf = u32::from(!name.is_empty());
+        let place = (info.name, &mut info.name_len);
+        self.buffers.fill_name(place, name, name.len())
     }
 }
 
 /// The bytes of a line's address in the machine code.
-const JITED_LINE_INFO: usize = 8;
+const JITED_LINE_INFO: usize = size_of::<u64>();
 
 /// Checks the record sizes that the tool has room for, which must be the known ones, and writes
 /// them back.
-fn check_record_sizes(info: &mut Filled<'_>) -> Result<(), Errno> {
-    for (count_at, size_at, size) in [
-        (prog::NR_FUNC_INFO, prog::FUNC_INFO_REC_SIZE, FUNC_INFO),
-        (prog::NR_LINE_INFO, prog::LINE_INFO_REC_SIZE, LINE_INFO),
+fn check_record_sizes(info: &mut ProgInfo) -> Result<(), Errno> {
+    for (count, given, size) in [
         (
-            prog::NR_JITED_LINE_INFO,
-            prog::JITED_LINE_INFO_REC_SIZE,
+            info.nr_func_info,
+            &mut info.func_info_rec_size,
+            size_of::<FuncInfo>(),
+        ),
+        (
+            info.nr_line_info,
+            &mut info.line_info_rec_size,
+            size_of::<LineInfo>(),
+        ),
+        (
+            info.nr_jited_line_info,
+            &mut info.jited_line_info_rec_size,
             JITED_LINE_INFO,
         ),
     ] {
-        let (count, given) = (info.u32(count_at), info.u32(size_at));
-        if (count != 0 || given != 0) && given != size as u32 {
+        if (count != 0 || *given != 0) && *given != size as u32 {
             return Err(Errno::EINVAL);
         }
-        info.put_u32(size_at, size as u32);
+        *given = size as u32;
     }
     Ok(())
 }
 
 /// Fills `struct bpf_map_info`. As in the kernel, fields that a map does not have stay as the tool
 /// passed them.
-fn describe_map(map: &Map, info: &mut Filled<'_>) -> Result<(), Errno> {
+fn describe_map(map: &Map, info: &mut MapInfo) -> Result<(), Errno> {
     // A digest of the contents, which only maps of signed programs have.
-    if info.u64(map::HASH) != 0 || info.u32(map::HASH_SIZE) != 0 {
+    if info.hash != 0 || info.hash_size != 0 {
         return Err(Errno::EINVAL);
     }
     let spec = &map.spec;
-    info.put_u32(map::TYPE, spec.map_type.0);
-    info.put_u32(map::ID, map.held.id.0);
-    info.put_u32(map::KEY_SIZE, spec.key_size);
-    info.put_u32(map::VALUE_SIZE, spec.value_size);
-    info.put_u32(map::MAX_ENTRIES, spec.max_entries);
-    info.put_u32(map::MAP_FLAGS, spec.flags);
-    info.put_name(map::NAME, &spec.name);
-    info.put_u32(map::BTF_VMLINUX_VALUE_TYPE_ID, 0);
+    info.r#type = spec.map_type;
+    info.id = map.held.id.0;
+    info.key_size = spec.key_size;
+    info.value_size = spec.value_size;
+    info.max_entries = spec.max_entries;
+    info.map_flags = spec.flags;
+    info.name = name_field(&spec.name);
+    info.btf_vmlinux_value_type_id = 0;
     if let Some((btf, key, value)) = &map.btf {
-        info.put_u32(map::BTF_ID, btf.id);
-        info.put_u32(map::BTF_KEY_TYPE_ID, *key);
-        info.put_u32(map::BTF_VALUE_TYPE_ID, *value);
+        info.btf_id = btf.id;
+        info.btf_key_type_id = *key;
+        info.btf_value_type_id = *value;
     }
-    info.put_u64(map::MAP_EXTRA, spec.map_extra);
+    info.map_extra = spec.map_extra;
     Ok(())
-}
-
-/// Fills `struct bpf_btf_info`.
-fn describe_btf(btf: &Btf, info: &mut Filled<'_>) -> Result<(), Errno> {
-    info.fill((btf::BTF_SIZE, btf::BTF), 1, btf.data())?;
-    info.put_u32(btf::ID, btf.id);
-    let name = btf.name().as_bytes();
-    info.put_u32(btf::KERNEL_BTF, u32::from(!name.is_empty()));
-    info.fill_name((btf::NAME, btf::NAME_LEN), name, name.len())
 }

@@ -10,6 +10,7 @@ use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
 use beeline_supervisor::attr::{PerfAttr, Sampling};
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::KSYM_NAME_LEN;
 use beeline_uapi::perf::*;
 
 use super::descriptors::NewDescriptors;
@@ -189,7 +190,7 @@ impl<'a> PerfEvents<'a> {
     /// Opens a probe on a function of the kernel's. Functions that are the entries of system calls
     /// are served.
     fn open_kprobe(&self, wanted: &Wanted) -> Answer {
-        const LONGEST: usize = 511;
+        const LONGEST: usize = KSYM_NAME_LEN - 1;
         let PerfAttr {
             config,
             config1,

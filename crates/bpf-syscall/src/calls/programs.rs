@@ -10,18 +10,17 @@ use beeline_runtime::backend::{
 };
 use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
+use beeline_uapi::info::{FuncInfo, LineInfo};
+use beeline_uapi::limits::{BPF_COMPLEXITY_LIMIT_INSNS, MAX_BPF_FUNC_ARGS, MAX_USED_MAPS};
 use beeline_uapi::{Errno, ProgramType, flags};
 
 use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
 use super::descriptors::NewDescriptors;
-use super::info::{FUNC_INFO, LINE_INFO};
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Held, Object, ProgramObject};
 
-/// The most instructions in one program, for a privileged user.
-const INSN_LIMIT: u32 = 1_000_000;
 /// The `prog_flags` that are served: all of Linux 6.18's but tokens and those for network devices.
 const FLAGS: u32 = flags::STRICT_ALIGNMENT
     | flags::ANY_ALIGNMENT
@@ -34,10 +33,8 @@ const FLAGS: u32 = flags::STRICT_ALIGNMENT
 const LICENSE_LIMIT: usize = 127;
 /// The most bytes of a record of type information that a newer tool may have.
 const LARGEST: usize = 252;
-/// The most maps that one program may name.
-const MAP_LIMIT: u32 = 64;
-/// The bytes of context of a raw tracepoint: 12 arguments.
-const CONTEXT_LIMIT: u32 = 12 * 8;
+/// The bytes of context of a raw tracepoint: its arguments.
+const CONTEXT_LIMIT: u32 = MAX_BPF_FUNC_ARGS * 8;
 
 /// Loads programs, gives them maps, and runs them once.
 pub(super) struct Programs<'a> {
@@ -62,7 +59,7 @@ impl<'a> Programs<'a> {
     /// Carries out `BPF_PROG_LOAD`.
     pub(super) fn load(&self, attr: &BpfAttr) -> Answer {
         let wanted = ProgLoad::parse(attr)?;
-        if wanted.insn_count == 0 || wanted.insn_count > INSN_LIMIT {
+        if wanted.insn_count == 0 || wanted.insn_count > BPF_COMPLEXITY_LIMIT_INSNS {
             return Err(Errno::E2BIG);
         }
         wanted.log.check()?;
@@ -70,8 +67,8 @@ impl<'a> Programs<'a> {
         let mut charge = self.backend.charge(wanted.bytes())?;
         let license = self.memory.string(wanted.license, LICENSE_LIMIT)?;
         let btf = self.program_btf(&wanted)?;
-        let func_info = self.records(&wanted.func_info, FUNC_INFO)?;
-        let line_info = self.records(&wanted.line_info, LINE_INFO)?;
+        let func_info = self.records(&wanted.func_info, size_of::<FuncInfo>())?;
+        let line_info = self.records(&wanted.line_info, size_of::<LineInfo>())?;
         let mut insns = self
             .memory
             .bytes(wanted.insns, wanted.insn_count as usize * INSN_BYTES)?;
@@ -143,7 +140,11 @@ impl<'a> Programs<'a> {
         if records.count == 0 {
             return Ok(Vec::new());
         }
-        if size < known || size > LARGEST || !size.is_multiple_of(4) || records.count > INSN_LIMIT {
+        if size < known
+            || size > LARGEST
+            || !size.is_multiple_of(4)
+            || records.count > BPF_COMPLEXITY_LIMIT_INSNS
+        {
             return Err(Errno::EINVAL);
         }
         let bytes = self
@@ -226,7 +227,7 @@ impl<'a> Programs<'a> {
             if !found.contains(&fd) {
                 found.push(fd);
             }
-            if found.len() > MAP_LIMIT as usize {
+            if found.len() > MAX_USED_MAPS as usize {
                 return Err(Errno::E2BIG);
             }
         }
@@ -242,7 +243,7 @@ impl<'a> Programs<'a> {
     /// Returns the maps in the array of descriptors, if the tool gives its length: the program
     /// keeps them all.
     fn kept_maps(&self, wanted: &ProgLoad) -> Result<Vec<Id>, Errno> {
-        if wanted.fd_array_count > MAP_LIMIT {
+        if wanted.fd_array_count > MAX_USED_MAPS {
             return Err(Errno::E2BIG);
         }
         let mut kept = Vec::new();
@@ -317,7 +318,8 @@ impl ProgLoad {
     /// kept as numbers.
     fn bytes(&self) -> u64 {
         let of = |records: &Records| {
-            let is_read = records.size as usize <= LARGEST && records.count <= INSN_LIMIT;
+            let is_read =
+                records.size as usize <= LARGEST && records.count <= BPF_COMPLEXITY_LIMIT_INSNS;
             u64::from(is_read) * u64::from(records.count) * u64::from(records.size)
         };
         INSN_BYTES as u64 * u64::from(self.insn_count)

@@ -106,16 +106,17 @@ impl<'a> Wait<'a> {
         Ok(Reply::Value(0))
     }
 
-    /// Reads the tool's `struct epoll_event`, made edge-triggered
-    /// because nothing reads the eventfd. If the eventfd was ever written before it is added, it
-    /// reports at once.
+    /// Reads the tool's `struct epoll_event`, made edge-triggered because nothing reads the
+    /// eventfd. If the eventfd was ever written before it is added, it reports at once.
     fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
         let mut bytes = [0; size_of::<epoll_event>()];
         self.call.memory.read(address, &mut bytes)?;
-        let events = u32_at(&bytes, offset_of!(epoll_event, events));
-        let events = EventFlags::from_bits_retain(events) | EventFlags::ET;
-        let data = u64_at(&bytes, offset_of!(epoll_event, u64));
-        Ok((EventData::new_u64(data), events))
+        let events = EventFlags::from_bits_retain(u32_at(&bytes, offset_of!(epoll_event, events)));
+        let events = events | EventFlags::ET;
+        Ok((
+            EventData::new_u64(u64_at(&bytes, offset_of!(epoll_event, u64))),
+            events,
+        ))
     }
 
     /// Answers `poll(fds, count, ..)` and `ppoll`: the kernel waits.
@@ -128,7 +129,7 @@ impl<'a> Wait<'a> {
         // If the array is wrong, the kernel reports it.
         let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(u32_at(entry, 0) as i32)?;
+            self.make_waitable(u32_at(entry, offset_of!(libc::pollfd, fd)) as i32)?;
         }
         Ok(Reply::Continue)
     }

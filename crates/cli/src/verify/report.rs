@@ -249,10 +249,9 @@ fn print_facts(judged: &Judged<'_>, facts: &ProgramSummary) {
 }
 
 fn helpers(facts: &ProgramSummary) -> Vec<String> {
-    let name = |id: &u32| {
-        HelperId(*id)
-            .name()
-            .map_or_else(|| format!("#{id}"), str::to_owned)
+    let name = |id: &HelperId| {
+        id.name()
+            .map_or_else(|| format!("#{}", id.0), str::to_owned)
     };
     facts.helpers.iter().map(name).collect()
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_isa::abi::{RUN_CONTEXT, TABLES};
 use beeline_isa::{Imm64, Op};
 use beeline_uapi::HelperId;
 use inkwell::attributes::{Attribute, AttributeLoc};
@@ -17,10 +17,6 @@ use super::function::Body;
 use super::run::Run;
 use super::{TAIL, Translation, callback_name};
 use crate::trouble::Trouble;
-
-/// The fields of the run that a tail call may change, and that must be restored when the program is
-/// returned to.
-const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 
 /// r1 to r5 and the run.
 type Arguments<'c> = [BasicMetadataValueEnum<'c>; 6];

@@ -1,14 +1,11 @@
 //! The run: all that code reaches besides its context and its stack.
 
 use beeline_codegen::Error;
-use beeline_isa::abi::{CONTEXT_CPU, HELPER_SLOTS, RUN_HELPERS, RUN_VALUES};
+use beeline_isa::abi::{CONTEXT_CPU, HELPER_SLOTS, MAX_MAPS, RUN_HELPERS, RUN_VALUES};
 use inkwell::values::{IntValue, PointerValue};
 
 use super::ir::Ir;
 use crate::trouble::Trouble;
-
-/// The limit of map indexes.
-const MAX_MAPS: i32 = 1 << 20;
 
 /// Loads from the run of a function, which is its last argument.
 pub(super) struct Run<'a, 'c> {

@@ -3,18 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use beeline_isa::abi::{HELPER_SLOTS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES};
+use beeline_isa::abi::{HELPER_SLOTS, MAX_MAPS};
 use beeline_isa::{FRAME_POINTER, Imm64, Insn, Op};
 use beeline_uapi::HelperId;
 use beeline_verifier::{Flow, Function};
 
-use crate::code::{Error, MAX_MAPS};
+use crate::code::Error;
 use crate::engine::Bytecode;
 use crate::inline::{Inline, inlines};
-
-/// The fields of the run that a tail call may change, and that must be restored when the program is
-/// returned to.
-pub(crate) const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 
 /// A program as the walk and the machines see it.
 pub(crate) struct Outline<'a> {

@@ -4,13 +4,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
+use beeline_uapi::linux::PF_KTHREAD;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Inner, Options, ProcDir, Process, Seccomp};
 use crate::alarm::PATIENCE;
-use crate::proc::{self, PF_KTHREAD, Status, state_and_flags};
+use crate::proc::{self, Status, state_and_flags};
 use crate::{Error, Refusal};
 
 /// The magic number of ELF and the class byte for 64 bits.

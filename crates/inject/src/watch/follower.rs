@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use beeline_uapi::signal::SIGSET_BYTES;
 use libc::c_int;
 
 use super::mark::Mark;
@@ -364,8 +365,7 @@ impl<'a> Follower<'a> {
             .space
             .write(scratch, &libc::SIG_IGN.to_ne_bytes())
             .and_then(|()| {
-                const SIGSET_LEN: u64 = 8;
-                let arguments = [signal as u64, scratch, 0, SIGSET_LEN, 0, 0];
+                let arguments = [signal as u64, scratch, 0, SIGSET_BYTES as u64, 0, 0];
                 remote.call(libc::SYS_rt_sigaction, arguments).map(drop)
             });
         let cleaned = remote.unmap(scratch, PAGE);

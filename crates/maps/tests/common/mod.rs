@@ -283,11 +283,11 @@ impl Consumer {
                     .wrapping_add(4096 + (position & (self.size - 1)) as usize);
                 // SAFETY: a record's header, 8-aligned, in the data.
                 let len = unsafe { AtomicU32::from_ptr(header.cast()) }.load(Acquire);
-                if len & beeline_maps::ringbuf::BUSY != 0 {
+                if len & beeline_uapi::flags::RINGBUF_BUSY_BIT != 0 {
                     return count;
                 }
-                let size = len & !beeline_maps::ringbuf::DISCARD;
-                if len & beeline_maps::ringbuf::DISCARD == 0 {
+                let size = len & !beeline_uapi::flags::RINGBUF_DISCARD_BIT;
+                if len & beeline_uapi::flags::RINGBUF_DISCARD_BIT == 0 {
                     // SAFETY: the record lies within the two copies of the data.
                     each(unsafe { std::slice::from_raw_parts(header.add(8), size as usize) });
                 }

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
+use beeline_uapi::linux::F_SETSIG;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// The mapping, and the lease.
@@ -22,12 +23,15 @@ pub struct Mapped {
     file: File,
 }
 
-/// Magic numbers (`linux/magic.h`) of file systems with files that change only by calls on this
-/// machine: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs.
-const LOCAL: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
-
-/// From `asm-generic/fcntl.h`: sets the signal that announces a file's news.
-const F_SETSIG: libc::c_int = 10;
+/// Magic numbers of file systems with files that change only by calls on this machine: ext2 to
+/// ext4, XFS, Btrfs, F2FS, tmpfs.
+const LOCAL: [u32; 5] = [
+    libc::EXT4_SUPER_MAGIC as u32,
+    libc::XFS_SUPER_MAGIC as u32,
+    libc::BTRFS_SUPER_MAGIC as u32,
+    libc::F2FS_SUPER_MAGIC as u32,
+    libc::TMPFS_MAGIC as u32,
+];
 
 impl Mapped {
     /// Maps `len` bytes of a file. `None` if that cannot be done safely.

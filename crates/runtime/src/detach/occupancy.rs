@@ -95,7 +95,7 @@ impl Occupancy<'_> {
 
     /// True if a thread was stopped between a breakpoint and its signal.
     fn awaits_a_trap(&self) -> bool {
-        const SIGTRAP: usize = 5;
+        const SIGTRAP: usize = libc::SIGTRAP as usize;
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.presence.pid))
             .into_iter()
             .flatten()

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use beeline_inject::{Stopped, signal_frames};
+use beeline_uapi::linux::KCMP_VM;
 
 use crate::error::Error;
 
@@ -30,8 +31,6 @@ pub(super) fn is_nobody_in(
 
 /// True if two processes share one memory, or if the kernel does not tell.
 pub(super) fn has_same_memory(one: i32, other: i32) -> bool {
-    /// From `linux/kcmp.h`.
-    const KCMP_VM: u64 = 1;
     // SAFETY: `kcmp` only compares, and takes only integers.
     let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
     match compared {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Release;
 use beeline_agent::abi;
 use beeline_agent::abi::syscalls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
 use beeline_isa::abi::Run;
+use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 
 use super::Environment;
 use crate::error::{Error, os};
@@ -41,7 +42,7 @@ impl Environment {
             map_count: program.maps.len(),
             ..self.bare_run()
         };
-        let mut name = [0; abi::NAME_BYTES];
+        let mut name = [0; BPF_OBJ_NAME_LEN];
         let known = name.iter_mut().zip(program.name.bytes());
         known.for_each(|(to, from)| *to = from);
         let link = self.link(abi::Link {
@@ -95,7 +96,7 @@ impl Environment {
             context: CONTEXT_REGISTERS,
             enabled: 1.into(),
             engine: word_of(AGENT).into(),
-            name: [0; abi::NAME_BYTES],
+            name: [0; BPF_OBJ_NAME_LEN],
         }
     }
 

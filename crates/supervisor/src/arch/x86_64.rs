@@ -1,12 +1,13 @@
 //! x86-64. See [`arch`](crate::arch) for what each item is for.
 
+use beeline_uapi::nr::{X32_SYSCALL_BIT, i386};
 use libc::c_long;
 
 /// Those of i386.
-pub(crate) const COMPAT_CALLS: [u32; 2] = [357, 336];
+pub(crate) const COMPAT_CALLS: [u32; 2] = [i386::BPF, i386::PERF_EVENT_OPEN];
 
-/// Those of x32: `__X32_SYSCALL_BIT` of the kernel's asm/unistd.h.
-pub(crate) const OTHER_NUMBERS: Option<u32> = Some(0x4000_0000);
+/// Those of x32.
+pub(crate) const OTHER_NUMBERS: Option<u32> = Some(X32_SYSCALL_BIT);
 
 pub(crate) const OPEN: c_long = libc::SYS_open;
 pub(crate) const STAT: c_long = libc::SYS_stat;

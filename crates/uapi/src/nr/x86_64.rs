@@ -45,3 +45,12 @@ pub const EXECVEAT: u64 = 322;
 pub const PKEY_MPROTECT: u64 = 329;
 pub const CLONE3: u64 = 435;
 pub const OPENAT2: u64 = 437;
+
+/// `__X32_SYSCALL_BIT`, in the number of a call through the x32 entry.
+pub const X32_SYSCALL_BIT: u32 = 0x4000_0000;
+
+/// Numbers of calls through the i386 entry.
+pub mod i386 {
+    pub const PERF_EVENT_OPEN: u32 = 336;
+    pub const BPF: u32 = 357;
+}

@@ -65,7 +65,7 @@ impl Explorer<'_> {
         let depth = self.cur.depth();
         self.forget_caller_saved(depth);
         self.set_result(helper, &meta)?;
-        self.uses.helpers.insert(number.0);
+        self.uses.helpers.insert(number);
         if number == HelperId::TAIL_CALL {
             // If the call fails, nothing has changed; otherwise everything may have, and the called
             // program's end is this function's.
@@ -103,9 +103,8 @@ impl Explorer<'_> {
     }
 
     fn find_helper(&self, id: HelperId) -> Check<&'static Helper> {
-        let HelperId(number) = id;
-        let name = id.name().unwrap_or("unknown");
-        let served = self.program.helpers.is_none_or(|serves| serves(number));
+        let (number, name) = (id.0, id.name().unwrap_or("unknown"));
+        let served = self.program.helpers.is_none_or(|serves| serves(id));
         let found = match helper(id, &self.program.kind, self.target_name()) {
             Ok(found) if served => found,
             Err(Missing::Unknown) => {

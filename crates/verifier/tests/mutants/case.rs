@@ -130,7 +130,7 @@ impl Judge {
         &self,
         case: &Case,
         log: u32,
-        helpers: Option<&dyn Fn(u32) -> bool>,
+        helpers: Option<&dyn Fn(HelperId) -> bool>,
     ) -> Result<(i32, String), String> {
         let verify = |program: &Program<'_>| {
             let verdict = beeline_verifier::verify(program, LogLevel(log));
@@ -148,7 +148,7 @@ impl Judge {
     pub fn accepts(
         &self,
         case: &Case,
-        helpers: &dyn Fn(u32) -> bool,
+        helpers: &dyn Fn(HelperId) -> bool,
         most: u32,
     ) -> Result<Option<ProgramSummary>, String> {
         let verify = |program: &Program<'_>| verify_shortly(program, most).result.ok();
@@ -161,7 +161,7 @@ impl Judge {
     pub fn with_program<T>(
         &self,
         case: &Case,
-        helpers: &dyn Fn(u32) -> bool,
+        helpers: &dyn Fn(HelperId) -> bool,
         judge: impl FnOnce(&Program<'_>) -> T,
     ) -> Option<T> {
         self.with(case, Some(helpers), judge).ok()
@@ -171,7 +171,7 @@ impl Judge {
     fn with<T>(
         &self,
         case: &Case,
-        helpers: Option<&dyn Fn(u32) -> bool>,
+        helpers: Option<&dyn Fn(HelperId) -> bool>,
         judge: impl FnOnce(&Program<'_>) -> T,
     ) -> Result<T, (i32, String)> {
         let maps: Vec<_> = case.maps.iter().map(|(fd, map)| (*fd, map)).collect();

@@ -4,13 +4,11 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use beeline_uapi::Errno;
+use beeline_uapi::linux::F_SETSIG;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use crate::memory::Memory;
-
-/// A command of `fcntl`, from `linux/fcntl.h`: sets the signal that reports a lease.
-const F_SETSIG: i32 = 10;
 
 impl Memory {
     /// Opens the file for the tool. It is opened anew, so that its closing can be detected.

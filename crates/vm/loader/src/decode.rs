@@ -1,5 +1,6 @@
 //! Decoding bytes into the values that their type describes.
 
+use beeline_btf::int::{BOOL, SIGNED};
 use beeline_btf::{Btf, Type, kind};
 use serde_json::{Map, Value, json};
 
@@ -7,10 +8,6 @@ use serde_json::{Map, Value, json};
 /// may hold each other many times over.
 const DEEPEST: u32 = 16;
 const MOST: u32 = 4096;
-/// Bits of an integer's encoding.
-const SIGNED: u32 = 1;
-const BOOL: u32 = 4;
-
 /// Returns the value that the bytes have by a type.
 ///
 /// Structures become objects, by their members' names; characters that end with a zero, texts;

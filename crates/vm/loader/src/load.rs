@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
-use beeline_isa::{Imm64, Insn, Op};
+use beeline_isa::{INSN_BYTES, Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, ObjectProgram};
+use beeline_uapi::info::{FuncInfo, LineInfo};
 use beeline_uapi::{AttachType, Command, attr, offset_behind};
 
 use crate::attach::Attached;
@@ -227,7 +228,7 @@ impl Loader<'_> {
         let kind = &program.kind;
         let mut attr = Attr::new(offset_behind!(attr::ProgLoad, fd_array_cnt))
             .with(at!(ProgLoad.prog_type), kind.prog_type.0)
-            .with(at!(ProgLoad.insn_cnt), length(insns.len() / 8))
+            .with(at!(ProgLoad.insn_cnt), length(insns.len() / INSN_BYTES))
             .with(at!(ProgLoad.log_level), log_level)
             .with(
                 at!(ProgLoad.log_size),
@@ -255,12 +256,18 @@ impl Loader<'_> {
             attr = attr.with(at!(ProgLoad.prog_btf_fd), types.number);
             let functions = bytes(&program.func_info);
             attr = attr
-                .with(at!(ProgLoad.func_info_rec_size), 8)
+                .with(
+                    at!(ProgLoad.func_info_rec_size),
+                    length(size_of::<FuncInfo>()),
+                )
                 .with(at!(ProgLoad.func_info_cnt), length(program.func_info.len()));
             parts.push(given(at!(ProgLoad.func_info), functions));
             if !program.line_info.is_empty() {
                 attr = attr
-                    .with(at!(ProgLoad.line_info_rec_size), 16)
+                    .with(
+                        at!(ProgLoad.line_info_rec_size),
+                        length(size_of::<LineInfo>()),
+                    )
                     .with(at!(ProgLoad.line_info_cnt), length(program.line_info.len()));
                 parts.push(given(at!(ProgLoad.line_info), bytes(&program.line_info)));
             }

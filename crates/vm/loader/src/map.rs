@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use beeline_object::{Contents, MapDefinition};
 use beeline_uapi::flags::RDONLY_PROG;
+use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
 use beeline_uapi::{Command, MapType, attr, offset_behind};
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -17,7 +18,7 @@ use crate::handle::{Answer, Attr, Handle, Line, at, given, room};
 /// Bytes of an address in a stack trace, and frames where the file leaves that open
 /// (`kernel.perf_event_max_stack`).
 const FRAME: u32 = 8;
-const FRAMES: u32 = 127;
+const FRAMES: u32 = PERF_MAX_STACK_DEPTH;
 /// The number of elements of one answer.
 const STEP: u32 = 4096;
 
@@ -181,7 +182,7 @@ impl Map {
             Err(refusal) if refusal.errno == libc::ENOENT => return Ok(None),
             done => self.told(Ok(done))?.parts.into_iter(),
         };
-        match parts.find(|part| part.at == 16) {
+        match parts.find(|part| part.at as usize == at!(Element.value)) {
             Some(part) if part.data.len() == self.value_len() => Ok(Some(part.data)),
             _ => Err(Error::Nonsense("a value of another length")),
         }

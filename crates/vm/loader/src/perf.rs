@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use beeline_uapi::attr::PerfEvent;
 use beeline_uapi::perf::*;
 use beeline_vm_protocol::layout::{put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -10,21 +11,19 @@ use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
 
 use crate::error::Error;
 use crate::guest::read_line;
-use crate::handle::{Answer, Handle, Line};
+use crate::handle::{Answer, Handle, Line, at};
 
 /// Bytes of `struct perf_event_attr` that all kernels know that can be guests
 /// (`PERF_ATTR_SIZE_VER5`), and offsets in it.
-const ATTR: usize = 112;
-const TYPE: usize = 0;
-const SIZE: usize = 4;
-const CONFIG: usize = 8;
-const PERIOD: usize = 16;
-const SAMPLE_TYPE: usize = 24;
-const FLAGS: usize = 40;
-const WAKEUP: usize = 48;
-const CONFIG2: usize = 64;
-/// The flag that turns the period into a frequency.
-const FREQUENCY: u64 = 1 << 10;
+const ATTR: usize = PerfEvent::SIZE_VER5 as usize;
+const TYPE: usize = at!(PerfEvent.r#type);
+const SIZE: usize = at!(PerfEvent.size);
+const CONFIG: usize = at!(PerfEvent.config);
+const PERIOD: usize = at!(PerfEvent.sample_period);
+const SAMPLE_TYPE: usize = at!(PerfEvent.sample_type);
+const FLAGS: usize = at!(PerfEvent.bits);
+const WAKEUP: usize = at!(PerfEvent.wakeup_events);
+const CONFIG2: usize = at!(PerfEvent.config2);
 /// All processes.
 const ANY: i32 = -1;
 
@@ -68,7 +67,7 @@ impl Event {
     pub(crate) fn clock(cpu: u32, frequency: u64) -> Self {
         let mut event = Self::new(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK);
         put_long(&mut event.attr, PERIOD, frequency);
-        put_long(&mut event.attr, FLAGS, FREQUENCY);
+        put_long(&mut event.attr, FLAGS, PerfEvent::FREQ);
         event.cpu = cpu;
         event
     }

@@ -1,7 +1,9 @@
 //! Rings in the guest with records that come over the wire.
 
+use std::mem::offset_of;
+
 use beeline_uapi::flags::RINGBUF_HDR_SZ;
-use beeline_uapi::perf::{PERF_RECORD_LOST, PERF_RECORD_SAMPLE};
+use beeline_uapi::perf::{PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PerfEventHeader};
 use beeline_vm_protocol::layout::number_at;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -18,6 +20,7 @@ use crate::perf;
 const PAGES: u32 = 64;
 /// Bytes of `struct perf_event_header`, and of a ring buffer's record header.
 const HEADER: usize = RINGBUF_HDR_SZ as usize;
+const _: () = assert!(size_of::<PerfEventHeader>() == HEADER);
 
 /// A ring that is watched.
 #[derive(Debug)]
@@ -114,7 +117,11 @@ fn of_buffer(map: usize, mut data: &[u8]) -> Option<Vec<Event>> {
 fn of_event(map: usize, cpu: u32, mut data: &[u8]) -> Option<Vec<Event>> {
     let mut events = Vec::new();
     while !data.is_empty() {
-        let size = usize::from(u16::from_ne_bytes(*data.get(6..)?.first_chunk()?));
+        let size = usize::from(u16::from_ne_bytes(
+            *data
+                .get(offset_of!(PerfEventHeader, size)..)?
+                .first_chunk()?,
+        ));
         let record = data.get(..size).filter(|_| size >= HEADER)?;
         let body = &record[HEADER..];
         match number_at(record, 0) {

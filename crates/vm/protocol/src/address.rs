@@ -9,9 +9,9 @@ use std::str::FromStr;
 use crate::PORT;
 
 /// The address that takes connections for any of a machine's own (`VMADDR_CID_ANY`).
-pub const ANY_CID: u32 = u32::MAX;
+pub const ANY_CID: u32 = libc::VMADDR_CID_ANY;
 /// The host's own address, as its guests see it (`VMADDR_CID_HOST`).
-pub const HOST_CID: u32 = 2;
+pub const HOST_CID: u32 = libc::VMADDR_CID_HOST;
 
 /// The address of a guest, or the one it listens to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +121,8 @@ fn vsock(rest: &str) -> Result<Address, &'static str> {
 }
 
 /// Bytes of a socket's path, with the zero at its end (`struct sockaddr_un`).
-const PATH_BYTES: usize = 108;
+const PATH_BYTES: usize =
+    size_of::<libc::sockaddr_un>() - std::mem::offset_of!(libc::sockaddr_un, sun_path);
 
 fn path(text: &str) -> Result<PathBuf, &'static str> {
     if text.is_empty() {

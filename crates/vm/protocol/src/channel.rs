@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use beeline_uapi::linux::SO_VM_SOCKETS_CONNECT_TIMEOUT;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -309,13 +310,6 @@ pub(crate) fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// `linux/vm_sockets.h`.
-pub(crate) mod vsock_option {
-    pub(crate) const BUFFER_SIZE: i32 = 0;
-    pub(crate) const BUFFER_MAX_SIZE: i32 = 2;
-    pub(super) const CONNECT_TIMEOUT: i32 = 6;
-}
-
 /// Returns a vsock socket, and the address in the kernel's form.
 pub(crate) fn vsock(cid: u32, port: u32) -> io::Result<(OwnedFd, libc::sockaddr_vm)> {
     // SAFETY: the call takes integers, and returns a new descriptor or -1.
@@ -341,7 +335,7 @@ fn connect_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
     };
     // A machine that does not answer keeps nobody waiting. Where the option is missing the kernel's
     // own 2 s hold.
-    let _ = set_vsock(&fd, vsock_option::CONNECT_TIMEOUT, &patience);
+    let _ = set_vsock(&fd, SO_VM_SOCKETS_CONNECT_TIMEOUT, &patience);
     // SAFETY: the address is a live structure of that size.
     let connected = unsafe {
         libc::connect(

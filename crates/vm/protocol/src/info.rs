@@ -1,5 +1,6 @@
 //! Pointers in the structures that `BPF_OBJ_GET_INFO_BY_FD` fills (`linux/bpf.h`, Linux 6.18).
 
+use beeline_uapi::info as uapi;
 use beeline_uapi::{LinkType, PerfEventType};
 
 use crate::layout::{Buffer, Flow, Holds, Len, number_at};
@@ -33,36 +34,100 @@ const fn out(at: usize, len: Len) -> Buffer {
     }
 }
 
+/// The offset of a field of such a structure.
+macro_rules! at {
+    ($of:ident . $field:ident) => {
+        std::mem::offset_of!(uapi::$of, $field)
+    };
+}
+
+/// The bytes of an id, a length, an address and a tag.
+const ID: usize = size_of::<u32>();
+const LEN: usize = size_of::<u32>();
+const ADDRESS: usize = size_of::<u64>();
+
 const PROGRAM: &[Buffer] = &[
-    out(24, Len::Count(16)),
-    out(32, Len::Count(20)),
-    out(56, Len::Items(52, 4)),
-    out(112, Len::Items(104, 8)),
-    out(120, Len::Items(108, 4)),
-    out(136, Len::Records(144, 132)),
-    out(152, Len::Records(148, 172)),
-    out(160, Len::Records(168, 176)),
-    out(184, Len::Items(180, 8)),
+    out(
+        at!(ProgInfo.jited_prog_insns),
+        Len::Count(at!(ProgInfo.jited_prog_len)),
+    ),
+    out(
+        at!(ProgInfo.xlated_prog_insns),
+        Len::Count(at!(ProgInfo.xlated_prog_len)),
+    ),
+    out(
+        at!(ProgInfo.map_ids),
+        Len::Items(at!(ProgInfo.nr_map_ids), ID),
+    ),
+    out(
+        at!(ProgInfo.jited_ksyms),
+        Len::Items(at!(ProgInfo.nr_jited_ksyms), ADDRESS),
+    ),
+    out(
+        at!(ProgInfo.jited_func_lens),
+        Len::Items(at!(ProgInfo.nr_jited_func_lens), LEN),
+    ),
+    out(
+        at!(ProgInfo.func_info),
+        Len::Records(at!(ProgInfo.nr_func_info), at!(ProgInfo.func_info_rec_size)),
+    ),
+    out(
+        at!(ProgInfo.line_info),
+        Len::Records(at!(ProgInfo.nr_line_info), at!(ProgInfo.line_info_rec_size)),
+    ),
+    out(
+        at!(ProgInfo.jited_line_info),
+        Len::Records(
+            at!(ProgInfo.nr_jited_line_info),
+            at!(ProgInfo.jited_line_info_rec_size),
+        ),
+    ),
+    out(
+        at!(ProgInfo.prog_tags),
+        Len::Items(at!(ProgInfo.nr_prog_tags), uapi::BPF_TAG_SIZE),
+    ),
 ];
-const BTF: &[Buffer] = &[out(0, Len::Count(8)), out(16, Len::Count(24))];
-/// A raw tracepoint's or an iterator's name.
-const NAMED: &[Buffer] = &[out(16, Len::Count(24))];
-const KPROBE_MULTI: &[Buffer] = &[out(16, Len::Items(24, 8)), out(40, Len::Items(24, 8))];
+const BTF: &[Buffer] = &[
+    out(at!(BtfInfo.btf), Len::Count(at!(BtfInfo.btf_size))),
+    out(at!(BtfInfo.name), Len::Count(at!(BtfInfo.name_len))),
+];
+const RAW_TRACEPOINT: &[Buffer] = &[out(
+    at!(LinkInfoRawTracepoint.tp_name),
+    Len::Count(at!(LinkInfoRawTracepoint.tp_name_len)),
+)];
+const ITER: &[Buffer] = &[out(
+    at!(LinkInfoIter.target_name),
+    Len::Count(at!(LinkInfoIter.target_name_len)),
+)];
+const KPROBES: Len = Len::Items(at!(LinkInfoKprobeMulti.count), ADDRESS);
+const KPROBE_MULTI: &[Buffer] = &[
+    out(at!(LinkInfoKprobeMulti.addrs), KPROBES),
+    out(at!(LinkInfoKprobeMulti.cookies), KPROBES),
+];
+const UPROBES: Len = Len::Items(at!(LinkInfoUprobeMulti.count), ADDRESS);
 const UPROBE_MULTI: &[Buffer] = &[
-    out(16, Len::Count(48)),
-    out(24, Len::Items(52, 8)),
-    out(32, Len::Items(52, 8)),
-    out(40, Len::Items(52, 8)),
+    out(
+        at!(LinkInfoUprobeMulti.path),
+        Len::Count(at!(LinkInfoUprobeMulti.path_size)),
+    ),
+    out(at!(LinkInfoUprobeMulti.offsets), UPROBES),
+    out(at!(LinkInfoUprobeMulti.ref_ctr_offsets), UPROBES),
+    out(at!(LinkInfoUprobeMulti.cookies), UPROBES),
 ];
 /// The name of a perf event's function, file or tracepoint.
-const PERF_EVENT: &[Buffer] = &[out(24, Len::Count(32))];
+const PERF_EVENT: &[Buffer] = &[out(
+    at!(LinkInfoNamed.name),
+    Len::Count(at!(LinkInfoNamed.name_len)),
+)];
+const LINK_TYPE: usize = at!(LinkInfo.r#type);
+const PERF_EVENT_TYPE: usize = at!(LinkInfoPerfEvent.r#type);
 
 /// Returns the offsets of the 4-byte numbers that decide which pointers are in a link's structure.
 pub fn link_types(info: &[u8]) -> &'static [usize] {
-    match LinkType(number_at(info, 0)) {
+    match LinkType(number_at(info, LINK_TYPE)) {
         // The perf event's type as well; in other links a pointer begins there.
-        LinkType::PERF_EVENT => &[0, 16],
-        _ => &[0],
+        LinkType::PERF_EVENT => &[LINK_TYPE, PERF_EVENT_TYPE],
+        _ => &[LINK_TYPE],
     }
 }
 
@@ -73,11 +138,14 @@ pub fn buffers(kind: Kind, info: &[u8]) -> &'static [Buffer] {
         Kind::Map | Kind::Event | Kind::Other => &[],
         Kind::Program => PROGRAM,
         Kind::Btf => BTF,
-        Kind::Link => match LinkType(number_at(info, 0)) {
-            LinkType::RAW_TRACEPOINT | LinkType::ITER => NAMED,
+        Kind::Link => match LinkType(number_at(info, LINK_TYPE)) {
+            LinkType::RAW_TRACEPOINT => RAW_TRACEPOINT,
+            LinkType::ITER => ITER,
             LinkType::KPROBE_MULTI => KPROBE_MULTI,
             LinkType::UPROBE_MULTI => UPROBE_MULTI,
-            LinkType::PERF_EVENT if has_name(PerfEventType(number_at(info, 16))) => PERF_EVENT,
+            LinkType::PERF_EVENT if has_name(PerfEventType(number_at(info, PERF_EVENT_TYPE))) => {
+                PERF_EVENT
+            }
             _ => &[],
         },
     }

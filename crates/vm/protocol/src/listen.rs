@@ -8,10 +8,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use beeline_uapi::linux::{SO_VM_SOCKETS_BUFFER_MAX_SIZE, SO_VM_SOCKETS_BUFFER_SIZE};
 use rustix::net::{SendFlags, send};
 
 use crate::address::{Address, HOST_CID};
-use crate::channel::{Channel, Coat, Error, set_vsock, vsock, vsock_option};
+use crate::channel::{Channel, Coat, Error, set_vsock, vsock};
 use crate::client::FIRST_ID;
 use crate::frame;
 use crate::messages::guest_message::Body as Said;
@@ -208,8 +209,8 @@ impl Waiting {
 
 fn listen_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
     let (fd, address) = vsock(cid, port)?;
-    set_vsock(&fd, vsock_option::BUFFER_MAX_SIZE, &VSOCK_BUFFER)?;
-    set_vsock(&fd, vsock_option::BUFFER_SIZE, &VSOCK_BUFFER)?;
+    set_vsock(&fd, SO_VM_SOCKETS_BUFFER_MAX_SIZE, &VSOCK_BUFFER)?;
+    set_vsock(&fd, SO_VM_SOCKETS_BUFFER_SIZE, &VSOCK_BUFFER)?;
     // SAFETY: the address is a live structure of that size.
     let bound = unsafe {
         libc::bind(

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use beeline_btf::OwnedBtf;
-use beeline_uapi::{AttachType, Command, ProgramType};
+use beeline_uapi::{AttachType, Command, ProgramType, attr};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at};
 use parking_lot::Mutex;
@@ -17,6 +17,13 @@ use crate::fs_roots::Root;
 use crate::handles::Object;
 use crate::info;
 use crate::refusal::Refusal;
+
+/// The offset of a field of a command's attribute.
+macro_rules! at {
+    ($of:ident . $field:ident) => {
+        std::mem::offset_of!(attr::$of, $field)
+    };
+}
 
 /// The prefixes of the names of places, before a `:`.
 pub const KINDS: [&str; 13] = [
@@ -46,10 +53,12 @@ pub fn program_type(of: ProgramType) -> String {
 
 /// Offsets in the attribute of `BPF_PROG_LOAD`.
 mod load {
-    pub(super) const TYPE: usize = 0;
-    pub(super) const ATTACH_TYPE: usize = 68;
-    pub(super) const ATTACH_BTF_ID: usize = 108;
-    pub(super) const ATTACH_OBJECT: usize = 112;
+    use super::attr;
+
+    pub(super) const TYPE: usize = at!(ProgLoad.prog_type);
+    pub(super) const ATTACH_TYPE: usize = at!(ProgLoad.expected_attach_type);
+    pub(super) const ATTACH_BTF_ID: usize = at!(ProgLoad.attach_btf_id);
+    pub(super) const ATTACH_OBJECT: usize = at!(ProgLoad.attach_prog_fd);
 }
 
 /// Returns the name of a kernel type by its number; `None` if there is none, or the kernel does not
@@ -70,10 +79,10 @@ pub fn kernel_type_name(id: u32) -> Option<String> {
 /// Returns the place that a program is for, if it is loaded for a single one. `attr` has
 /// descriptors in it.
 pub fn of_program(call: &Call) -> Option<String> {
-    let attr = call.attr();
+    let given = call.attr();
     let kind = match (
-        ProgramType(number_at(attr, load::TYPE)),
-        AttachType(number_at(attr, load::ATTACH_TYPE)),
+        ProgramType(number_at(given, load::TYPE)),
+        AttachType(number_at(given, load::ATTACH_TYPE)),
     ) {
         (ProgramType::TRACING, AttachType::TRACE_RAW_TP) => "raw_tracepoint",
         (ProgramType::TRACING, AttachType::TRACE_FENTRY) => "fentry",
@@ -84,8 +93,8 @@ pub fn of_program(call: &Call) -> Option<String> {
         (ProgramType::EXT, _) => "freplace",
         _ => return None,
     };
-    let id = number_at(attr, load::ATTACH_BTF_ID);
-    let object = number_at(attr, load::ATTACH_OBJECT);
+    let id = number_at(given, load::ATTACH_BTF_ID);
+    let object = number_at(given, load::ATTACH_OBJECT);
     let object = (object != 0).then(|| call.object(object));
     // The kernel's own types are the same named and unnamed.
     let object = object.filter(|object| !object.is_some_and(|object| info::is_kernels_own(object)));
@@ -120,41 +129,53 @@ pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal
         vec![place.unwrap_or_else(|| unknown.to_owned())]
     };
     if command == Command::RAW_TRACEPOINT_OPEN {
-        let name = call.buffer(0).map(text).filter(|name| !name.is_empty());
-        let program = call.object(number_at(call.attr(), 8));
+        let name = call.buffer(at!(RawTracepoint.name)).map(text);
+        let name = name.filter(|name| !name.is_empty());
+        let program = call.object(number_at(call.attr(), at!(RawTracepoint.prog_fd)));
         return Ok(match name {
             Some(name) => vec![format!("raw_tracepoint:{name}")],
             None => of_object(program, "program:unknown"),
         });
     }
-    // Offsets in the attribute: the target at 4, the attach type at 8.
-    let attr = call.attr();
-    Ok(match AttachType(number_at(attr, 8)) {
-        AttachType::PERF_EVENT => of_object(call.object(number_at(attr, 4)), "perf_event:unknown"),
-        AttachType::TRACE_KPROBE_MULTI | AttachType::TRACE_KPROBE_SESSION => {
-            let names = call.texts(24).map(|texts| {
-                let texts = texts
-                    .split(|byte| *byte == 0)
-                    .filter(|text| !text.is_empty());
-                texts.map(|name| format!("kprobe:{}", text(name))).collect()
-            });
-            let addresses = call.buffer(32).unwrap_or_default().chunks(8);
-            let addresses = addresses.map(|address| format!("kprobe:{:#x}", long_at(address, 0)));
-            let mut places: Vec<String> = names.unwrap_or_default();
-            places.extend(addresses);
-            places
-        }
-        AttachType::TRACE_UPROBE_MULTI | AttachType::TRACE_UPROBE_SESSION => {
-            let path = call.buffer(16).map(text).unwrap_or_default();
-            let path = executable(&path)?;
-            call.set_text(16, path.as_bytes());
-            let offsets = call.buffer(24).unwrap_or_default().chunks(8);
-            offsets
-                .map(|offset| format!("uprobe:{path}:{:#x}", long_at(offset, 0)))
-                .collect()
-        }
-        _ => of_object(call.object(number_at(attr, 0)), "program:unknown"),
-    })
+    let given = call.attr();
+    Ok(
+        match AttachType(number_at(given, at!(LinkCreate.attach_type))) {
+            AttachType::PERF_EVENT => {
+                let event = call.object(number_at(given, at!(LinkCreate.target_fd)));
+                of_object(event, "perf_event:unknown")
+            }
+            AttachType::TRACE_KPROBE_MULTI | AttachType::TRACE_KPROBE_SESSION => {
+                let names = call.texts(at!(LinkCreateKprobeMulti.syms)).map(|texts| {
+                    let texts = texts
+                        .split(|byte| *byte == 0)
+                        .filter(|text| !text.is_empty());
+                    texts.map(|name| format!("kprobe:{}", text(name))).collect()
+                });
+                let addresses = call.buffer(at!(LinkCreateKprobeMulti.addrs));
+                let addresses = addresses.unwrap_or_default().chunks(8);
+                let addresses =
+                    addresses.map(|address| format!("kprobe:{:#x}", long_at(address, 0)));
+                let mut places: Vec<String> = names.unwrap_or_default();
+                places.extend(addresses);
+                places
+            }
+            AttachType::TRACE_UPROBE_MULTI | AttachType::TRACE_UPROBE_SESSION => {
+                let path = call.buffer(at!(LinkCreateUprobeMulti.path));
+                let path = path.map(text).unwrap_or_default();
+                let path = executable(&path)?;
+                call.set_text(at!(LinkCreateUprobeMulti.path), path.as_bytes());
+                let offsets = call.buffer(at!(LinkCreateUprobeMulti.offsets));
+                let offsets = offsets.unwrap_or_default().chunks(8);
+                offsets
+                    .map(|offset| format!("uprobe:{path}:{:#x}", long_at(offset, 0)))
+                    .collect()
+            }
+            _ => of_object(
+                call.object(number_at(given, at!(LinkCreate.prog_fd))),
+                "program:unknown",
+            ),
+        },
+    )
 }
 
 fn text(bytes: &[u8]) -> String {

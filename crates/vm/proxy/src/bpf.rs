@@ -3,6 +3,7 @@
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
 
+use beeline_uapi::info::BtfInfo;
 use beeline_uapi::{Command, MapType, ProgramType, attr, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, layout, number_at, put_number};
@@ -20,11 +21,14 @@ use crate::session::Session;
 use crate::sys::{self, Attr};
 
 /// Offsets in the attribute of `BPF_PROG_LOAD`.
+const PROG_TYPE: usize = offset_of!(attr::ProgLoad, prog_type);
 const INSNS: u32 = offset_of!(attr::ProgLoad, insns) as u32;
 const NAME: std::ops::Range<usize> =
     offset_of!(attr::ProgLoad, prog_name)..offset_behind!(attr::ProgLoad, prog_name);
 /// In `struct bpf_btf_info`: nonzero if it is the kernel's own.
-const KERNEL_BTF: usize = 28;
+const KERNEL_BTF: usize = offset_of!(BtfInfo, kernel_btf);
+/// The bytes of the attribute of commands that take an id.
+const BY_ID: usize = offset_behind!(attr::GetId, open_flags);
 /// The most places of a program that are written to the log.
 const PLACES: usize = 16;
 
@@ -116,7 +120,7 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         session.audit(
             "load",
             json!({
-                "type": attach_points::program_type(ProgramType(number_at(&loaded, 0))),
+                "type": attach_points::program_type(ProgramType(number_at(&loaded, PROG_TYPE))),
                 "name": String::from_utf8_lossy(&name),
                 "place": place,
                 "id": id,
@@ -151,7 +155,7 @@ fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
     let signature = std::mem::take(&mut request.signature);
     let insns = request.parts.iter().find(|part| part.at == INSNS);
     let insns = insns.map_or(&[][..], |part| &part.data);
-    let kind = ProgramType(number_at(&request.attr, 0));
+    let kind = ProgramType(number_at(&request.attr, PROG_TYPE));
     session.host.policy.program(kind, insns, &signature)
 }
 
@@ -205,11 +209,11 @@ fn listed(command: Command) -> Option<Kind> {
 
 /// Returns the next id of an object that the host may open.
 fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Refusal> {
-    const START: usize = 0;
-    const NEXT: usize = 4;
+    const START: usize = offset_of!(attr::GetId, start_id);
+    const NEXT: usize = offset_of!(attr::GetId, next_id);
     let mut done = BpfDone::default();
     let mut attr = Attr::new(&request.attr);
-    let size = request.attr.len().min(12);
+    let size = request.attr.len().min(BY_ID);
     let own = ownership::ids(&session.handles, kind);
     loop {
         // SAFETY: these commands take only integers.
@@ -234,10 +238,13 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
 
 /// True if these types are the kernel's own, or a module's.
 fn is_kernels(id: u32) -> bool {
-    let mut attr = Attr::new(&[]).with(0, id);
+    let mut attr = Attr::of(&attr::GetId {
+        start_id: id,
+        ..attr::GetId::default()
+    });
     // SAFETY: the command takes only integers, and returns a descriptor.
     let opened = unsafe {
-        sys::bpf(Command::BTF_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value))
+        sys::bpf(Command::BTF_GET_FD_BY_ID, &mut attr, BY_ID).map(|value| returned_fd(value))
     };
     let info = opened.and_then(|fd| info(fd.as_fd()));
     info.is_ok_and(|info| number_at(&info, KERNEL_BTF) != 0)
@@ -282,16 +289,17 @@ pub fn element(
     key: Option<&mut [u8]>,
     value: &mut [u8],
 ) -> Result<(), Errno> {
-    const SIZE: usize = 32;
-    let mut attr = Attr::zeroed();
-    attr.set(0, map.fd.as_raw_fd() as u32);
+    let mut attr = Attr::of(&attr::Element {
+        map_fd: map.fd.as_raw_fd(),
+        ..attr::Element::default()
+    });
     if let Some(key) = key {
-        attr.point(8, key);
+        attr.point(offset_of!(attr::Element, key), key);
     }
-    attr.point(16, value);
+    attr.point(offset_of!(attr::Element, value), value);
     // SAFETY: the pointers are null or buffers that the caller has made as long as the map's keys
     // and values.
-    unsafe { sys::bpf(command, &mut attr, SIZE) }.map(drop)
+    unsafe { sys::bpf(command, &mut attr, size_of::<attr::Element>()) }.map(drop)
 }
 
 /// Room for elements of a hash table.
@@ -316,18 +324,19 @@ pub struct Batch<'a> {
 ///
 /// The kernel's.
 pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
-    const COUNT: usize = 32;
-    const MAP: usize = 36;
-    const SIZE: usize = 56;
-    let mut attr = Attr::new(&[])
-        .with(COUNT, batch.count)
-        .with(MAP, map.fd.as_raw_fd() as u32);
+    const SIZE: usize = size_of::<attr::Batch>();
+    const COUNT: usize = offset_of!(attr::Batch, count);
+    let mut attr = Attr::of(&attr::Batch {
+        count: batch.count,
+        map_fd: map.fd.as_raw_fd(),
+        ..attr::Batch::default()
+    });
     if let Some(from) = batch.from {
-        attr.point(0, from);
+        attr.point(offset_of!(attr::Batch, in_batch), from);
     }
-    attr.point(8, batch.to);
-    attr.point(16, batch.keys);
-    attr.point(24, batch.values);
+    attr.point(offset_of!(attr::Batch, out_batch), batch.to);
+    attr.point(offset_of!(attr::Batch, keys), batch.keys);
+    attr.point(offset_of!(attr::Batch, values), batch.values);
     // SAFETY: the pointers are null or buffers of the caller's: a place in a hash table has 4
     // bytes, and there is room for as many keys and values.
     let done = unsafe { sys::bpf(Command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);

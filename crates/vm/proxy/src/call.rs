@@ -112,7 +112,8 @@ impl Call {
         call.put_objects(handles)?;
         if call.command == Command::TASK_FD_QUERY {
             // The process that has the descriptor, whatever the host says.
-            put_number(call.attr.bytes_mut(), 0, std::process::id());
+            let pid = offset_of!(attr::TaskFdQuery, pid);
+            put_number(call.attr.bytes_mut(), pid, std::process::id());
         }
         let mut parts = request.parts;
         call.in_order(&mut parts);
@@ -243,7 +244,8 @@ impl Call {
                 _ => Ok(()),
             },
             Holds::Bytes if self.command == Command::LINK_CREATE && field.at == ITERATED => {
-                let program = number_at(self.attr.bytes(), 0);
+                let program = offset_of!(attr::LinkCreate, prog_fd);
+                let program = number_at(self.attr.bytes(), program);
                 let mut objects = named.iter();
                 let program = objects.find(|object| object.fd.as_raw_fd() as u32 == program);
                 let iterator = program.and_then(|program| program.place.clone());

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use beeline_uapi::Command;
+use beeline_uapi::info::{BtfInfo, LinkInfo, MapInfo, ProgInfo};
+use beeline_uapi::{Command, attr};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, number_at};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -41,9 +43,9 @@ pub struct Object {
     held: Mutex<Option<Held>>,
 }
 
-/// The longest of the structures that are asked for here: `struct bpf_prog_info` has its id at 4,
-/// the others at 4 or 8.
+/// Room for the longest of the structures that are asked for here, `struct bpf_prog_info`.
 const INFO: usize = 256;
+const _: () = assert!(size_of::<ProgInfo>() <= INFO);
 
 impl Object {
     /// Asks the kernel about the object.
@@ -56,8 +58,13 @@ impl Object {
         let mut facts = None;
         if matches!(kind, Kind::Map | Kind::Program | Kind::Btf | Kind::Link) {
             let info = info(fd.as_fd())?;
-            // `struct bpf_btf_info` begins with a pointer and a size, the others with their type.
-            id = number_at(&info, if kind == Kind::Btf { 12 } else { 4 });
+            let id_at = match kind {
+                Kind::Map => offset_of!(MapInfo, id),
+                Kind::Program => offset_of!(ProgInfo, id),
+                Kind::Btf => offset_of!(BtfInfo, id),
+                _ => offset_of!(LinkInfo, id),
+            };
+            id = number_at(&info, id_at);
             facts = (kind == Kind::Map).then(|| MapFacts::of_info(&info));
         }
         Ok(Self {
@@ -111,11 +118,21 @@ impl Object {
 /// The kernel's.
 pub fn info(fd: BorrowedFd<'_>) -> Result<[u8; INFO], Errno> {
     let mut info = [0; INFO];
-    let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, INFO as u32);
-    attr.point(8, &mut info);
+    let mut attr = Attr::of(&attr::Info {
+        bpf_fd: fd.as_raw_fd(),
+        info_len: INFO as u32,
+        ..attr::Info::default()
+    });
+    attr.point(offset_of!(attr::Info, info), &mut info);
     // SAFETY: the attribute leads to a buffer of the length that it says, in which all pointers are
     // null.
-    unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
+    unsafe {
+        sys::bpf(
+            Command::OBJ_GET_INFO_BY_FD,
+            &mut attr,
+            size_of::<attr::Info>(),
+        )
+    }?;
     Ok(info)
 }
 

@@ -1,8 +1,10 @@
 //! `BPF_OBJ_GET_INFO_BY_FD`, which has its pointers in the structure that it points to.
 
+use std::mem::offset_of;
 use std::os::fd::AsFd;
 
-use beeline_uapi::Command;
+use beeline_uapi::info::BtfInfo;
+use beeline_uapi::{Command, attr};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::layout::{Buffer, INSIDE, Len, long_at, number_at, put_long, put_number};
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
@@ -13,12 +15,13 @@ use crate::refusal::Refusal;
 use crate::sys::{self, Attr};
 
 /// Offsets in the attribute.
-const LEN: usize = 4;
-const POINTER: usize = 8;
+const OBJECT: usize = offset_of!(attr::Info, bpf_fd);
+const LEN: usize = offset_of!(attr::Info, info_len);
+const POINTER: usize = offset_of!(attr::Info, info);
 /// The first buffer that `struct bpf_btf_info` points to.
-const TYPES_PART: u32 = INSIDE;
+const TYPES_PART: u32 = INSIDE | offset_of!(BtfInfo, btf) as u32;
 /// The offset in the structure of its length.
-const TYPES_LEN: usize = 8;
+const TYPES_LEN: usize = offset_of!(BtfInfo, btf_size);
 
 /// Asks the kernel for an object's information. The kernel's types are left out if the host holds
 /// them, by `digests`.
@@ -29,7 +32,7 @@ const TYPES_LEN: usize = 8;
 /// one of its buffers is not as it should be, and the kernel's errors. If the command itself fails,
 /// the answer has its errno.
 pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone, Refusal> {
-    let object = handles.get(number_at(&request.attr, 0))?;
+    let object = handles.get(number_at(&request.attr, OBJECT))?;
     let mut parts = request.parts;
     let same = !request.held.is_empty()
         && digests
@@ -62,7 +65,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
     }
     let mut lent = lend(&object, table, &mut structure, inside)?;
     let mut attr = Attr::new(&request.attr)
-        .with_fd(0, object.fd.as_fd())
+        .with_fd(OBJECT, object.fd.as_fd())
         .with(LEN, structure.len() as u32);
     attr.point(POINTER, &mut structure);
     let size = request.attr.len();
@@ -90,7 +93,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
         }
     }
     put_long(attr.bytes_mut(), POINTER, 0);
-    put_number(attr.bytes_mut(), 0, 0);
+    put_number(attr.bytes_mut(), OBJECT, 0);
     done.attr = attr.bytes()[..size.min(attr.bytes().len())].to_vec();
     Ok(done)
 }
@@ -98,7 +101,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
 /// True if these are the types of the kernel itself, those in [`digests::TYPES`].
 pub fn is_kernels_own(object: &Object) -> bool {
     const NAME: &[u8] = b"vmlinux\0";
-    const STRUCTURE: usize = 32;
+    const STRUCTURE: usize = size_of::<BtfInfo>();
     if object.kind != Kind::Btf {
         return false;
     }
@@ -106,19 +109,26 @@ pub fn is_kernels_own(object: &Object) -> bool {
     let mut structure = [0; STRUCTURE];
     put_long(
         &mut structure,
-        16,
+        offset_of!(BtfInfo, name),
         name.as_mut_ptr().expose_provenance() as u64,
     );
-    put_number(&mut structure, 24, NAME.len() as u32);
+    let len = NAME.len() as u32;
+    put_number(&mut structure, offset_of!(BtfInfo, name_len), len);
     let mut attr = Attr::new(&[])
-        .with_fd(0, object.fd.as_fd())
+        .with_fd(OBJECT, object.fd.as_fd())
         .with(LEN, STRUCTURE as u32);
     attr.point(POINTER, &mut structure);
     // SAFETY: the attribute leads to a structure of the length that it says. All of that is 0
     // except for the pointer to a name, which leads to a buffer of the length that the structure
     // says.
-    let told = unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) };
-    let is_kernels = number_at(&structure, 28) != 0;
+    let told = unsafe {
+        sys::bpf(
+            Command::OBJ_GET_INFO_BY_FD,
+            &mut attr,
+            size_of::<attr::Info>(),
+        )
+    };
+    let is_kernels = number_at(&structure, offset_of!(BtfInfo, kernel_btf)) != 0;
     told.is_ok() && is_kernels && name == NAME
 }
 

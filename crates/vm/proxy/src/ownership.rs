@@ -3,9 +3,12 @@
 //! types.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use beeline_uapi::Command;
+use beeline_uapi::attr::{GetId, Info};
+use beeline_uapi::info::{LinkInfo, MapInfo, ProgInfo};
+use beeline_uapi::{Command, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::number_at;
 use rustix::io::Errno;
@@ -15,16 +18,16 @@ use crate::sys::{self, Attr};
 
 /// Offsets in `struct bpf_prog_info`.
 mod program {
-    pub(super) const MAP_COUNT: usize = 52;
-    pub(super) const MAP_IDS: usize = 56;
-    pub(super) const BTF: usize = 128;
+    use super::{ProgInfo, offset_of};
+
+    pub(super) const MAP_COUNT: usize = offset_of!(ProgInfo, nr_map_ids);
+    pub(super) const MAP_IDS: usize = offset_of!(ProgInfo, map_ids);
+    pub(super) const BTF: usize = offset_of!(ProgInfo, btf_id);
     /// The length of the part that is read here.
-    pub(super) const LEN: usize = 132;
+    pub(super) const LEN: usize = super::offset_behind!(ProgInfo, btf_id);
 }
-/// In `struct bpf_map_info`.
-const MAP_BTF: usize = 64;
-/// In `struct bpf_link_info`.
-const LINK_PROGRAM: usize = 8;
+const MAP_BTF: usize = offset_of!(MapInfo, btf_id);
+const LINK_PROGRAM: usize = offset_of!(LinkInfo, prog_id);
 
 /// Returns the numbers of a tool's own objects of a kind.
 pub fn ids(handles: &Handles, kind: Kind) -> HashSet<u32> {
@@ -71,26 +74,34 @@ fn add_programs(program: BorrowedFd<'_>, kind: Kind, ids: &mut HashSet<u32>) -> 
 }
 
 fn open_program(id: u32) -> Result<OwnedFd, Errno> {
-    let mut attr = Attr::new(&[]).with(0, id);
+    const SIZE: usize = offset_behind!(GetId, open_flags);
+    let mut attr = Attr::of(&GetId {
+        start_id: id,
+        ..GetId::default()
+    });
     // SAFETY: the command takes only integers, and returns a descriptor.
-    unsafe { sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value)) }
+    unsafe { sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, SIZE).map(|value| returned_fd(value)) }
 }
 
 /// Returns the maps that a program uses. Between the two questions it may bind more, which are left
 /// out.
 fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
-    const NUMBER: usize = 4;
+    const NUMBER: usize = size_of::<u32>();
     let count = number_at(&info(fd)?, program::MAP_COUNT);
     let mut numbers = vec![0; count as usize * NUMBER];
     let mut asked = Attr::new(&[]).with(program::MAP_COUNT, count);
     if count > 0 {
         asked.point(program::MAP_IDS, &mut numbers);
     }
-    let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, program::LEN as u32);
-    attr.point(8, asked.bytes_mut());
+    let mut attr = Attr::of(&Info {
+        bpf_fd: fd.as_raw_fd(),
+        info_len: program::LEN as u32,
+        ..Info::default()
+    });
+    attr.point(offset_of!(Info, info), asked.bytes_mut());
     // SAFETY: the attribute leads to a structure that is longer than it says. The one pointer in it
     // that is not null leads to as many numbers as are asked for.
-    unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
+    unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, size_of::<Info>()) }?;
     let there = number_at(asked.bytes(), program::MAP_COUNT).min(count) as usize;
     let numbers = numbers.chunks_exact(NUMBER).take(there);
     Ok(numbers.map(|number| number_at(number, 0)).collect())

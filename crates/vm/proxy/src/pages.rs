@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use beeline_uapi::pagemap::{PM_PFRAME_MASK, PM_PRESENT};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::{PageRun, PageRuns, Pages};
@@ -17,10 +18,6 @@ use crate::holder::Holder;
 use crate::refusal::Refusal;
 use crate::rings::{self, Ring};
 use crate::shared::Shared;
-
-/// In an entry: the page is present, and the number of its frame.
-const PRESENT: u64 = 1 << 63;
-const FRAME: u64 = (1 << 55) - 1;
 
 /// Returns the page runs of a ring buffer (the consumer's page, the producer's, the data once), a
 /// perf event's ring, or an array. They are held from now on. Also returns what is to be dropped
@@ -93,7 +90,7 @@ fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal
     // Most pages are only there once they have been touched; a ring buffer's are from the start.
     let mut touched = false;
     for (number, entry) in entries.iter().enumerate() {
-        if entry & PRESENT == 0 {
+        if entry & PM_PRESENT == 0 {
             mapped.load(number * page);
             touched = true;
         }
@@ -102,13 +99,13 @@ fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal
         entries = self::entries(mapped, len / page)?;
     }
     for entry in entries {
-        if entry & PRESENT == 0 {
+        if entry & PM_PRESENT == 0 {
             return Err(not_told("it does not show these pages"));
         }
-        if entry & FRAME == 0 {
+        if entry & PM_PFRAME_MASK == 0 {
             return Err(not_told("it shows frames only to who has CAP_SYS_ADMIN"));
         }
-        frames.push(entry & FRAME);
+        frames.push(entry & PM_PFRAME_MASK);
     }
     Ok(())
 }

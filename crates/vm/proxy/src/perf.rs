@@ -1,9 +1,11 @@
 //! `perf_event_open(2)` and the commands of events.
 
 use std::ffi::CString;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
+use beeline_uapi::attr::PerfEvent;
 use beeline_uapi::perf::*;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at, put_long};
@@ -17,13 +19,13 @@ use crate::refusal::Refusal;
 use crate::sys;
 
 /// Offsets in `struct perf_event_attr`.
-const TYPE: usize = 0;
-const SIZE: usize = 4;
-const CONFIG: usize = 8;
-const CONFIG1: usize = 56;
-const CONFIG2: usize = 64;
+const TYPE: usize = offset_of!(PerfEvent, r#type);
+const SIZE: usize = offset_of!(PerfEvent, size);
+const CONFIG: usize = offset_of!(PerfEvent, config);
+const CONFIG1: usize = offset_of!(PerfEvent, config1);
+const CONFIG2: usize = offset_of!(PerfEvent, config2);
 /// `PERF_ATTR_SIZE_VER0`, and an upper bound for every version.
-const LENGTHS: std::ops::RangeInclusive<usize> = 64..=256;
+const LENGTHS: std::ops::RangeInclusive<usize> = PerfEvent::SIZE_VER0 as usize..=256;
 
 /// `PERF_FLAG_FD_NO_GROUP`, `PERF_FLAG_FD_OUTPUT` and `PERF_FLAG_FD_CLOEXEC`;
 /// `PERF_FLAG_PID_CGROUP` takes a descriptor.

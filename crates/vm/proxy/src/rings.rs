@@ -2,11 +2,13 @@
 //! out as any other reader would.
 
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
+use beeline_uapi::perf::PerfEventHeader;
 use beeline_uapi::perf::mmap_page::{DATA_HEAD, DATA_TAIL};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
@@ -206,8 +208,8 @@ impl Ring {
         };
         let size = self.bytes();
         let at = read as usize & (size - 1) & !7;
-        // `struct perf_event_header`: type, misc, size.
-        let len = (pages.load(page + at) >> 48) as usize;
+        const SIZE_BIT: usize = 8 * offset_of!(PerfEventHeader, size);
+        let len = (pages.load(page + at) >> SIZE_BIT) as usize;
         if len < HEADER || !len.is_multiple_of(8) || len as u64 > written.wrapping_sub(read) {
             return Err(Stop::Empty);
         }

@@ -6,6 +6,7 @@ use beeline_uapi::Command;
 use beeline_uapi::perf::PERF_FLAG_FD_CLOEXEC;
 use beeline_vm_protocol::layout::{ATTR_BYTES, put_long, put_number};
 use rustix::io::Errno;
+use zerocopy::{Immutable, IntoBytes};
 
 /// `union bpf_attr`, with the buffers that its pointers lead to.
 #[derive(Debug, Clone)]
@@ -20,6 +21,11 @@ impl Attr {
         let len = bytes.len().min(ATTR_BYTES);
         attr.bytes_mut()[..len].copy_from_slice(&bytes[..len]);
         attr
+    }
+
+    /// Creates an attribute that starts with the structure of a command.
+    pub fn of<T: IntoBytes + Immutable>(of: &T) -> Self {
+        Self::new(of.as_bytes())
     }
 
     /// Returns the attribute as the kernel sees it.

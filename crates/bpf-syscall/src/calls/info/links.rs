@@ -1,45 +1,63 @@
 //! The answer for a link: `struct bpf_link_info`.
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_uapi::info::{
+    LinkInfoAny, LinkInfoEvent, LinkInfoKprobe, LinkInfoNamed, LinkInfoRawTracepoint,
+    LinkInfoTracepoint, LinkInfoTracing, LinkInfoUprobe,
+};
 use beeline_uapi::perf::{PERF_COUNT_SW_CPU_CLOCK, PERF_TYPE_SOFTWARE};
 use beeline_uapi::{Errno, PerfEventType};
+use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
-use super::answer::Filled;
-use super::layout::link::{self, perf_event, raw_tracepoint, tracing};
+use super::answer::Buffers;
 use crate::objects::{Btf, Link, LinkTo};
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
 
 /// Fills the structure.
-pub(super) fn describe(link: &Link, info: &mut Filled<'_>) -> Result<(), Errno> {
-    info.put_u32(link::TYPE, link.link_type().0);
-    info.put_u32(link::ID, link.id);
-    info.put_u32(link::PROG_ID, link.program.held.id.0);
+pub(super) fn describe(
+    link: &Link,
+    buffers: Buffers<'_>,
+    info: &mut LinkInfoAny,
+) -> Result<(), Errno> {
+    info.link.r#type = link.link_type();
+    info.link.id = link.id;
+    info.link.prog_id = link.program.held.id.0;
     let point = match &link.to {
-        LinkTo::Event(event) => return describe_event(event.point(), link.cookie, info),
+        LinkTo::Event(event) => {
+            return describe_event(event.point(), link.cookie, buffers, info);
+        }
         LinkTo::Place { point, .. } => point,
     };
     if let Some(tracepoint) = Tracepoint::of_raw(point) {
-        info.put_u64(raw_tracepoint::COOKIE, link.cookie);
-        let fields = (raw_tracepoint::TP_NAME, raw_tracepoint::TP_NAME_LEN);
-        return fill_c_string(info, fields, tracepoint.name().as_bytes());
+        let info: &mut LinkInfoRawTracepoint = as_kind(info)?;
+        info.cookie = link.cookie;
+        let place = (info.tp_name, &mut info.tp_name_len);
+        return fill_c_string(buffers, place, tracepoint.name().as_bytes());
     }
     let program = &link.program;
-    info.put_u32(tracing::ATTACH_TYPE, program.expected_attach_type.0);
-    info.put_u32(tracing::TARGET_OBJ_ID, Btf::KERNELS);
-    info.put_u32(tracing::TARGET_BTF_ID, program.attach_btf_id);
-    info.put_u64(tracing::COOKIE, link.cookie);
+    let info: &mut LinkInfoTracing = as_kind(info)?;
+    info.attach_type = program.expected_attach_type;
+    info.target_obj_id = Btf::KERNELS;
+    info.target_btf_id = program.attach_btf_id;
+    info.cookie = link.cookie;
     Ok(())
 }
 
 /// Fills the part on a perf event.
-fn describe_event(point: &AttachPoint, cookie: u64, info: &mut Filled<'_>) -> Result<(), Errno> {
+fn describe_event(
+    point: &AttachPoint,
+    cookie: u64,
+    buffers: Buffers<'_>,
+    info: &mut LinkInfoAny,
+) -> Result<(), Errno> {
     match point {
         AttachPoint::Timer { .. } => {
-            info.put_u32(perf_event::TYPE, PerfEventType::EVENT.0);
-            info.put_u64(perf_event::EVENT_CONFIG, PERF_COUNT_SW_CPU_CLOCK);
-            info.put_u32(perf_event::EVENT_TYPE, PERF_TYPE_SOFTWARE);
-            info.put_u64(perf_event::EVENT_COOKIE, cookie);
+            let info: &mut LinkInfoEvent = as_kind(info)?;
+            info.perf_event.r#type = PerfEventType::EVENT;
+            info.config = PERF_COUNT_SW_CPU_CLOCK;
+            info.r#type = PERF_TYPE_SOFTWARE;
+            info.cookie = cookie;
             Ok(())
         }
         AttachPoint::Uprobe {
@@ -48,16 +66,17 @@ fn describe_event(point: &AttachPoint, cookie: u64, info: &mut Filled<'_>) -> Re
             retprobe,
             ..
         } => {
-            info.put_u32(perf_event::UPROBE_OFFSET, *offset as u32);
-            info.put_u64(perf_event::UPROBE_COOKIE, cookie);
-            info.put_u64(perf_event::UPROBE_REF_CTR_OFFSET, 0);
-            let kind = if *retprobe {
+            let info: &mut LinkInfoUprobe = as_kind(info)?;
+            info.named.offset = *offset as u32;
+            info.cookie = cookie;
+            info.ref_ctr_offset = 0;
+            info.named.perf_event.r#type = if *retprobe {
                 PerfEventType::URETPROBE
             } else {
                 PerfEventType::UPROBE
             };
-            info.put_u32(perf_event::TYPE, kind.0);
-            fill_event_name(info, path.as_os_str().as_encoded_bytes())
+            let name = path.as_os_str().as_encoded_bytes();
+            fill_event_name(buffers, &mut info.named, name)
         }
         AttachPoint::SystemCall {
             number,
@@ -66,21 +85,23 @@ fn describe_event(point: &AttachPoint, cookie: u64, info: &mut Filled<'_>) -> Re
             ..
         } => {
             if let Some(tracepoint) = Tracepoint::of_point(point) {
-                info.put_u32(perf_event::TYPE, PerfEventType::TRACEPOINT.0);
-                info.put_u64(perf_event::TRACEPOINT_COOKIE, cookie);
-                return fill_event_name(info, tracepoint.name().as_bytes());
+                let info: &mut LinkInfoTracepoint = as_kind(info)?;
+                info.named.perf_event.r#type = PerfEventType::TRACEPOINT;
+                info.cookie = cookie;
+                let name = tracepoint.name();
+                return fill_event_name(buffers, &mut info.named, name.as_bytes());
             }
-            let kind = match edge {
+            let info: &mut LinkInfoKprobe = as_kind(info)?;
+            info.named.perf_event.r#type = match edge {
                 Edge::Enter => PerfEventType::KPROBE,
                 Edge::Exit => PerfEventType::KRETPROBE,
             };
-            info.put_u32(perf_event::TYPE, kind.0);
             // The probe is at the function's start, its address is not disclosed, and no run was
             // missed.
-            info.put_u32(perf_event::KPROBE_OFFSET, 0);
-            info.put_u64(perf_event::KPROBE_ADDR, 0);
-            info.put_u64(perf_event::KPROBE_MISSED, 0);
-            info.put_u64(perf_event::KPROBE_COOKIE, cookie);
+            info.named.offset = 0;
+            info.addr = 0;
+            info.missed = 0;
+            info.cookie = cookie;
             let call = number
                 .and_then(SystemCall::by_number)
                 .ok_or(Errno::EINVAL)?;
@@ -88,16 +109,28 @@ fn describe_event(point: &AttachPoint, cookie: u64, info: &mut Filled<'_>) -> Re
                 CallContext::FunctionProbe(function) => function.name.to_owned(),
                 _ => call.function(),
             };
-            fill_event_name(info, function.as_bytes())
+            fill_event_name(buffers, &mut info.named, function.as_bytes())
         }
     }
 }
 
-fn fill_event_name(info: &mut Filled<'_>, name: &[u8]) -> Result<(), Errno> {
-    fill_c_string(info, (perf_event::NAME, perf_event::NAME_LEN), name)
+/// Returns the structure as that of a kind of links. All of them fit.
+fn as_kind<T: FromBytes + IntoBytes + KnownLayout>(
+    info: &mut LinkInfoAny,
+) -> Result<&mut T, Errno> {
+    let seen = T::mut_from_prefix(info.as_mut_bytes());
+    seen.map(|(kind, _)| kind).map_err(|_| Errno::EINVAL)
+}
+
+fn fill_event_name(
+    buffers: Buffers<'_>,
+    info: &mut LinkInfoNamed,
+    name: &[u8],
+) -> Result<(), Errno> {
+    fill_c_string(buffers, (info.name, &mut info.name_len), name)
 }
 
 /// Fills a name of which the length counts the NUL.
-fn fill_c_string(info: &mut Filled<'_>, fields: (usize, usize), name: &[u8]) -> Result<(), Errno> {
-    info.fill_name(fields, name, name.len() + 1)
+fn fill_c_string(buffers: Buffers<'_>, place: (u64, &mut u32), name: &[u8]) -> Result<(), Errno> {
+    buffers.fill_name(place, name, name.len() + 1)
 }

@@ -1,6 +1,6 @@
 //! Calls: of helpers, from helpers back into the program, and into the next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, TABLES};
 use beeline_uapi::HelperId;
 
 use super::assembler::{Access, FP, Indirect, LR, Label, Pair, Reg, SP, Sum};
@@ -8,7 +8,7 @@ use super::emit::Emitter;
 use super::frame::Frame;
 use super::macro_assembler::MacroAssembler;
 use super::registers::{ABORTED, CALLER_SAVED, RESULT, RUN, home};
-use crate::baseline::outline::{TABLES, helper_index};
+use crate::baseline::outline::helper_index;
 use crate::code::Error;
 
 /// The bytes of stack that a function needs to keep the [`TABLES`].

@@ -1,7 +1,7 @@
 //! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
 //! next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, TABLES};
 use beeline_uapi::HelperId;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -10,7 +10,7 @@ use super::emit::Emitter;
 use super::frame::Frame;
 use super::macro_assembler::MacroAssembler;
 use super::registers::{CALLER_SAVED, RUN};
-use crate::baseline::outline::{TABLES, helper_index};
+use crate::baseline::outline::helper_index;
 use crate::code::Error;
 
 /// The bytes of stack that a function needs to keep the [`TABLES`], a multiple of 16.

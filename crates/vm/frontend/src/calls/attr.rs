@@ -3,7 +3,11 @@
 //! The table of [`beeline_vm_protocol::layout`] describes the parts of an attribute. The answer's
 //! parts are written to the tool's memory.
 
+use std::mem::offset_of;
+
 use beeline_supervisor::{Call, Memory};
+use beeline_uapi::attr::ProgLoad;
+use beeline_uapi::limits::KSYM_NAME_LEN;
 use beeline_uapi::{Command, Errno, MapType};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::instructions::{array_len, replace_objects};
@@ -20,8 +24,10 @@ use crate::connection::Connection;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const E2BIG: Errno = Errno(libc::E2BIG);
+/// The part of a program's instructions.
+const INSNS: u32 = offset_of!(ProgLoad, insns) as u32;
 /// The longest name of a function to attach to.
-const NAME: usize = 512;
+const NAME: usize = KSYM_NAME_LEN;
 
 /// Takes the attributes of a call apart, with the tool's memory and descriptors that they name.
 #[derive(Clone, Copy)]
@@ -217,7 +223,7 @@ impl Taken {
 
     /// Returns the instructions of a program to be loaded, as taken so far.
     fn instructions(&self) -> Option<&[u8]> {
-        let part = self.message.parts.iter().find(|part| part.at == 8)?;
+        let part = self.message.parts.iter().find(|part| part.at == INSNS)?;
         Some(&part.data)
     }
 

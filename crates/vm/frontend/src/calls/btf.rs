@@ -4,10 +4,12 @@
 //! megabytes. So each answer crosses the wire once.
 
 use std::collections::HashMap;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call};
-use beeline_uapi::Errno;
+use beeline_uapi::attr::{GetId, Info};
+use beeline_uapi::{Errno, offset_behind};
 use beeline_vm_protocol::content;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{INSIDE, number_at};
@@ -22,7 +24,7 @@ use crate::connection::EPROTO;
 use crate::kept::Kept;
 
 /// The offset of the number in the attribute of `BPF_BTF_GET_FD_BY_ID`.
-const ID: usize = 0;
+const ID: usize = offset_of!(GetId, start_id);
 /// The number of the kernel's own types, which it makes before all others.
 const OF_KERNEL: u32 = 1;
 /// The name under which these are kept.
@@ -124,7 +126,7 @@ impl<'a> BtfObjects<'a> {
 
 /// Returns all of a request but the handle.
 fn asked(message: &Bpf) -> Vec<u8> {
-    const HANDLE: usize = 4;
+    const HANDLE: usize = offset_behind!(Info, bpf_fd);
     let mut bytes = message.attr.get(HANDLE..).unwrap_or_default().to_vec();
     for part in &message.parts {
         bytes.extend(part.at.to_ne_bytes());

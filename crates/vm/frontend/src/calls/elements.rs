@@ -5,9 +5,11 @@
 //! the tool. That thread must not wait, because no other receives; answers that may take time are
 //! given by the thread that asked.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Memory, Reply};
+use beeline_uapi::attr::Element;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -95,7 +97,10 @@ impl<'a> Elements<'a> {
         if !facts.has_plain_elements() || others.iter().any(|byte| *byte != 0) {
             return Ok(None);
         }
-        let (key, value) = (long_at(given, 8), long_at(given, 16));
+        let (key, value) = (
+            long_at(given, offset_of!(Element, key)),
+            long_at(given, offset_of!(Element, value)),
+        );
         let request = LookUp {
             handle: map.handle,
             key: self.call.memory.bytes(key, facts.key_size as usize)?,
@@ -104,7 +109,7 @@ impl<'a> Elements<'a> {
         if request.key.len() > SHORT || len > SHORT || !self.call.memory.is_ready(value, len) {
             return Ok(None);
         }
-        let fd = number_at(given, 0) as i32;
+        let fd = number_at(given, offset_of!(Element, map_fd)) as i32;
         self.offers.note(map, fd, (request.key.len(), len));
         let answer = self.ask_then(Asked::LookUp(request), move |memory, said| match said {
             Said::Content(Content { data, .. }) if data.len() == len => {

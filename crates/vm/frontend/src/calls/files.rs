@@ -14,6 +14,7 @@ use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
 use beeline_supervisor::keys::memory_file;
 use beeline_supervisor::{Answer, Call, FileOperation, HERE, PathCall, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::linux::__NEW_UTS_LEN;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -321,7 +322,7 @@ impl<'a> Files<'a> {
 
     /// Answers `uname(buffer)`: tools choose headers and ways to attach by their kernel's version.
     pub(super) fn uname(&self, buffer: u64) -> Answer {
-        const FIELD: usize = 65;
+        const FIELD: usize = __NEW_UTS_LEN + 1;
         let welcome = self.connection.welcome();
         let fields = [
             &welcome.sysname,

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Reply};
-use beeline_uapi::Errno;
-use beeline_uapi::attr;
+use beeline_uapi::info::LinkInfoPerfEvent;
+use beeline_uapi::{Errno, attr, offset_behind};
 use beeline_vm_protocol::info::{Kind, link_types};
 use beeline_vm_protocol::layout::{long_at, number_at};
 
@@ -65,7 +65,7 @@ impl<'a> ObjectInfo<'a> {
 
     /// Writes a link's type into the structure that the tool wants filled.
     fn tell_links_type(&self, attr: &[u8], link: &Object) -> Result<(), Errno> {
-        const TYPES: usize = 20;
+        const TYPES: usize = offset_behind!(LinkInfoPerfEvent, r#type);
         let address = long_at(attr, INFO);
         let info = self.kernel.info(link.handle, TYPES)?;
         let room = number_at(attr, LEN) as usize;

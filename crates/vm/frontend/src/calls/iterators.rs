@@ -5,6 +5,7 @@
 //! If the iterator fails in the guest, or the guest is lost, the tool's read fails behind the
 //! content that was sent.
 
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +14,9 @@ use std::thread::Builder;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Reply};
-use beeline_uapi::{Command, Errno, LinkType};
+use beeline_uapi::attr::IterCreate;
+use beeline_uapi::info::LinkInfo;
+use beeline_uapi::{Command, Errno, LinkType, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -28,8 +31,6 @@ use crate::Guest;
 use crate::connection::{Connection, EPROTO, LOST};
 use crate::objects::{Object, Objects};
 
-/// The offset in `struct bpf_link_info` of the link's type.
-const LINK_TYPE: usize = 0;
 const ONLY_PATH: u64 = libc::O_PATH as u64;
 
 /// Runs iterators, and gives the tool their output.
@@ -94,14 +95,14 @@ impl<'a> Iterators<'a> {
     }
 
     fn link_type(&self, link: u32) -> Result<LinkType, Errno> {
-        let info = self.kernel.info(link, LINK_TYPE + 4)?;
-        Ok(LinkType(number_at(&info, LINK_TYPE)))
+        let info = self.kernel.info(link, offset_behind!(LinkInfo, r#type))?;
+        Ok(LinkType(number_at(&info, offset_of!(LinkInfo, r#type))))
     }
 
     /// Runs an iterator, as `BPF_ITER_CREATE` does.
     fn iterate(&self, link: u32) -> Result<OwnedFd, Errno> {
-        let mut attr = vec![0; 8];
-        put_number(&mut attr, 0, link);
+        let mut attr = vec![0; size_of::<IterCreate>()];
+        put_number(&mut attr, offset_of!(IterCreate, link_fd), link);
         let create = Bpf {
             command: Command::ITER_CREATE.0,
             attr,

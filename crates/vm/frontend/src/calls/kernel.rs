@@ -1,9 +1,10 @@
 //! Requests to the guest's kernel, as all areas make them.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::Call;
-use beeline_uapi::{Command, Errno};
+use beeline_uapi::{Command, Errno, attr};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::put_number;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -81,14 +82,14 @@ impl<'a> Kernel<'a> {
     /// Returns the first `len` bytes of the guest's information on an object, with all pointers
     /// null.
     pub(super) fn info(&self, handle: u32, len: usize) -> Result<Vec<u8>, Errno> {
-        let mut attr = vec![0; 16];
-        put_number(&mut attr, 0, handle);
-        put_number(&mut attr, 4, len as u32);
+        let mut attr = vec![0; size_of::<attr::Info>()];
+        put_number(&mut attr, offset_of!(attr::Info, bpf_fd), handle);
+        put_number(&mut attr, offset_of!(attr::Info, info_len), len as u32);
         let mut done = self.bpf(Bpf {
             command: Command::OBJ_GET_INFO_BY_FD.0,
             attr,
             parts: vec![Part {
-                at: 8,
+                at: offset_of!(attr::Info, info) as u32,
                 data: vec![0; len],
                 room: len as u32,
             }],

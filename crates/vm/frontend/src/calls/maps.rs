@@ -7,6 +7,7 @@ use std::sync::Arc;
 use beeline_supervisor::{Answer, Call, Mode};
 use beeline_uapi::Errno;
 use beeline_uapi::attr;
+use beeline_uapi::info::MapInfo;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, number_at};
 
@@ -23,7 +24,7 @@ const MAP_IFINDEX: usize = offset_of!(attr::MapCreate, map_ifindex);
 /// The offset of the flags of `BPF_MAP_GET_FD_BY_ID`.
 const OPEN_FLAGS: usize = offset_of!(attr::GetId, open_flags);
 /// The bytes of `struct bpf_map_info` that have the facts.
-const MAP_INFO: usize = 80;
+const MAP_INFO: usize = offset_of!(MapInfo, map_extra);
 
 /// Creates maps, and opens those of others.
 pub(super) struct Maps<'a> {

@@ -50,8 +50,7 @@ const NAME: usize = 4096;
 /// Returns whether such an event wakes its reader for each record, and keeps the records that are
 /// not read yet.
 fn wakes_for_each(attr: &[u8]) -> bool {
-    /// Bits of the word behind `read_format`: `watermark` and `write_backward`.
-    const OTHERWISE: u64 = 1 << 14 | 1 << 27;
+    const OTHERWISE: u64 = attr::PerfEvent::WATERMARK | attr::PerfEvent::WRITE_BACKWARD;
     const FLAGS: usize = offset_of!(attr::PerfEvent, bits);
     const WAKEUP_EVENTS: usize = offset_of!(attr::PerfEvent, wakeup_events);
     long_at(attr, FLAGS) & OTHERWISE == 0 && number_at(attr, WAKEUP_EVENTS) == 1

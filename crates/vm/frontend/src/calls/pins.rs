@@ -3,13 +3,15 @@
 //! The guest sees nothing of it. A pinned object is held by its handle like one that the tool has a
 //! descriptor of, and goes, like all others, with the connection at the latest.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall, HasBpfFs};
 use beeline_supervisor::{Answer, Call, Mode};
-use beeline_uapi::attr::ObjPin;
-use beeline_uapi::{Command, Errno};
+use beeline_uapi::attr::{GetId, ObjPin};
+use beeline_uapi::info::{LinkInfo, MapInfo};
+use beeline_uapi::{Command, Errno, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::Bpf;
@@ -20,8 +22,9 @@ use crate::Guest;
 use crate::objects::Object;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
-/// Offsets in `struct bpf_map_info` and `struct bpf_link_info` of the object's number.
-const ID: usize = 4;
+/// The offset of the object's number in `struct bpf_map_info` and `struct bpf_link_info`.
+const ID: usize = offset_of!(LinkInfo, id);
+const _: () = assert!(offset_of!(MapInfo, id) == ID);
 
 impl HasBpfFs for Guest {
     type Pinned = Arc<Object>;
@@ -76,13 +79,13 @@ impl<'a> Pins<'a> {
     /// first.
     fn open_again(&self, object: &Object, flags: u32) -> Result<Object, Errno> {
         let (command, len) = match object.kind {
-            Kind::Link => (Command::LINK_GET_FD_BY_ID, 4),
-            _ => (Command::MAP_GET_FD_BY_ID, 12),
+            Kind::Link => (Command::LINK_GET_FD_BY_ID, offset_behind!(GetId, start_id)),
+            _ => (Command::MAP_GET_FD_BY_ID, offset_behind!(GetId, open_flags)),
         };
         let mut attr = vec![0; len];
-        let id = number_at(&self.kernel.info(object.handle, ID + 4)?, ID);
-        put_number(&mut attr, 0, id);
-        put_number(&mut attr, 8, flags);
+        let id = number_at(&self.kernel.info(object.handle, ID + size_of::<u32>())?, ID);
+        put_number(&mut attr, offset_of!(GetId, start_id), id);
+        put_number(&mut attr, offset_of!(GetId, open_flags), flags);
         let open = Bpf {
             command: command.0,
             attr,

@@ -6,11 +6,13 @@
 //! returned themselves. A tool that takes many steps takes them in its own process, once it has a
 //! fast path ([`beeline_runtime::fast_path::Prefetch`]): the fetched data is shown there.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Prefetch, STEPS};
 use beeline_supervisor::keys::key_of_descriptor;
 use beeline_supervisor::{Call, Reply};
+use beeline_uapi::attr::Element;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -154,7 +156,7 @@ impl<'a> Steps<'a> {
                     key: key_len,
                     value: value_len,
                 };
-                let fd = number_at(attr, 0) as i32;
+                let fd = number_at(attr, offset_of!(Element, map_fd)) as i32;
                 let next = self.next_key(map, fd, after, lens)?;
                 self.call.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))

@@ -14,14 +14,16 @@
 mod program;
 
 use std::collections::HashMap;
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::Builder;
 
 use beeline_supervisor::keys::{anchor, errno};
 use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::attr::{Element, MapCreate, ProgLoad, RawTracepoint};
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
-use beeline_uapi::{Command, Errno, MapType, ProgramType};
+use beeline_uapi::{Command, Errno, MapType, ProgramType, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, long_at, number_at, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -64,11 +66,11 @@ struct Source {
 impl Source {
     /// Returns how many lines each CPU has lost until now; nothing if the guest does not say.
     fn lost(&self) -> Vec<u64> {
-        const KEY: u32 = 8;
-        const VALUES: u32 = 16;
+        const KEY: usize = offset_of!(Element, key);
+        const VALUES: u32 = offset_of!(Element, value) as u32;
         const COUNT: usize = size_of::<u64>();
-        let mut attr = vec![0; 32];
-        put_number(&mut attr, 0, self.counts.handle);
+        let mut attr = vec![0; size_of::<Element>()];
+        put_number(&mut attr, offset_of!(Element, map_fd), self.counts.handle);
         let cpus = self.connection.welcome().possible_cpus.min(MOST_CPUS);
         let values = Part {
             at: VALUES,
@@ -122,32 +124,44 @@ impl<'a> TracePipe<'a> {
 
     /// Attaches the program that makes records of lines.
     fn source(&self) -> Result<Source, Errno> {
-        let mut attr = vec![0; 72];
-        put_number(&mut attr, 0, MapType::RINGBUF.0);
-        put_number(&mut attr, 12, DATA as u32);
+        let attr = map_create(MapType::RINGBUF, 0, 0, DATA as u32);
         let facts = MapFacts::of_attr(&attr);
         let mut ring = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
         ring.facts = Some(facts);
 
-        let mut attr = vec![0; 72];
-        for (at, number) in [(0, MapType::PERCPU_ARRAY.0), (4, 4), (8, 8), (12, 1)] {
-            put_number(&mut attr, at, number);
-        }
+        let attr = map_create(MapType::PERCPU_ARRAY, 4, 8, 1);
         let counts = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
 
         let insns = program(ring.handle, counts.handle);
-        let mut attr = vec![0; 72];
-        put_number(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
-        put_number(&mut attr, 4, insns.len() as u32);
-        if let Some(name) = attr.get_mut(48..62) {
-            name.copy_from_slice(b"beeline_printk");
+        let mut attr = vec![0; offset_behind!(ProgLoad, expected_attach_type)];
+        put_number(
+            &mut attr,
+            offset_of!(ProgLoad, prog_type),
+            ProgramType::RAW_TRACEPOINT.0,
+        );
+        put_number(
+            &mut attr,
+            offset_of!(ProgLoad, insn_cnt),
+            insns.len() as u32,
+        );
+        const NAME: &[u8] = b"beeline_printk";
+        const NAME_AT: usize = offset_of!(ProgLoad, prog_name);
+        if let Some(name) = attr.get_mut(NAME_AT..NAME_AT + NAME.len()) {
+            name.copy_from_slice(NAME);
         }
-        let parts = vec![given(8, insns.concat()), given(16, b"GPL\0".to_vec())];
+        let parts = vec![
+            given(offset_of!(ProgLoad, insns), insns.concat()),
+            given(offset_of!(ProgLoad, license), b"GPL\0".to_vec()),
+        ];
         let program = self.make(Command::PROG_LOAD, attr, parts, Kind::Program)?;
 
-        let mut attr = vec![0; 16];
-        put_number(&mut attr, 8, program.handle);
-        let parts = vec![given(0, TRACEPOINT.to_vec())];
+        let mut attr = vec![0; offset_of!(RawTracepoint, cookie)];
+        put_number(
+            &mut attr,
+            offset_of!(RawTracepoint, prog_fd),
+            program.handle,
+        );
+        let parts = vec![given(offset_of!(RawTracepoint, name), TRACEPOINT.to_vec())];
         let link = self.make(Command::RAW_TRACEPOINT_OPEN, attr, parts, Kind::Link)?;
 
         let connection = self.kernel.connection;
@@ -182,8 +196,19 @@ impl<'a> TracePipe<'a> {
     }
 }
 
-fn given(at: u32, data: Vec<u8>) -> Part {
+fn given(at: usize, data: Vec<u8>) -> Part {
+    let at = at as u32;
     Part { at, data, room: 0 }
+}
+
+/// Returns the attribute of `BPF_MAP_CREATE`.
+fn map_create(map_type: MapType, key_size: u32, value_size: u32, max_entries: u32) -> Vec<u8> {
+    let mut attr = vec![0; offset_behind!(MapCreate, map_extra)];
+    put_number(&mut attr, offset_of!(MapCreate, map_type), map_type.0);
+    put_number(&mut attr, offset_of!(MapCreate, key_size), key_size);
+    put_number(&mut attr, offset_of!(MapCreate, value_size), value_size);
+    put_number(&mut attr, offset_of!(MapCreate, max_entries), max_entries);
+    attr
 }
 
 /// Sends lines until the tool closes its end.

@@ -69,8 +69,7 @@ impl<'a> Wait<'a> {
         let mut event = match operation as i32 {
             libc::EPOLL_CTL_DEL => epoll_event { events: 0, u64: 0 },
             _ => {
-                let len = size_of::<epoll_event>();
-                let bytes = self.call.memory.bytes(event, len)?;
+                let bytes = self.call.memory.bytes(event, size_of::<epoll_event>())?;
                 epoll_event {
                     events: u32_at(&bytes, offset_of!(epoll_event, events)) | libc::EPOLLET as u32,
                     u64: u64_at(&bytes, offset_of!(epoll_event, u64)),
@@ -110,14 +109,14 @@ impl<'a> Wait<'a> {
 
     /// Answers `poll(fds, count, ..)` and `ppoll`.
     pub(super) fn poll(&self, fds: u64, count: u64) -> Answer {
-        const POLLFD: usize = 8;
+        const POLLFD: usize = size_of::<libc::pollfd>();
         if self.descriptors.objects.none_to_wait_for() || count > MOST {
             return Ok(Reply::Continue);
         }
         // If the array is wrong, the kernel reports it.
         let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(u32_at(entry, 0) as i32)?;
+            self.make_waitable(u32_at(entry, offset_of!(libc::pollfd, fd)) as i32)?;
         }
         Ok(Reply::Continue)
     }

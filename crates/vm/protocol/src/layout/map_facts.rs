@@ -1,5 +1,9 @@
 //! The facts of a map that the lengths of buffers depend on.
 
+use std::mem::offset_of;
+
+use beeline_uapi::attr::MapCreate;
+use beeline_uapi::info::MapInfo;
 use beeline_uapi::{MapType, flags};
 
 use super::number_at;
@@ -23,22 +27,22 @@ impl MapFacts {
     /// Reads them from the attribute of `BPF_MAP_CREATE`.
     pub fn of_attr(attr: &[u8]) -> Self {
         Self {
-            map_type: MapType(number_at(attr, 0)),
-            key_size: number_at(attr, 4),
-            value_size: number_at(attr, 8),
-            max_entries: number_at(attr, 12),
-            flags: number_at(attr, 16),
+            map_type: MapType(number_at(attr, offset_of!(MapCreate, map_type))),
+            key_size: number_at(attr, offset_of!(MapCreate, key_size)),
+            value_size: number_at(attr, offset_of!(MapCreate, value_size)),
+            max_entries: number_at(attr, offset_of!(MapCreate, max_entries)),
+            flags: number_at(attr, offset_of!(MapCreate, map_flags)),
         }
     }
 
     /// Reads them from `struct bpf_map_info`.
     pub fn of_info(info: &[u8]) -> Self {
         Self {
-            map_type: MapType(number_at(info, 0)),
-            key_size: number_at(info, 8),
-            value_size: number_at(info, 12),
-            max_entries: number_at(info, 16),
-            flags: number_at(info, 20),
+            map_type: MapType(number_at(info, offset_of!(MapInfo, r#type))),
+            key_size: number_at(info, offset_of!(MapInfo, key_size)),
+            value_size: number_at(info, offset_of!(MapInfo, value_size)),
+            max_entries: number_at(info, offset_of!(MapInfo, max_entries)),
+            flags: number_at(info, offset_of!(MapInfo, map_flags)),
         }
     }
 
