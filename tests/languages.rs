@@ -4,6 +4,7 @@ use beeline_e2e::Compare::Exact;
 use beeline_e2e::{
     Case, Engine, Scratch, Tool, Turn, Workload, beeline_wanted, find_program, need,
 };
+use std::path::Path;
 use std::process::Command;
 
 #[test]
@@ -122,6 +123,49 @@ fn a_go_function_that_ends_by_a_jump_is_told_and_runs_on() {
     let told = |line: &String| line.contains("ends by a jump to another one");
     assert!(ended.stderr.iter().any(told), "{ended:?}");
     workload.finish();
+}
+
+/// Has a tool start a program and count the calls of a function. Returns what both have printed.
+fn counted_from_the_start(
+    engine: Engine,
+    program: &Path,
+    function: &str,
+) -> Result<Vec<String>, String> {
+    let bpftrace = find_program("bpftrace")?;
+    let program = program.display();
+    let script = format!("uprobe:{program}:{function} {{ @ = count(); }}");
+    let mut command = engine.command(&bpftrace);
+    command.args(["-c", &program.to_string(), "-e", &script]);
+    let ended = command.output().map_err(|error| error.to_string())?;
+    assert!(ended.status.success(), "{engine:?}: {ended:?}");
+    let text = String::from_utf8_lossy(&ended.stdout);
+    let lines = text.lines().filter(|line| !line.is_empty());
+    Ok(lines.map(str::to_owned).collect())
+}
+
+/// Programs that call the kernel themselves (Go's do) take no handler of Beeline's away, and see
+/// their own.
+#[test]
+fn programs_that_install_handlers_by_raw_calls_come_to_breakpoints() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let go = need!(find_program("go"));
+    let scratch = Scratch::new();
+    let programs = [
+        (scratch.build_go(&go, "signals.go"), "main.Work", "@: 40"),
+        (scratch.build("own_handlers.c"), "probed", "@: 5"),
+        (
+            scratch.build_with("own_handlers.c", &["-static"]),
+            "probed",
+            "@: 5",
+        ),
+    ];
+    for (program, function, count) in programs {
+        let kernel = need!(counted_from_the_start(Engine::Kernel, &program, function));
+        assert!(kernel.iter().any(|line| line == count), "{kernel:?}");
+        let ours = need!(counted_from_the_start(Engine::Beeline, &program, function));
+        assert_eq!(ours, kernel);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Relaxed;
 
-use beeline_uapi::signal::SIGTRAP;
+use beeline_uapi::signal::{SIGKILL, SIGSTOP, SIGTRAP};
 
 use crate::abi::{
     FAULTS_CAUGHT, HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAPS_CAUGHT,
@@ -12,6 +12,9 @@ use crate::abi::{
 };
 use crate::signals::mirrored;
 use crate::sys;
+
+/// SIGKILL and SIGSTOP in a mask of signals.
+const UNBLOCKABLE: u64 = 1 << (SIGKILL - 1) | 1 << (SIGSTOP - 1);
 
 /// True if the agent has a handler for a signal.
 pub fn is_caught(target: &Target, signal: u32) -> bool {
@@ -46,14 +49,16 @@ pub unsafe fn exchange(
     let own = signals.saved.get_mut(saved_at(signal, 0)?)?;
     // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
     let before = unsafe { *kept(&mut read, signal, own, |_| ()) };
-    let Some(action) = new else {
+    let Some(mut action) = new else {
         return Some(before);
     };
+    // The kernel leaves these out of the mask.
+    action.mask &= !UNBLOCKABLE;
     let called = sys::signal_action(signal);
     // SAFETY: the caller promises that `read` writes the bytes.
     let is_sessions = unsafe { stub_at(&mut read, called.handler) }.is_some();
     let uppermost = if is_sessions { called } else { ours };
-    let like = |one: &SignalAction| mirrored(&action, one.handler, one.restorer);
+    let like = |one: &SignalAction| mirrored(signal, &action, one.handler, one.restorer);
     // SAFETY: this installs the uppermost session's handler again, with the flags and the mask that
     // the target's handler asks for.
     if !unsafe { sys::set_signal_action(signal, &like(&uppermost)) } {

@@ -62,13 +62,16 @@ pub unsafe extern "C" fn beeline_signal(
 }
 
 /// Returns the action that stands in for the target's own: the agent's handler, on the stack and
-/// with the mask that the target's handler asks for, if it has one. SIGTRAP is not blocked, as the
-/// target's handler may come to a breakpoint.
-pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
-    let flags = match own.handler {
+/// with the mask that the target's handler asks for, if it has one. SIGTRAP is not blocked, not even
+/// in its own handler, as the target's handler may come to a breakpoint.
+pub fn mirrored(signal: u32, own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
+    let mut flags = match own.handler {
         SIG_DFL | SIG_IGN => SA_ONSTACK | SA_NODEFER | SA_RESTART,
         _ => own.flags & (SA_ONSTACK | SA_NODEFER | SA_RESTART),
     };
+    if signal == SIGTRAP {
+        flags |= SA_NODEFER;
+    }
     SignalAction {
         handler,
         flags: flags | SA_SIGINFO | SA_RESTORER,

@@ -115,7 +115,7 @@ pub fn install(
         signals + offset_of!(Signals, handler) as u64,
         ours.as_flattened(),
     )?;
-    let new = mirrored(&old, address, environment.restorer);
+    let new = mirrored(handler.signal as u32, &old, address, environment.restorer);
     let scratch = scratch(signals);
     write_action(stopped, scratch, &new)?;
     list();

@@ -4,7 +4,9 @@
 
 pub const SIGTRAP: u32 = 5;
 pub const SIGBUS: u32 = 7;
+pub const SIGKILL: u32 = 9;
 pub const SIGSEGV: u32 = 11;
+pub const SIGSTOP: u32 = 19;
 /// The kernel's `_NSIG`: the highest signal.
 pub const NSIG: u32 = 64;
 /// Bytes of a `sigset_t`.

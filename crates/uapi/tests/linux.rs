@@ -35,7 +35,7 @@ fn arguments_are_those_of_other_bindings() {
 fn signals_are_those_of_other_bindings() {
     same! {
         signal, general:
-        SIGTRAP, SIGBUS, SIGSEGV, SA_SIGINFO, SA_RESTORER, SA_ONSTACK, SA_RESTART,
+        SIGTRAP, SIGBUS, SIGKILL, SIGSEGV, SIGSTOP, SA_SIGINFO, SA_RESTORER, SA_ONSTACK, SA_RESTART,
         SA_NODEFER, SA_RESETHAND, SIG_BLOCK, SIG_UNBLOCK, SS_DISABLE, SI_KERNEL,
         SI_MAX_SIZE,
     }

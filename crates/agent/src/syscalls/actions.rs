@@ -5,6 +5,7 @@
 //! that asks for an action is told the one that it has set.
 
 use core::mem::offset_of;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_uapi::signal::{NSIG, SIG_DFL, SIG_IGN, SIGTRAP};
@@ -13,7 +14,7 @@ use beeline_uapi::{Errno, nr};
 use super::Call;
 use super::masks::show_trap;
 use crate::abi::{
-    HandlerStub, IS_CHILD, SignalAction, Signals, TRAP_BIT, TRAP_LEVELS, TRAPS_NEEDED, Target,
+    HandlerStub, IS_CHILD, SignalAction, TRAP_BIT, TRAP_LEVELS, TRAPS_NEEDED, Target,
 };
 use crate::handlers;
 use crate::sys::{self, SIGSET_BYTES};
@@ -45,20 +46,16 @@ struct Action<'a> {
     signal: u32,
     new: u64,
     old: u64,
-    signals: &'a Signals,
 }
 
 impl<'a> Action<'a> {
     fn new(call: &'a Call<'a>, signal: u64, new: u64, old: u64) -> Option<Self> {
         let signal = u32::try_from(signal).ok()?;
-        // SAFETY: private memory of the target, mapped as long as the agent is.
-        let signals = unsafe { &*call.target.signals };
         (1..=NSIG).contains(&signal).then_some(Self {
             call,
             signal,
             new,
             old,
-            signals,
         })
     }
 
@@ -111,8 +108,8 @@ impl<'a> Action<'a> {
         if result == 0 && !self.is_child() {
             let bit = 1 << (self.signal - 1);
             match is_spared {
-                true => self.signals.spared.fetch_or(bit, Relaxed),
-                false => self.signals.spared.fetch_and(!bit, Relaxed),
+                true => self.spared().fetch_or(bit, Relaxed),
+                false => self.spared().fetch_and(!bit, Relaxed),
             };
         }
         Some(result)
@@ -145,7 +142,13 @@ impl<'a> Action<'a> {
 
     /// True if the handler that there is asks that SIGTRAP be blocked.
     fn is_spared(&self) -> bool {
-        self.signals.spared.load(Relaxed) >> (self.signal - 1) & 1 != 0
+        self.spared().load(Relaxed) >> (self.signal - 1) & 1 != 0
+    }
+
+    /// See [`Signals::spared`](crate::abi::Signals::spared).
+    fn spared(&self) -> &AtomicU64 {
+        // SAFETY: private memory of the target, mapped as long as the agent is.
+        unsafe { &(*self.call.target.signals).spared }
     }
 
     /// True for a child that shares the target's memory and has handlers of its own.
