@@ -53,7 +53,7 @@ fn a_breakpoint_serves_a_process_with_a_thread_that_blocks_all_signals() {
 }
 
 /// Calls the probed function in handlers that block all signals, one of them installed behind the
-/// tool's back, and in a thread that has just blocked them. Returns what the tool has counted.
+/// tool's back, in a thread that has just blocked them, and in calls that block them as they wait. Returns what the tool has counted.
 fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
     let bpftrace = find_program("bpftrace")?;
     let scratch = Scratch::new();
@@ -72,11 +72,18 @@ fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
     for calls in 3..=20 {
         assert_eq!(target.tell("thread"), format!("done {calls}"));
     }
+    for kind in 0..4 {
+        let calls = 21 + kind;
+        assert_eq!(
+            target.tell(&format!("wait {kind}")),
+            format!("done {calls}")
+        );
+    }
     let ended = tool.interrupt();
     for signal in [first, second] {
         assert_eq!(target.tell(&format!("mask {signal}")), "blocks");
     }
-    assert_eq!(target.tell("handler 10"), "done 21");
+    assert_eq!(target.tell("handler 10"), "done 25");
     target.finish();
     let counts = ended.stdout.into_iter();
     Ok(counts.filter(|line| line.starts_with('@')).collect())
@@ -87,7 +94,7 @@ fn handlers_and_threads_that_block_all_signals_come_to_a_breakpoint() {
     let _turn = Turn::take();
     let kernel = need!(hits_with_signals_blocked(Engine::Kernel));
     let ours = need!(hits_with_signals_blocked(Engine::Beeline));
-    assert_eq!(kernel, ["@: 20"]);
+    assert_eq!(kernel, ["@: 24"]);
     assert_eq!(ours, kernel);
 }
 

@@ -2,15 +2,19 @@
  *
  * It says "ready". "handler N": in a handler for signal N that blocks all signals, which was installed at the start for SIGUSR1 and
  * is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before and
- * looks at its mask afterwards. "vfork": in a child that
+ * looks at its mask afterwards. "wait K": in a handler while sigsuspend (0), ppoll (1),
+ * pselect (2) or epoll_pwait (3) waits with all other signals blocked. "vfork": in a child that
  * shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N" answer "blocks" if the handler's
  * mask has SIGTRAP, else "lets in". At end of file it exits with code 7. */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,6 +72,33 @@ static void in_thread(void)
     pthread_join(thread, 0);
 }
 
+/* Has a signal's handler run while a call waits with all other signals blocked. */
+static void in_wait(int kind)
+{
+    sigset_t one, others, before;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    sigfillset(&others);
+    sigdelset(&others, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &one, &before);
+    raise(SIGUSR1);
+    if (kind == 0)
+        sigsuspend(&others);
+    else if (kind == 1)
+        ppoll(0, 0, 0, &others);
+    else if (kind == 2)
+        pselect(0, 0, 0, 0, 0, &others);
+    else {
+        int epoll = epoll_create1(0);
+        struct epoll_event event;
+        epoll_pwait(epoll, &event, 1, -1, &others);
+        close(epoll);
+    }
+    sigprocmask(SIG_SETMASK, &before, 0);
+    if (!sigismember(&others, SIGTRAP))
+        printf("wrong mask, ");
+}
+
 static void in_child(void)
 {
     pid_t child = vfork();
@@ -94,6 +125,8 @@ int main(void)
             raise(signal);
         else if (strncmp(line, "thread", 6) == 0)
             in_thread();
+        else if (strncmp(line, "wait", 4) == 0)
+            in_wait(signal);
         else if (strncmp(line, "vfork", 5) == 0)
             in_child();
         else if (strncmp(line, "install", 7) == 0)

@@ -70,6 +70,19 @@ pub unsafe fn read_memory(pid: u32, to: *mut u8, from: u64, len: u64) -> i64 {
     unsafe { syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) }
 }
 
+/// Writes bytes to a process's memory, nearly always this one's, where the process itself may write.
+/// Returns the number of bytes that were written, or a negative error number.
+///
+/// # Safety
+///
+/// The caller answers for the `len` bytes that are read at `from`.
+pub unsafe fn write_memory(pid: u32, to: u64, from: *const u8, len: u64) -> i64 {
+    let (here, there) = ([from as u64, len], [to, len]);
+    let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
+    // SAFETY: the kernel checks every byte that it writes; the caller answers for the others.
+    unsafe { syscall6(nr::PROCESS_VM_WRITEV, [pid.into(), here, 1, there, 1, 0]) }
+}
+
 /// Wakes one thread that waits on a futex.
 pub fn wake(word: &AtomicU32) {
     // SAFETY: the call only wakes the thread.

@@ -13,6 +13,7 @@ mod process_events;
 mod restored;
 mod seen;
 mod upcall;
+mod waits;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 

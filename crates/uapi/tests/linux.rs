@@ -123,13 +123,17 @@ fn system_call_numbers_are_those_of_other_bindings() {
         SETRESUID = __NR_setresuid,
         SETRESGID = __NR_setresgid,
         RT_SIGQUEUEINFO = __NR_rt_sigqueueinfo,
+        RT_SIGSUSPEND = __NR_rt_sigsuspend,
         SIGALTSTACK = __NR_sigaltstack,
         PRCTL = __NR_prctl,
         GETTID = __NR_gettid,
         FUTEX = __NR_futex,
         CLOCK_GETTIME = __NR_clock_gettime,
         CLOCK_GETRES = __NR_clock_getres,
+        PSELECT6 = __NR_pselect6,
+        PPOLL = __NR_ppoll,
         UNSHARE = __NR_unshare,
+        EPOLL_PWAIT = __NR_epoll_pwait,
         RT_TGSIGQUEUEINFO = __NR_rt_tgsigqueueinfo,
         SETNS = __NR_setns,
         GETCPU = __NR_getcpu,
@@ -140,6 +144,7 @@ fn system_call_numbers_are_those_of_other_bindings() {
         PKEY_MPROTECT = __NR_pkey_mprotect,
         CLONE3 = __NR_clone3,
         OPENAT2 = __NR_openat2,
+        EPOLL_PWAIT2 = __NR_epoll_pwait2,
     }
     assert_eq!(size_of::<linux::Stat>(), size_of::<general::stat>());
     assert_eq!(nr::X32_SYSCALL_BIT, general::__X32_SYSCALL_BIT);

@@ -41,10 +41,13 @@ pub struct Signals {
     /// Threads that would block SIGTRAP, and do not for that reason: their ids as they see
     /// themselves, and zeros.
     pub blocking: [AtomicU32; BLOCKING],
+    /// The addresses of masks that lack SIGTRAP while a call waits with them, and zeros.
+    pub waiting: [AtomicU64; BLOCKING],
 }
 
-/// Room for threads in [`Signals::blocking`]. If there are more, some read back a mask without
-/// SIGTRAP, and do not block it again when the session leaves.
+/// Room for threads in [`Signals::blocking`], and for calls in [`Signals::waiting`]. If there are
+/// more threads, some read back a mask without SIGTRAP, and do not block it again when the session
+/// leaves. If there are more calls, some wait with SIGTRAP blocked.
 pub const BLOCKING: usize = 32;
 
 /// SIGTRAP in a mask of signals.

@@ -1,7 +1,7 @@
 //! Destructive helpers, which change the traced process. They are only for sessions that the user
 //! has allowed to.
 
-use beeline_uapi::{Errno, nr};
+use beeline_uapi::Errno;
 
 use super::convention::Readable;
 use crate::abi::{Context, Overridden};
@@ -23,12 +23,8 @@ pub fn override_return(context: &mut Context, _: u64, result: u64) {
 /// `EFAULT` if not all of it can be written.
 pub fn probe_write_user(_: &mut Context, to: u64, from: Readable, bytes: u32) -> Result<(), Errno> {
     let bytes = u64::from(bytes);
-    let (here, there) = ([from.as_ptr() as u64, bytes], [to, bytes]);
-    let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    let pid = sys::pid().into();
-    // SAFETY: the kernel checks every byte of the process's own memory that it writes. The program
-    // answers for those that it reads.
-    let written = unsafe { sys::syscall6(nr::PROCESS_VM_WRITEV, [pid, here, 1, there, 1, 0]) };
+    // SAFETY: the program answers for the bytes that it reads.
+    let written = unsafe { sys::write_memory(sys::pid(), to, from.as_ptr(), bytes) };
     if written as u64 == bytes {
         Ok(())
     } else {

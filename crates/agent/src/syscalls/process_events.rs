@@ -10,7 +10,7 @@ use beeline_uapi::linux::{
 use beeline_uapi::nr;
 
 use super::upcall::{Subject, upcall, upcall_about};
-use super::{Call, actions, masks};
+use super::{Call, actions, masks, waits};
 use crate::abi::syscalls::{
     ENTER, UPCALL_CODE, UPCALL_CONFINE, UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
@@ -72,6 +72,9 @@ pub(super) fn handle(call: &Call<'_>) -> Option<u64> {
         nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
         nr::RT_SIGPROCMASK if call.edge == ENTER => return masks::change(call),
         nr::RT_SIGACTION if call.edge == ENTER => return actions::change(call),
+        nr::RT_SIGSUSPEND | nr::PPOLL | nr::PSELECT6 | nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => {
+            waits::see_to_mask(call);
+        }
         // The remembered name of the thread is out of date before its programs behind the call run.
         nr::PRCTL if call.first_argument() == PR_SET_NAME => {
             call.control.names.fetch_add(1, Relaxed);

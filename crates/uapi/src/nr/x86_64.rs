@@ -28,13 +28,17 @@ pub const SETREGID: u64 = 114;
 pub const SETRESUID: u64 = 117;
 pub const SETRESGID: u64 = 119;
 pub const RT_SIGQUEUEINFO: u64 = 129;
+pub const RT_SIGSUSPEND: u64 = 130;
 pub const SIGALTSTACK: u64 = 131;
 pub const PRCTL: u64 = 157;
 pub const GETTID: u64 = 186;
 pub const FUTEX: u64 = 202;
 pub const CLOCK_GETTIME: u64 = 228;
 pub const CLOCK_GETRES: u64 = 229;
+pub const PSELECT6: u64 = 270;
+pub const PPOLL: u64 = 271;
 pub const UNSHARE: u64 = 272;
+pub const EPOLL_PWAIT: u64 = 281;
 pub const RT_TGSIGQUEUEINFO: u64 = 297;
 pub const SETNS: u64 = 308;
 pub const GETCPU: u64 = 309;
@@ -45,6 +49,7 @@ pub const EXECVEAT: u64 = 322;
 pub const PKEY_MPROTECT: u64 = 329;
 pub const CLONE3: u64 = 435;
 pub const OPENAT2: u64 = 437;
+pub const EPOLL_PWAIT2: u64 = 441;
 
 /// `__X32_SYSCALL_BIT`, in the number of a call through the x32 entry.
 pub const X32_SYSCALL_BIT: u32 = 0x4000_0000;

@@ -46,13 +46,29 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// Calls by which threads block signals. The agent watches them in targets with breakpoints, before
-/// they are made.
-pub(super) const MASKS: [libc::c_long; 1] = [libc::SYS_rt_sigprocmask];
+/// Calls by which threads block signals, for good or as long as they wait. The agent watches them in
+/// targets with breakpoints, before and behind.
+pub(super) const MASKS: [&[libc::c_long]; 2] = [
+    &[
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigsuspend,
+        libc::SYS_ppoll,
+        libc::SYS_pselect6,
+        libc::SYS_epoll_pwait,
+        libc::SYS_epoll_pwait2,
+    ],
+    &[
+        libc::SYS_rt_sigsuspend,
+        libc::SYS_ppoll,
+        libc::SYS_pselect6,
+        libc::SYS_epoll_pwait,
+        libc::SYS_epoll_pwait2,
+    ],
+];
 
 /// True if it is one of [`PROCESS_EVENTS`] or [`MASKS`].
 pub fn is_process_event(number: u32) -> bool {
-    let mut events = PROCESS_EVENTS.iter().copied().chain([&MASKS[..]]);
+    let mut events = PROCESS_EVENTS.iter().chain(&MASKS);
     events.any(|all| all.contains(&number.into()))
 }
 

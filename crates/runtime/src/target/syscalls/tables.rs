@@ -43,8 +43,8 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
             });
         }
         let flags = environment.record().flags.load(SeqCst);
-        let masks = match edge == Edge::Enter && flags & TRAPS_NEEDED != 0 {
-            true => &MASKS[..],
+        let masks = match flags & TRAPS_NEEDED != 0 {
+            true => MASKS[index],
             false => &[],
         };
         let events = match here.links.is_empty() && !here.follows {

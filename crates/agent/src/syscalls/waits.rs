@@ -1,0 +1,87 @@
+//! Calls that wait with a signal mask of their own: `rt_sigsuspend(2)`, `ppoll(2)`, `pselect6(2)`,
+//! `epoll_pwait(2)` and `epoll_pwait2(2)`. A handler that runs meanwhile has that mask, too.
+//!
+//! A thread must not wait inside the agent, so the agent does not make these calls. In a target with
+//! breakpoints ([`TRAPS_NEEDED`]) it takes SIGTRAP out of the target's own mask before the call, and
+//! puts it back behind it. A mask that cannot be written stays as it is.
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+
+use beeline_uapi::nr;
+
+use super::Call;
+use crate::abi::syscalls::ENTER;
+use crate::abi::{TRAP_BIT, TRAPS_NEEDED};
+use crate::sys;
+
+/// Sees to the mask of a call that is about to be made, or has returned.
+#[cold]
+#[inline(never)]
+pub(super) fn see_to_mask(call: &Call<'_>) {
+    let Some(address) = mask_of(call).filter(|address| *address != 0) else {
+        return;
+    };
+    let masks = Masks(call);
+    match call.edge {
+        ENTER if call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 => masks.spare(address),
+        ENTER => {}
+        _ => masks.put_back(address),
+    }
+}
+
+/// Returns the address of a call's mask; 0 or nothing if it has none.
+fn mask_of(call: &Call<'_>) -> Option<u64> {
+    let [first, _, _, fourth, fifth, sixth] = call.regs.call_arguments();
+    match call.regs.call_number() {
+        nr::RT_SIGSUSPEND => Some(first),
+        nr::PPOLL => Some(fourth),
+        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => Some(fifth),
+        // The address of the mask's address, and of its size.
+        _ => call.words(sixth).map(|[mask]| mask),
+    }
+}
+
+/// The masks that lack SIGTRAP while calls wait with them.
+struct Masks<'a>(&'a Call<'a>);
+
+impl Masks<'_> {
+    fn spare(&self, address: u64) {
+        let Some([mask]) = self.0.words(address) else {
+            return;
+        };
+        if mask & TRAP_BIT == 0 {
+            // A call that a handler has left by a jump may have noted the place.
+            self.take(address, 0);
+        } else if (self.take(address, address) || self.take(0, address))
+            && !self.write(address, mask & !TRAP_BIT)
+        {
+            self.take(address, 0);
+        }
+    }
+
+    fn put_back(&self, address: u64) {
+        if self.take(address, 0)
+            && let Some([mask]) = self.0.words(address)
+        {
+            self.write(address, mask | TRAP_BIT);
+        }
+    }
+
+    /// Replaces one note by another. Returns false if there is none.
+    fn take(&self, old: u64, new: u64) -> bool {
+        // SAFETY: private memory of the target, mapped as long as the agent is.
+        let waiting = unsafe { &(*self.0.target.signals).waiting };
+        let replace =
+            |place: &AtomicU64| place.compare_exchange(old, new, Relaxed, Relaxed).is_ok();
+        waiting.iter().any(replace)
+    }
+
+    /// Writes a mask, and returns whether that was possible.
+    fn write(&self, address: u64, mask: u64) -> bool {
+        let (pid, from) = (self.0.control.own_pid, (&raw const mask).cast());
+        let len = size_of_val(&mask) as u64;
+        // SAFETY: the mask is here.
+        unsafe { sys::write_memory(pid, address, from, len) == len as i64 }
+    }
+}
