@@ -43,12 +43,12 @@ pub unsafe extern "C" fn beeline_sigaction(regs: *const u8, run: *const Run) -> 
     if !handlers::is_caught(target, signal as u32) {
         return 0;
     }
-    // SAFETY: this is private memory of the target.
-    let signals = unsafe { &mut *target.signals };
+    let signals = target.signals;
     // A child of vfork has the target's memory, but signal handlers of its own.
     let is_ours = sys::pid() == target.control().own_pid;
     // The kernel ends a process with a handler that has nothing to return to.
-    if !is_ours || signals.libc_restorer == 0 {
+    // SAFETY: this is private memory of the target.
+    if !is_ours || unsafe { (*signals).libc_restorer } == 0 {
         return 0;
     }
     // SAFETY: the registers are as the caller of `sigaction` left them; every access is checked.
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn beeline_sigaction(regs: *const u8, run: *const Run) -> 
 /// # Safety
 ///
 /// The registers must be those of a caller of `sigaction`.
-unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signals) {
+unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: *mut Signals) {
     let [signal, new, old] = regs.arguments();
     let new = match new {
         0 => None,
@@ -70,7 +70,8 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
             // The C library would set these for the kernel, whatever its caller has there.
             Some(action) => Some(SignalAction {
                 flags: action.flags | SA_RESTORER,
-                restorer: signals.libc_restorer,
+                // SAFETY: private memory of the target.
+                restorer: unsafe { (*signals).libc_restorer },
                 ..action
             }),
             None => return,

@@ -34,19 +34,23 @@ pub fn is_caught(target: &Target, signal: u32) -> bool {
 /// # Safety
 ///
 /// `signals` must be those of a session that has a handler for the signal, and `read` must write all
-/// that it says. The target answers for what its action does.
+/// that it says. The target answers for what its action does, and for two threads that change it at
+/// once.
 pub unsafe fn exchange(
-    signals: &mut Signals,
+    signals: *mut Signals,
     signal: u32,
     new: Option<SignalAction>,
     mut read: impl FnMut(*mut u8, u64, u64) -> bool,
 ) -> Option<SignalAction> {
+    // SAFETY: the caller promises that these are a session's. Nobody changes these two.
+    let (handler, restorer) = unsafe { ((*signals).handler, (*signals).restorer) };
     let ours = SignalAction {
-        handler: signals.handler,
-        restorer: signals.restorer,
+        handler,
+        restorer,
         ..SignalAction::default()
     };
-    let own = signals.saved.get_mut(saved_at(signal, 0)?)?;
+    // SAFETY: as before; the index is one of `SAVED`.
+    let own = unsafe { saved_action(signals, saved_at(signal, 0)?) };
     // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
     let before = unsafe { *kept(&mut read, signal, own, |_| ()) };
     let Some(mut action) = new else {
@@ -100,13 +104,25 @@ unsafe fn kept(
             break;
         };
         between(action);
-        // SAFETY: a session's `Signals` are mapped as long as its handler is in the chain.
-        let Some(next) = (unsafe { (*signals).saved.get_mut(index) }) else {
-            break;
-        };
-        last = next;
+        // SAFETY: a session's `Signals` are mapped as long as its handler is in the chain, and the
+        // index is one of `SAVED`.
+        last = unsafe { saved_action(signals, index) };
     }
     last
+}
+
+/// Returns where a session keeps an action.
+///
+/// # Safety
+///
+/// `signals` must be a session's, and `index` below [`SAVED`](crate::abi::SAVED).
+unsafe fn saved_action(signals: *mut Signals, index: usize) -> *mut SignalAction {
+    // SAFETY: the caller promises both.
+    unsafe {
+        (&raw mut (*signals).saved)
+            .cast::<SignalAction>()
+            .add(index)
+    }
 }
 
 /// Returns the stub of a session's handler, if one is there.
@@ -114,7 +130,7 @@ unsafe fn kept(
 /// # Safety
 ///
 /// `read` must write all that it says.
-unsafe fn stub_at(
+pub unsafe fn stub_at(
     read: &mut impl FnMut(*mut u8, u64, u64) -> bool,
     at: u64,
 ) -> Option<HandlerStub> {

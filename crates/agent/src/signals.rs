@@ -11,8 +11,8 @@ use beeline_uapi::signal::{
 };
 
 use crate::abi::{
-    HandlerStub, LinkList, Manifest, PASSES_ON, SignalAction, Signals, Site, SiteTrap, TRAP_BIT,
-    Target, saved_at,
+    HandlerStub, LinkList, Manifest, PASSES_ON, SignalAction, Site, SiteTrap, TRAP_BIT, Target,
+    saved_at,
 };
 pub use crate::arch::UserContext;
 use crate::arch::{self, loads};
@@ -249,9 +249,8 @@ unsafe fn hand_on(
     (target, level): (&Target, u32),
 ) {
     // SAFETY: private memory of the target, mapped as long as the handler is installed.
-    let signals: &mut Signals = unsafe { &mut *target.signals };
-    let index = saved_at(signal, level);
-    let Some(saved) = index.and_then(|index| signals.saved.get_mut(index)) else {
+    let saved = unsafe { &mut (*target.signals).saved };
+    let Some(saved) = saved_at(signal, level).and_then(|index| saved.get_mut(index)) else {
         return;
     };
     let action = *saved;
@@ -296,6 +295,7 @@ mod tests {
     use std::boxed::Box;
 
     use super::*;
+    use crate::abi::Signals;
 
     /// Returns where a thread goes on that met a breakpoint which is not there any more, in a target
     /// without sites, with a handler over this one; `None` if that handler must say.

@@ -186,6 +186,26 @@ impl<'a> Call<'a> {
         self.regs.call_arguments()[0]
     }
 
+    /// Does some work where the stack has room for it; the thread's own may be a goroutine's, as in
+    /// [`run_unleased`]. Returns `None`, too, if all slots are taken.
+    fn with_room<T>(&self, work: fn(&Call<'_>) -> Option<T>) -> Option<T> {
+        let (lease, cpu) = lease(self.target)?;
+        // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+        let slot = unsafe { self.target.slots.add(cpu as usize) };
+        let mut errand = Errand {
+            call: self,
+            work,
+            result: None,
+        };
+        let place = (&raw mut errand).cast();
+        // SAFETY: the slot is leased, and the errand is the function's own.
+        unsafe { call_with_room(self.target, slot, run_errand::<T>, place) };
+        if self.control.pid.load(Relaxed) != 0 {
+            release(self.target, lease, cpu);
+        }
+        errand.result
+    }
+
     /// Reads words of the process's memory, which may not be there.
     fn words<const LEN: usize>(&self, address: u64) -> Option<[u64; LEN]> {
         let mut words = [0; LEN];
@@ -220,6 +240,19 @@ impl<'a> Call<'a> {
             _ => run_leased(self.target, self.control, links, &seen),
         }
     }
+}
+
+/// Work with a call, and its outcome. On the thread's own stack.
+struct Errand<'a, T> {
+    call: &'a Call<'a>,
+    work: fn(&Call<'_>) -> Option<T>,
+    result: Option<T>,
+}
+
+unsafe extern "C" fn run_errand<T>(errand: *mut u8) {
+    // SAFETY: `with_room` passes its own errand.
+    let errand = unsafe { &mut *errand.cast::<Errand<'_, T>>() };
+    errand.result = (errand.work)(errand.call);
 }
 
 /// Runs programs that need no slot on the thread's own stack.

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use beeline_btf::Joined;
 use beeline_object::{AttachTarget, Kernel, Object, ObjectProgram, RunningKernel};
+use beeline_uapi::Errno;
 use beeline_verifier::program::Kind;
 use beeline_verifier::verdict::ProgramSummary;
 use clap::{ArgAction, Args, ValueEnum};
@@ -101,11 +102,10 @@ enum Verdict {
 
 /// Returns the reason of a refusal for which a verifier has only an error.
 fn in_words(errno: i32) -> String {
-    /// `ENOTSUPP`, for which no C library has a text.
-    const NOT_SUPPORTED: i32 = 524;
-    match errno {
-        NOT_SUPPORTED => "the kernel does not support this".to_owned(),
-        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+    // No C library has a text for this one.
+    match Errno(errno) {
+        Errno::ENOTSUPP => "the kernel does not support this".to_owned(),
+        Errno(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
     }
 }
 

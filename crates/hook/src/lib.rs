@@ -34,8 +34,8 @@ mod trampoline;
 
 pub use arch::{
     AssembleError, BREAKPOINT, BREAKPOINT_LEN, CommonCode, INT3, Instruction, JUMP_LEN,
-    JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, begins_function,
-    jump_target, kernel_call_len, notice_stub, unwinder_exits,
+    JUMP_OPCODE, RESTORER, Registers, SYSCALL, SYSCALL_LEN, begins_function, jump_target,
+    kernel_call_len, notice_stub, unwinder_exits,
 };
 pub use exits::{Exit, Exits, UnwinderExit, exits};
 pub use flags::Flags;

@@ -1,5 +1,5 @@
-//! Stops a target by ptrace(2), runs system calls in it, maps memory into it, patches it, and lets it go as if
-//! nothing had happened.
+//! Stops a target by ptrace(2), runs system calls in it, maps memory into it, patches it, and lets
+//! it go as if nothing had happened.
 //!
 //! [`Process::open`] names a target, or says why it may not be touched. [`Process::stop`] holds all
 //! of its threads and returns a [`Stopped`], the only thing through which a target is changed:
@@ -15,8 +15,8 @@
 //! cannot continue (`epoll_wait`, see [`Stopped`]) starts its timeout anew.
 //!
 //! The same holds if Beeline is killed at any instruction. Threads that are borrowed at that moment
-//! find their way home by themselves (`restore_stub`), and a target is changed in steps that each leave it
-//! whole.
+//! find their way home by themselves (`restore_stub`), and a target is changed in steps that each
+//! leave it whole.
 //!
 //! This crate does not choose what to patch (the `hook` crate does) or what to map (the runtime
 //! does).

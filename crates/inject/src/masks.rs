@@ -84,18 +84,17 @@ impl Stopped {
         })
     }
 
-    /// Blocks `signal` in threads, given by the ids that they have in their own pid namespace.
+    /// Blocks `signal` in threads, given by their thread pointers.
     ///
     /// # Errors
     ///
     /// [`Error::Exited`] if the target has been killed.
-    pub fn block_in(&mut self, signal: i32, own_ids: BTreeSet<i32>) -> Result<(), Error> {
+    pub fn block_in(&mut self, signal: i32, thread_pointers: BTreeSet<u64>) -> Result<(), Error> {
         self.run(move |remote| {
             let threads = remote.threads.tracees.iter();
             for thread in threads.filter(|one| one.is_held()) {
                 let tid = thread.tid;
-                let status = remote.process().thread_status(tid).unwrap_or_default();
-                let is_meant = status.own.is_some_and(|own| own_ids.contains(&own));
+                let is_meant = thread_pointers.contains(&thread.regs.thread_pointer());
                 if is_meant && !thread.waits_with_given_mask() {
                     ptrace::set_signal_mask(tid, ptrace::signal_mask(tid)? | bit(signal))?;
                 }

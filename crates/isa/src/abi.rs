@@ -95,9 +95,10 @@ pub const RUN_VALUES: usize = core::mem::offset_of!(Run, values);
 
 /// Byte offset of [`Run::map_count`].
 pub const RUN_MAP_COUNT: usize = core::mem::offset_of!(Run, map_count);
+
 /// The offsets of the fields that a tail call may change, and that must be restored when the
 /// program is returned to.
-pub const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
+pub const RUN_TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
 
 /// The limit of map indexes: far beyond what a program can have.
 pub const MAX_MAPS: i32 = 1 << 20;

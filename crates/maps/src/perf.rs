@@ -18,7 +18,7 @@ use beeline_uapi::perf::{
     PERF_RECORD_LOST, PERF_RECORD_MISC_USER, PERF_RECORD_SAMPLE, PerfEventHeader, mmap_page,
 };
 
-use crate::{Caller, layout::PAGE, lock, words};
+use crate::{Caller, arch, layout::PAGE, lock, words};
 
 // Offsets in the control page.
 const DATA_HEAD: u64 = mmap_page::DATA_HEAD as u64;
@@ -203,7 +203,7 @@ impl Ring {
             let to = self.base.wrapping_add(PAGE.wrapping_add(at) as usize);
             // SAFETY: both parts lie in the ring's data, as a record is shorter than that; the head
             // is behind them.
-            unsafe { words::store_unpublished(to, part.as_ptr(), part.len()) };
+            unsafe { arch::copy_unordered(to, part.as_ptr(), part.len()) };
         }
         end
     }

@@ -20,7 +20,10 @@ use beeline_uapi::Errno;
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
 use beeline_uapi::limits::RINGBUF_MAX_RECORD_SZ;
 
-use crate::{Caller, Kind, Map, flags, layout::PAGE, lock, memory::Memory, words};
+use crate::{Caller, Kind, Map, arch, flags, layout::PAGE, lock, memory::Memory, words};
+
+/// The bits of a record's length that say what has become of it.
+pub(crate) const STATE_BITS: u32 = RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT;
 
 /// Bytes of a record's header.
 pub(crate) const HEADER: u64 = RINGBUF_HDR_SZ as u64;
@@ -130,7 +133,7 @@ impl<'m> Ring<'m> {
         }
         let record = self.reserve(data.len() as u64, 0, caller)?;
         // SAFETY: the record has room for that many bytes, and is not published yet.
-        unsafe { words::store_unpublished(record, data.as_ptr(), data.len()) };
+        unsafe { arch::copy_unordered(record, data.as_ptr(), data.len()) };
         Ok(self.commit(record, false, flags))
     }
 
@@ -160,10 +163,8 @@ impl<'m> Ring<'m> {
             let len = header.len.load(Acquire);
             let record = Record {
                 data: header.data,
-                len: (len & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT)) as usize,
-                end: position.wrapping_add(record_len(
-                    (len & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT)).into(),
-                )),
+                len: (len & !STATE_BITS) as usize,
+                end: position.wrapping_add(record_len((len & !STATE_BITS).into())),
             };
             if record.end.wrapping_sub(position) > size {
                 self.skip_all();
@@ -234,9 +235,7 @@ impl<'m> Ring<'m> {
                     )
                     .is_ok();
             }
-            position = position.wrapping_add(record_len(
-                (len & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT)).into(),
-            ));
+            position = position.wrapping_add(record_len((len & !STATE_BITS).into()));
         }
         Ok(found)
     }

@@ -15,7 +15,14 @@ use beeline_uapi::Errno;
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT};
 use beeline_uapi::limits::DYNPTR_MAX_SIZE;
 
-use crate::{Caller, Kind, Map, layout::PAGE, lock, memory::Memory, ringbuf::HEADER, words};
+use crate::{
+    Caller, Kind, Map,
+    layout::PAGE,
+    lock,
+    memory::Memory,
+    ringbuf::{HEADER, STATE_BITS},
+    words,
+};
 
 /// The longest sample: what a dynptr can describe.
 const MAX_SAMPLE: u64 = DYNPTR_MAX_SIZE as u64;
@@ -125,7 +132,7 @@ impl Drain<'_> {
         }
         // SAFETY: the position is masked and 8-aligned.
         let header = unsafe { words::half(ring.data(consumer)) }.load(Acquire);
-        let len = u64::from(header & !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT));
+        let len = u64::from(header & !STATE_BITS);
         let total = total_len(len);
         if total > producer.wrapping_sub(consumer) {
             return Err(Errno::EINVAL);

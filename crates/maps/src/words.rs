@@ -3,8 +3,6 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::arch;
-
 /// Copies `len` bytes into shared memory, eight at a time.
 ///
 /// # Safety
@@ -24,19 +22,6 @@ pub(crate) unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
         unsafe { AtomicU8::from_ptr(to.add(at)).store(from.add(at).read(), Relaxed) };
         at += 1;
     }
-}
-
-/// Copies `len` bytes into shared memory that nobody looks at before it is published: not word by
-/// word, but as fast as the processor can.
-///
-/// # Safety
-///
-/// `from` is readable and `to` is writable for `len` bytes. Anything that reads or writes `to` at
-/// the same time is another process that accepts what it gets.
-#[inline]
-pub(crate) unsafe fn store_unpublished(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's promise is the same.
-    unsafe { arch::copy_unordered(to, from, len) };
 }
 
 /// As [`store`], for those runs of four bytes with an offset that is one to copy.

@@ -194,7 +194,7 @@ pub enum AttachPoint {
     },
     /// System calls, in every process that the session's scope admits.
     SystemCall {
-        /// The call's number on x86-64; `None` for all of them.
+        /// The call's number on this machine; `None` for all of them.
         number: Option<u32>,
         /// Run before or after the call.
         edge: Edge,

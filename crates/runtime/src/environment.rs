@@ -50,6 +50,8 @@ pub struct Environment {
     pub restorer: u64,
     /// Private memory.
     pub private: Private,
+    /// The [`abi::syscalls::Calls`], once system calls are hooked.
+    pub calls: Option<u64>,
     maps: HashMap<Id, PlacedMap>,
     /// Places of [`abi::MapHandle`]s that are free again.
     free_handles: Vec<u64>,
@@ -168,6 +170,7 @@ impl Environment {
             handler,
             restorer,
             private,
+            calls: None,
             maps: HashMap::new(),
             free_handles: Vec::new(),
             free_witnesses: Vec::new(),
@@ -216,6 +219,7 @@ impl Environment {
             handler: self.handler,
             restorer: self.restorer,
             private: self.private,
+            calls: self.calls,
             maps: self.maps.clone(),
             free_handles: self.free_handles.clone(),
             free_witnesses: self.free_witnesses.clone(),

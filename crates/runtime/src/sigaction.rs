@@ -14,7 +14,7 @@ use beeline_inject::{Process, Stopped};
 use beeline_uapi::signal::{NSIG, SIG_DFL, SIG_IGN, SIGSET_BYTES};
 
 use crate::environment::Environment;
-use crate::error::Error;
+use crate::error::{Error, os};
 use crate::proc;
 
 /// One of a session's handlers in a process.
@@ -104,10 +104,15 @@ pub fn install(
     };
     let address = handler.address(environment.handler);
     let signals = environment.private.signals();
-    let old = current(stopped, handler.signal, signals)?;
+    let mut old = current(stopped, handler.signal, signals)?;
     if old.handler == address {
         list();
         return Ok(());
+    }
+    let (spared, bit) = (read_spared(stopped, signals)?, 1 << (handler.signal - 1));
+    if spared & bit != 0 {
+        old.mask |= TRAP_BIT;
+        stopped.write(spared_at(signals), &(spared & !bit).to_ne_bytes())?;
     }
     write_action(stopped, handler.saved(signals), &old)?;
     let ours = [environment.handler, environment.restorer].map(u64::to_ne_bytes);
@@ -195,14 +200,14 @@ pub fn remove(
     Ok(Removal::Done)
 }
 
-/// Takes SIGTRAP out of the masks of the target's handlers, and notes for which signals.
+/// Takes SIGTRAP out of the masks of the target's handlers, and notes for which signals. The agent's
+/// own handlers never block it.
 ///
 /// # Errors
 ///
 /// Those of [`install`].
 pub fn let_traps_in(stopped: &mut Stopped, signals: u64) -> Result<(), Error> {
-    let pid = stopped.process().pid();
-    for signal in caught(pid) {
+    for signal in caught(stopped.process().pid())? {
         let action = current(stopped, signal, signals)?;
         if action.mask & TRAP_BIT == 0 {
             continue;
@@ -236,15 +241,15 @@ pub fn keep_traps_out(stopped: &mut Stopped, signals: u64) -> Result<(), Error> 
     }
     stopped.write(spared_at(signals), &0u64.to_ne_bytes())?;
     let at = signals + offset_of!(Signals, blocking) as u64;
-    let mut threads = [[0; 4]; BLOCKING];
+    let mut threads = [[0; 8]; BLOCKING];
     stopped.read(at, threads.as_flattened_mut())?;
-    let threads = threads.into_iter().map(i32::from_ne_bytes);
+    let threads = threads.into_iter().map(u64::from_ne_bytes);
     let threads: BTreeSet<_> = threads.filter(|thread| *thread != 0).collect();
     if threads.is_empty() {
         return Ok(());
     }
     stopped.block_in(libc::SIGTRAP, threads)?;
-    Ok(stopped.write(at, &[0; 4 * BLOCKING])?)
+    Ok(stopped.write(at, &[0; 8 * BLOCKING])?)
 }
 
 fn read_spared(stopped: &Stopped, signals: u64) -> Result<u64, Error> {
@@ -258,12 +263,16 @@ fn spared_at(signals: u64) -> u64 {
 }
 
 /// Returns the signals that a process has handlers for.
-fn caught(pid: i32) -> impl Iterator<Item = i32> {
-    let status = proc::text(format!("/proc/{pid}/status")).unwrap_or_default();
+fn caught(pid: i32) -> Result<impl Iterator<Item = i32>, Error> {
+    let status = proc::text(format!("/proc/{pid}/status"));
+    let status = status.map_err(os("reading which signals a process handles"))?;
     let field = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let mask = field.and_then(|field| u64::from_str_radix(field.trim(), 16).ok());
-    let mask = mask.unwrap_or_default();
-    (1..=NSIG as i32).filter(move |signal| mask >> (signal - 1) & 1 != 0)
+    let mask = mask.ok_or_else(|| Error::Target {
+        pid,
+        why: "it is not known which signals it handles".into(),
+    })?;
+    Ok((1..=NSIG as i32).filter(move |signal| mask >> (signal - 1) & 1 != 0))
 }
 
 /// Returns where another session keeps `handler` as the action that its own handler replaced. The

@@ -241,10 +241,7 @@ impl Target {
     /// [`Error::Target`] if the site cannot be hooked, [`Error::Changed`] if
     /// something else changed the process meanwhile.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let outcome = self.sites.attach(request, hold);
-        // Upkeep finds threads that block SIGTRAP without it.
-        let _ = self.syscalls.watch_masks(&mut self.sites.memory);
-        outcome
+        self.sites.attach(request, hold)
     }
 
     /// Ends a link's part. When this returns, its program is not started any more.
@@ -423,7 +420,6 @@ impl Target {
         }
         sites.settle_unguarded();
         let _ = sites.mend();
-        let _ = syscalls.watch_masks(&mut sites.memory);
         sites.unblock_late();
         let mut told = sites.blinded();
         told.extend(syscalls.mend(&mut sites.memory));

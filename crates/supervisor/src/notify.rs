@@ -21,7 +21,7 @@ pub struct Request {
     pub id: u64,
     /// The calling thread.
     pub tid: i32,
-    /// The system call number, x86-64's.
+    /// The system call number, the machine's.
     pub nr: i64,
     /// The instruction after the one that made the call.
     pub ip: u64,

@@ -108,7 +108,7 @@ fn foreign_entry() -> Vec<sock_filter> {
 
 /// Decides calls by the native entry's other convention, if it has one. The number is loaded.
 fn other_numbers() -> Vec<sock_filter> {
-    let Some(bit) = arch::OTHER_NUMBERS else {
+    let Some(bit) = arch::OTHER_CONVENTION_BIT else {
         return Vec::new();
     };
     let block = [
@@ -351,7 +351,7 @@ mod tests {
             assert_eq!(foreign(nr), NO_SUCH_CALL);
         }
         assert_eq!(foreign(libc::SYS_bpf as u32), ALLOW);
-        let Some(bit) = arch::OTHER_NUMBERS else {
+        let Some(bit) = arch::OTHER_CONVENTION_BIT else {
             return;
         };
         for nr in [libc::SYS_bpf, libc::SYS_perf_event_open] {

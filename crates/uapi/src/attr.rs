@@ -357,6 +357,6 @@ impl PerfEvent {
     pub const WRITE_BACKWARD: u64 = 1 << 27;
     /// The size of the oldest layout, which an attribute without a size has.
     pub const SIZE_VER0: u32 = 64;
-    /// The size of the layout that ends at [`Self::aux_action`] (Linux 4.1).
+    /// The size of the layout of Linux 4.1, which ends before `aux_sample_size`.
     pub const SIZE_VER5: u32 = 112;
 }

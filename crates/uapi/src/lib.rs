@@ -25,9 +25,9 @@
 //! | [`perf`] | `linux/perf_event.h` |
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
-//! | [`limits`] | limits of `kernel/bpf` |
+//! | [`limits`] | limits of programs, maps and helpers |
 //! | [`pagemap`] | `/proc/PID/pagemap` |
-//! | [`linux`] | arguments of other system calls |
+//! | [`linux`] | arguments and answers of other system calls |
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -3,17 +3,17 @@
 
 /// The longest program of a privileged user, in slots.
 pub const BPF_COMPLEXITY_LIMIT_INSNS: u32 = 1_000_000;
-/// The most maps that one program may name.
+/// The most maps that one program may name (`linux/bpf_verifier.h`).
 pub const MAX_USED_MAPS: u32 = 64;
 /// The most tail calls of one run.
 pub const MAX_TAIL_CALL_CNT: u32 = 33;
 /// The most rounds of a loop.
 pub const BPF_MAX_LOOPS: u32 = 8 << 20;
-/// The most samples that one call drains from a user ring buffer (`kernel/bpf/ringbuf.c`).
+/// The most samples that one call drains from a user ring buffer.
 pub const BPF_MAX_USER_RINGBUF_SAMPLES: u64 = 128 << 10;
 /// The longest record of a ring buffer (`kernel/bpf/ringbuf.c`).
 pub const RINGBUF_MAX_RECORD_SZ: u64 = u32::MAX as u64 / 4;
-/// The most bytes that a dynptr describes.
+/// The most bytes that a dynptr describes (`kernel/bpf/helpers.c`).
 pub const DYNPTR_MAX_SIZE: u32 = (1 << 24) - 1;
 /// The bits of a dynptr's size that are its bytes (`kernel/bpf/helpers.c`).
 pub const DYNPTR_SIZE_MASK: u32 = 0xff_ffff;
@@ -27,11 +27,11 @@ pub const MAX_BPRINTF_VARARGS: u32 = 12;
 pub const MAX_BPF_FUNC_ARGS: u32 = 12;
 /// The most programs on one tracepoint (`kernel/trace/bpf_trace.c`).
 pub const BPF_TRACE_MAX_PROGS: usize = 64;
-/// The most bytes of BTF (`linux/btf.h`).
+/// The most bytes of BTF (`kernel/bpf/btf.c`).
 pub const BTF_MAX_SIZE: u32 = 16 << 20;
 /// Room for a kernel function's name (`linux/kallsyms.h`).
 pub const KSYM_NAME_LEN: usize = 512;
-/// The largest block of memory (`linux/slab.h`).
+/// The largest block of memory, with pages of 4 KiB (`linux/slab.h`).
 pub const KMALLOC_MAX_SIZE: u32 = 4 << 20;
 /// The largest value of a CPU's own (`linux/percpu.h`).
 pub const PCPU_MIN_UNIT_SIZE: u32 = 32 << 10;

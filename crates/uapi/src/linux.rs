@@ -13,6 +13,8 @@ pub use x86_64::*;
 // linux/fcntl.h
 /// In place of a directory's descriptor: the working directory.
 pub const AT_FDCWD: i32 = -100;
+
+// asm-generic/fcntl.h
 /// A command of fcntl(2): sets the signal that announces a file's news.
 pub const F_SETSIG: i32 = 10;
 

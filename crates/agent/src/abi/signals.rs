@@ -1,7 +1,7 @@
 //! The signal handlers that a session installs in a target, and what they replace.
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU64;
 
 pub use crate::arch::HandlerCode;
 use beeline_uapi::signal::{SIGBUS, SIGSEGV, SIGTRAP};
@@ -38,16 +38,18 @@ pub struct Signals {
     /// Bit n-1: the target's handler for signal n asks that SIGTRAP be blocked meanwhile, and it is
     /// not. See [`TRAPS_NEEDED`](super::TRAPS_NEEDED).
     pub spared: AtomicU64,
-    /// Threads that would block SIGTRAP, and do not for that reason: their ids as they see
-    /// themselves, and zeros.
-    pub blocking: [AtomicU32; BLOCKING],
+    /// Threads that would block SIGTRAP, and do not for that reason: their thread pointers, and
+    /// zeros. A thread may have ended since.
+    pub blocking: [AtomicU64; BLOCKING],
+    /// The number of threads that were noted in [`Self::blocking`].
+    pub noted: AtomicU64,
     /// The addresses of masks that lack SIGTRAP while a call waits with them, and zeros.
     pub waiting: [AtomicU64; BLOCKING],
 }
 
 /// Room for threads in [`Signals::blocking`], and for calls in [`Signals::waiting`]. If there are
-/// more threads, some read back a mask without SIGTRAP, and do not block it again when the session
-/// leaves. If there are more calls, some wait with SIGTRAP blocked.
+/// more threads, those noted first read back a mask without SIGTRAP, and do not block it again when
+/// the session leaves. If there are more calls, some wait with SIGTRAP blocked.
 pub const BLOCKING: usize = 32;
 
 /// SIGTRAP in a mask of signals.

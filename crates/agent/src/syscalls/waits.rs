@@ -16,17 +16,33 @@ use crate::abi::{TRAP_BIT, TRAPS_NEEDED};
 use crate::sys;
 
 /// Sees to the mask of a call that is about to be made, or has returned.
+#[inline(always)]
+pub(super) fn see_to_mask(call: &Call<'_>) {
+    if call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 && may_have_mask(call) {
+        call.with_room(change_mask);
+    }
+}
+
 #[cold]
 #[inline(never)]
-pub(super) fn see_to_mask(call: &Call<'_>) {
-    let Some(address) = mask_of(call).filter(|address| *address != 0) else {
-        return;
-    };
+fn change_mask(call: &Call<'_>) -> Option<()> {
+    let address = mask_of(call).filter(|address| *address != 0)?;
     let masks = Masks(call);
     match call.edge {
-        ENTER if call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 => masks.spare(address),
-        ENTER => {}
+        ENTER => masks.spare(address),
         _ => masks.put_back(address),
+    }
+    Some(())
+}
+
+/// False for a call without a mask, as most are.
+fn may_have_mask(call: &Call<'_>) -> bool {
+    let [_, _, _, fourth, fifth, sixth] = call.regs.call_arguments();
+    match call.regs.call_number() {
+        nr::RT_SIGSUSPEND => true,
+        nr::PPOLL => fourth != 0,
+        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => fifth != 0,
+        _ => sixth != 0,
     }
 }
 

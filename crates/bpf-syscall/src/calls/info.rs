@@ -73,8 +73,8 @@ impl<'a> ObjectInfo<'a> {
         fields_end: usize,
         describe: impl FnOnce(&mut T) -> Result<(), Errno>,
     ) -> Answer {
-        let place = (wanted.info, wanted.info_len as usize);
-        if place.1 > ATTR_LIMIT {
+        let place @ (_, room) = (wanted.info, wanted.info_len as usize);
+        if room > ATTR_LIMIT {
             return Err(Errno::E2BIG);
         }
         let mut info = self.buffers.read(place, fields_end)?;

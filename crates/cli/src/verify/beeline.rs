@@ -3,18 +3,13 @@
 use std::time::Instant;
 
 use beeline_object::{AttachTarget, Contents, Kernel, MapDefinition, Object, ObjectProgram};
-use beeline_uapi::MapType;
+use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
+use beeline_uapi::{MapType, flags};
 use beeline_verifier::program::{self, Kind, Map, Modules, is_gpl_compatible};
 use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes, Refused};
 use beeline_verifier::verdict::LogLevel;
 
 use super::{Judgement, Verdict, in_words, kind};
-
-/// `BPF_F_RDONLY_PROG`.
-const RDONLY_PROG: u32 = 1 << 7;
-/// The number of frames that tools give a stack trace if the file leaves its depth open:
-/// `kernel.perf_event_max_stack`.
-const FRAMES: u32 = 127;
 
 /// Judges the programs of a file.
 pub struct Verifier<'a> {
@@ -226,7 +221,7 @@ fn map(types: Option<&FileTypes>, definition: &MapDefinition, kernel: Option<&Ke
     let definition = &completed(definition);
     let is_constant = definition.map_type == MapType::ARRAY
         && definition.max_entries == 1
-        && definition.flags & RDONLY_PROG != 0;
+        && definition.flags & flags::RDONLY_PROG != 0;
     Map {
         id: 0,
         name: definition.name.clone(),
@@ -259,7 +254,8 @@ pub fn completed(definition: &MapDefinition) -> MapDefinition {
         definition.key_size,
         definition.value_size,
     ) {
-        (MapType::STACK_TRACE, key, 0) => (key, FRAMES * 8),
+        // The depth that tools give a stack trace if the file leaves it open.
+        (MapType::STACK_TRACE, key, 0) => (key, PERF_MAX_STACK_DEPTH * 8),
         // An index and a descriptor, whatever the file contains.
         (MapType::PERF_EVENT_ARRAY, ..) => (4, 4),
         (MapType::PROG_ARRAY | MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS, key, 0) => (key, 4),

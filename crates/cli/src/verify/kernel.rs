@@ -12,17 +12,11 @@ use beeline_kernel::{
     module_types, update,
 };
 use beeline_object::{AttachTarget, Contents, MapDefinition, Object, ObjectProgram};
+use beeline_uapi::{flags, log};
 
 use super::beeline::completed;
 use super::{Judgement, Verdict, in_words, kind};
 use crate::prog::loaded::map_indexes;
-
-/// `BPF_LOG_LEVEL1`.
-const PATH: u32 = 1;
-/// `BPF_LOG_STATS`.
-const STATISTICS: u32 = 4;
-/// `BPF_F_RDONLY_PROG`.
-const RDONLY_PROG: u32 = 1 << 7;
 
 /// Loads the programs of one file.
 pub struct Loader<'a> {
@@ -109,7 +103,7 @@ impl<'a> Loader<'a> {
             kernel_version: self.object.kernel_version.unwrap_or(0),
             insns: &insns,
             types,
-            log_level: STATISTICS,
+            log_level: log::STATS,
         };
         // A log takes the verifier longer than its work, so the time is that of a load without one.
         let start = Instant::now();
@@ -117,8 +111,8 @@ impl<'a> Loader<'a> {
         let microseconds = start.elapsed().as_micros();
         if loaded.is_err() || log_level != 0 {
             let log_level = match log_level {
-                0 => PATH | STATISTICS,
-                level => level | STATISTICS,
+                0 => log::LEVEL1 | log::STATS,
+                level => level | log::STATS,
             };
             loaded = load_program(&ProgramSpec { log_level, ..spec });
         }
@@ -203,7 +197,7 @@ impl<'a> Loader<'a> {
         };
         let map = typed.map_or_else(|| create_map(&plain), Ok)?;
         if let Contents::Value(value) = &definition.contents
-            && definition.flags & RDONLY_PROG != 0
+            && definition.flags & flags::RDONLY_PROG != 0
         {
             update(&map, &0u32.to_ne_bytes(), value)?;
             freeze(&map)?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use beeline_isa::abi::{RUN_CONTEXT, TABLES};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_TABLES};
 use beeline_isa::{Imm64, Op};
 use beeline_uapi::HelperId;
 use inkwell::attributes::{Attribute, AttributeLoc};
@@ -82,7 +82,7 @@ impl<'c> Body<'_, 'c> {
         let long = self.ir.types.long;
         let mut kept = Vec::new();
         if self.number != 0 {
-            for table in TABLES {
+            for table in RUN_TABLES {
                 kept.push(self.run.field(table)?);
             }
         }
@@ -244,7 +244,7 @@ impl<'c> Translation<'_, 'c> {
         builder.position_at_end(block);
         let mut parameters = tail.get_param_iter();
         let next = parameters.next().ok_or_else(missing)?.into_int_value();
-        let kept: Vec<_> = parameters.take(TABLES.len()).collect();
+        let kept: Vec<_> = parameters.take(RUN_TABLES.len()).collect();
         let run = tail.get_last_param().ok_or_else(missing)?;
         let run = Run {
             ir: &self.ir,
@@ -254,7 +254,7 @@ impl<'c> Translation<'_, 'c> {
         let context = run.pointer_field(RUN_CONTEXT)?;
         let arguments = [context.into(), run.pointer.into()];
         let call = builder.build_indirect_call(types.entry, next, &arguments, "")?;
-        for (table, value) in TABLES.into_iter().zip(kept) {
+        for (table, value) in RUN_TABLES.into_iter().zip(kept) {
             let place = self.ir.offset(run.pointer, table as i64)?;
             builder.build_store(place, value)?;
         }

@@ -15,8 +15,8 @@
 //!   the fixed bytes of one into addresses and back. [`second_trap`] is a breakpoint's.
 //!   [`kernel_call_len`] knows the call that the kernel puts in an instruction's place, and
 //!   [`begins_function`] what it takes for the start of a function.
-//! - **State.** The general registers ([`Registers`], [`STACK_POINTER`]), the kernel's `struct pt_regs`
-//!   ([`PT_REGS_LEN`]), and the liveness of flags ([`flags_needed`], [`flags_wanted_behind_call`]).
+//! - **State.** The general registers ([`Registers`], [`STACK_POINTER`]) and the liveness of flags
+//!   ([`flags_needed`], [`flags_wanted_behind_call`]).
 //! - **Shapes of code.** The end of a frame ([`torn_down`]), unwinders ([`unwinder_exits`],
 //!   [`returns_by_jump`]) and the tables of a `switch` ([`JumpTable`]).
 //! - **Trampolines.** [`trampoline_head`] writes the part that calls the hook; [`AssembleError`] is
@@ -41,8 +41,8 @@ compile_error!("hook does not know this machine: it needs a module beside arch::
 
 pub use machine::{
     AssembleError, BREAKPOINT, BREAKPOINT_LEN, CommonCode, INT3, Instruction, JUMP_LEN,
-    JUMP_OPCODE, PT_REGS_LEN, RESTORER, Registers, SYSCALL, SYSCALL_LEN, begins_function,
-    jump_target, kernel_call_len, notice_stub, unwinder_exits,
+    JUMP_OPCODE, RESTORER, Registers, SYSCALL, SYSCALL_LEN, begins_function, jump_target,
+    kernel_call_len, notice_stub, unwinder_exits,
 };
 pub(crate) use machine::{
     BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, DISPLACEMENT_LEN, Displaced,

@@ -4,12 +4,15 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use beeline_agent::abi::syscalls::{Calls, WATCHED};
 use beeline_agent::abi::{self, TRAP_LEVELS};
 
 use beeline_inject::Stopped;
 
 use super::Hold;
 use super::memory::TargetMemory;
+use super::syscalls::MASKS;
+use crate::environment::Environment;
 use crate::error::Error;
 use crate::patch;
 use crate::sigaction::{self, Handler};
@@ -124,8 +127,8 @@ impl Signals<'_> {
         }
     }
 
-    /// Has the target's handlers run without SIGTRAP blocked, and the agent watch over that from
-    /// now on. Does so once.
+    /// Has the target's handlers run without SIGTRAP blocked, and the agent see to that from now on.
+    /// Does so once.
     fn spare_handlers(self, stopped: &mut Stopped) -> Result<(), Error> {
         let Some(environment) = &self.0.environment else {
             return Ok(());
@@ -134,10 +137,12 @@ impl Signals<'_> {
             return Ok(());
         }
         self.0.check_same(stopped)?;
+        sigaction::let_traps_in(stopped, environment.private.signals())?;
         for record in environment.records() {
             record.flags.fetch_or(abi::TRAPS_NEEDED, SeqCst);
         }
-        sigaction::let_traps_in(stopped, environment.private.signals())
+        watch_masks(environment);
+        Ok(())
     }
 
     /// The threads that block SIGTRAP.
@@ -184,6 +189,21 @@ impl Signals<'_> {
                 .compare_exchange(old as usize, new as usize, SeqCst, SeqCst)
                 .is_ok()
         })
+    }
+}
+
+/// Has the agent see calls by which threads block signals, if system calls are hooked. Tables that
+/// are published later have them, too.
+fn watch_masks(environment: &Environment) {
+    let Some(record) = environment.calls else {
+        return;
+    };
+    // SAFETY: the record was placed in the home pool as a `Calls`.
+    let calls = unsafe { environment.home.get::<Calls>(record) };
+    for (watched, numbers) in calls.watched.iter().zip(MASKS) {
+        for number in numbers {
+            watched[*number as usize].store(WATCHED, SeqCst);
+        }
     }
 }
 

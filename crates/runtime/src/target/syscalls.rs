@@ -32,7 +32,6 @@ use super::Hold;
 use super::memory::TargetMemory;
 use super::sites::Sites;
 use crate::backend::{Argument, CallContext, Function, Id};
-use crate::environment::Environment;
 use crate::error::{Error, os};
 use crate::file_calls::{FileCalls, Part};
 use crate::link::CallLink;
@@ -43,6 +42,7 @@ pub(super) use giving_way::OtherSessions;
 use late::Late;
 pub use late::{WhyUnseen, code_files};
 use late::{is_code_of_file, path_of};
+pub(super) use process_events::MASKS;
 pub use process_events::is_process_event;
 use slipped::Slipped;
 pub use slipped::SlippedCall;
@@ -93,8 +93,6 @@ struct Calls {
     beside: Beside,
     /// True if code was not as expected at the last look.
     is_doubtful: bool,
-    /// See [`Syscalls::watch_masks`].
-    watches_masks: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -189,26 +187,6 @@ impl Syscalls {
         }
         self.say_if_users_are_seen(&sites.memory, &regions);
         Ok(())
-    }
-
-    /// Watches calls by which threads block signals from now on, if the target has got breakpoints
-    /// since the tables were published.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Os`] if the home pool is full.
-    pub fn watch_masks(&mut self, memory: &mut TargetMemory) -> Result<(), Error> {
-        let Some(calls) = &mut self.calls else {
-            return Ok(());
-        };
-        let needs_traps = |environment: &Environment| {
-            environment.record().flags.load(SeqCst) & abi::TRAPS_NEEDED != 0
-        };
-        if calls.watches_masks || !memory.environment.as_ref().is_some_and(needs_traps) {
-            return Ok(());
-        }
-        calls.watches_masks = true;
-        self.publish(memory)
     }
 
     /// True if its system calls are hooked.
@@ -348,6 +326,7 @@ impl Syscalls {
                 (table.target, table.child) = (target as *const _, child as *const _);
             });
         }
+        environment.calls = Some(record);
         Ok(self.calls.insert(Calls {
             record,
             links: Vec::new(),
@@ -362,7 +341,6 @@ impl Syscalls {
             slipped: Slipped::default(),
             beside: Beside::default(),
             is_doubtful: false,
-            watches_masks: false,
         }))
     }
 

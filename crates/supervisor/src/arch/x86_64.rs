@@ -7,7 +7,7 @@ use libc::c_long;
 pub(crate) const COMPAT_CALLS: [u32; 2] = [i386::BPF, i386::PERF_EVENT_OPEN];
 
 /// Those of x32.
-pub(crate) const OTHER_NUMBERS: Option<u32> = Some(X32_SYSCALL_BIT);
+pub(crate) const OTHER_CONVENTION_BIT: Option<u32> = Some(X32_SYSCALL_BIT);
 
 pub(crate) const OPEN: c_long = libc::SYS_open;
 pub(crate) const STAT: c_long = libc::SYS_stat;

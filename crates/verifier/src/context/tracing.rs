@@ -1,5 +1,7 @@
 //! Contexts that are plain memory or close to it: registers, records of tracepoints, arguments.
 
+use beeline_uapi::limits::MAX_BPF_FUNC_ARGS;
+
 use super::Field;
 use super::table::{ALL, ANY, B4, B8, PART_OF_8, Row, row};
 use crate::arch::USER_REGS_LEN;
@@ -22,8 +24,11 @@ pub(super) const PERF_EVENT: &[Row] = &[
 /// should see that memory.
 pub(super) const RECORD: &[Row] = &[row("record", 8, 8192 - 8).read(ANY, ALL)];
 
-/// A raw tracepoint's arguments: `MAX_BPF_FUNC_ARGS` words.
-pub(super) const ARGUMENTS: &[Row] = &[row("args", 0, 12 * 8).read(ANY, ALL)];
+/// The most arguments, a word each.
+const ARGUMENT_BYTES: u32 = 8 * MAX_BPF_FUNC_ARGS;
+
+/// A raw tracepoint's arguments.
+pub(super) const ARGUMENTS: &[Row] = &[row("args", 0, ARGUMENT_BYTES).read(ANY, ALL)];
 
 /// A raw tracepoint's arguments where the first one leads to a buffer that may be written. The
 /// kernel shows all of its address but the start.
@@ -31,7 +36,7 @@ pub(super) const WRITABLE_ARGUMENTS: &[Row] = &[
     row("buffer", 0, 8)
         .read(B8, ALL)
         .gives(Field::TracepointBuffer),
-    row("args", 1, 12 * 8 - 1).read(ANY, ALL),
+    row("args", 1, ARGUMENT_BYTES - 1).read(ANY, ALL),
 ];
 
 /// The memory that the caller of `BPF_PROG_RUN` passes; its size is checked then.

@@ -2,14 +2,14 @@
 //! (`check_attach_btf_id`, `bpf_check_attach_target`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::limits::MAX_BPF_FUNC_ARGS;
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::table::{TypeTable, is_number, is_struct, kind_name, text};
 use super::{KernelTypes, Refused, context, lsm};
 use crate::program::Kind;
 
-/// `MAX_BPF_FUNC_ARGS`.
-pub(super) const MOST_ARGS: usize = 12;
+pub(super) const MOST_ARGS: usize = MAX_BPF_FUNC_ARGS as usize;
 /// The bytes of the biggest argument.
 const BIGGEST_ARG: u32 = 16;
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 /// may hold each other many times over.
 const DEEPEST: u32 = 16;
 const MOST: u32 = 4096;
+
 /// Returns the value that the bytes have by a type.
 ///
 /// Structures become objects, by their members' names; characters that end with a zero, texts;

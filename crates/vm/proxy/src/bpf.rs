@@ -28,7 +28,7 @@ const NAME: std::ops::Range<usize> =
 /// In `struct bpf_btf_info`: nonzero if it is the kernel's own.
 const KERNEL_BTF: usize = offset_of!(BtfInfo, kernel_btf);
 /// The bytes of the attribute of commands that take an id.
-const BY_ID: usize = offset_behind!(attr::GetId, open_flags);
+pub(crate) const BY_ID: usize = offset_behind!(attr::GetId, open_flags);
 /// The most places of a program that are written to the log.
 const PLACES: usize = 16;
 

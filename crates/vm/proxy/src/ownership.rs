@@ -6,13 +6,14 @@ use std::collections::HashSet;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use beeline_uapi::Command;
 use beeline_uapi::attr::{GetId, Info};
 use beeline_uapi::info::{LinkInfo, MapInfo, ProgInfo};
-use beeline_uapi::{Command, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::number_at;
 use rustix::io::Errno;
 
+use crate::bpf::BY_ID;
 use crate::handles::{Handles, Object, info, returned_fd};
 use crate::sys::{self, Attr};
 
@@ -74,13 +75,14 @@ fn add_programs(program: BorrowedFd<'_>, kind: Kind, ids: &mut HashSet<u32>) -> 
 }
 
 fn open_program(id: u32) -> Result<OwnedFd, Errno> {
-    const SIZE: usize = offset_behind!(GetId, open_flags);
     let mut attr = Attr::of(&GetId {
         start_id: id,
         ..GetId::default()
     });
     // SAFETY: the command takes only integers, and returns a descriptor.
-    unsafe { sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, SIZE).map(|value| returned_fd(value)) }
+    unsafe {
+        sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, BY_ID).map(|value| returned_fd(value))
+    }
 }
 
 /// Returns the maps that a program uses. Between the two questions it may bind more, which are left

@@ -1,6 +1,6 @@
 //! Calls: of helpers, from helpers back into the program, and into the next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, TABLES};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_TABLES};
 use beeline_uapi::HelperId;
 
 use super::assembler::{Access, FP, Indirect, LR, Label, Pair, Reg, SP, Sum};
@@ -11,7 +11,7 @@ use super::registers::{ABORTED, CALLER_SAVED, RESULT, RUN, home};
 use crate::baseline::outline::helper_index;
 use crate::code::Error;
 
-/// The bytes of stack that a function needs to keep the [`TABLES`].
+/// The bytes of stack that a function needs to keep the [`RUN_TABLES`].
 pub(crate) const TABLES_BYTES: u32 = 32;
 /// The bytes of stack between a helper's call of a callback and the callback's frame.
 pub(crate) const CALLBACK_BYTES: u32 = 32;
@@ -49,7 +49,7 @@ impl Emitter<'_> {
         let next = self.masm.asm.label();
         let kept = [0, 1, 2].map(|number| self.masm.scratch(number));
         let (below, record) = (TABLES_BYTES, 16);
-        for (register, table) in kept.into_iter().zip(TABLES) {
+        for (register, table) in kept.into_iter().zip(RUN_TABLES) {
             self.masm.load_field(register, RUN, table);
         }
         self.masm.asm.sum(Sum::Sub, true, SP, SP, below, false);
@@ -67,7 +67,7 @@ impl Emitter<'_> {
         self.tables(Pair::Ldp, Access::Load, kept, record);
         let asm = &mut self.masm.asm;
         asm.pair(Pair::LdpAfter, [FP, LR], SP, all);
-        for (register, table) in kept.into_iter().zip(TABLES) {
+        for (register, table) in kept.into_iter().zip(RUN_TABLES) {
             asm.word_access(Access::Store, register, RUN, table as u32);
         }
         asm.mov(true, home(0), RESULT);

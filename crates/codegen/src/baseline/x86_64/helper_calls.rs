@@ -1,7 +1,7 @@
 //! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
 //! next program.
 
-use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, TABLES};
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_TABLES};
 use beeline_uapi::HelperId;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -13,7 +13,7 @@ use super::registers::{CALLER_SAVED, RUN};
 use crate::baseline::outline::helper_index;
 use crate::code::Error;
 
-/// The bytes of stack that a function needs to keep the [`TABLES`], a multiple of 16.
+/// The bytes of stack that a function needs to keep the [`RUN_TABLES`], a multiple of 16.
 pub(crate) const TABLES_BYTES: u32 = 32;
 /// The bytes of stack between a helper's call of a callback and the callback's return address.
 pub(crate) const CALLBACK_BYTES: u32 = 16;
@@ -49,7 +49,7 @@ impl Emitter<'_> {
         let next = self.masm.asm.create_label();
         let kept = [r11, r10, r9];
         self.masm.asm.sub(rsp, 8)?;
-        for table in TABLES {
+        for table in RUN_TABLES {
             self.masm.asm.push(qword_ptr(RUN + table as i32))?;
         }
         self.masm.call_helper(index, HelperId::TAIL_CALL.0)?;
@@ -65,7 +65,7 @@ impl Emitter<'_> {
         }
         // Behind the return address and three words, the stack is aligned.
         self.masm.asm.call(rax)?;
-        for table in TABLES.into_iter().rev() {
+        for table in RUN_TABLES.into_iter().rev() {
             self.masm.asm.pop(qword_ptr(RUN + table as i32))?;
         }
         self.return_to_caller(false)?;

@@ -27,7 +27,6 @@ pub use jump::{BREAKPOINT, BREAKPOINT_LEN, INT3, JUMP_LEN, JUMP_OPCODE, jump_tar
 pub(crate) use jump::{DISPLACEMENT_LEN, JUMP_REACH, JUMP_REACH_IN_WORDS, jump, jump_anywhere};
 pub use kernel_uprobe::{begins_function, kernel_call_len};
 pub use notice::notice_stub;
-pub use pt_regs::PT_REGS_LEN;
 pub use registers::Registers;
 pub(crate) use registers::STACK_POINTER;
 pub(crate) use relocate::{Displaced, relocate};

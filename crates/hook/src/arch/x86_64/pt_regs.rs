@@ -1,7 +1,7 @@
 //! The kernel's `struct pt_regs` (`arch/x86/include/asm/ptrace.h`).
 
 /// Bytes of the kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`): 21 words.
-pub const PT_REGS_LEN: usize = 21 * 8;
+pub(in crate::arch) const PT_REGS_LEN: usize = 21 * 8;
 
 pub(in crate::arch) const REGS: i32 = PT_REGS_LEN as i32;
 pub(in crate::arch) const WORD: i32 = 8;

@@ -48,7 +48,7 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
 
 /// Calls by which threads block signals, for good or as long as they wait. The agent watches them in
 /// targets with breakpoints, before and behind.
-pub(super) const MASKS: [&[libc::c_long]; 2] = [
+pub(in super::super) const MASKS: [&[libc::c_long]; 2] = [
     &[
         libc::SYS_rt_sigprocmask,
         libc::SYS_rt_sigsuspend,

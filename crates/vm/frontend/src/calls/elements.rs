@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::attr::Element;
-use beeline_uapi::{Command, Errno};
+use beeline_uapi::{Command, Errno, offset_behind};
 use beeline_vm_protocol::layout::{long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -26,7 +26,7 @@ use crate::rings::Rings;
 
 /// The bytes of an attribute with a map, a key and a value. Fields behind them, flags first, can
 /// ask for more than a value.
-const LOOK_UP: usize = 24;
+const LOOK_UP: usize = offset_behind!(Element, value);
 /// The most bytes of a message, or of a value, that take no time.
 const SHORT: usize = 4096;
 

@@ -144,7 +144,10 @@ impl<'a> Steps<'a> {
         }
         let key_len = facts.key_size as usize;
         let value_len = facts.value_len(self.kernel.connection.welcome().possible_cpus);
-        let (key, value) = (long_at(attr, 8), long_at(attr, 16));
+        let (key, value) = (
+            long_at(attr, offset_of!(Element, key)),
+            long_at(attr, offset_of!(Element, value)),
+        );
         let read_key = || self.call.memory.bytes(key, key_len);
         match command {
             Command::MAP_GET_NEXT_KEY => {
@@ -162,7 +165,10 @@ impl<'a> Steps<'a> {
                 Ok(Some(Reply::Value(0)))
             }
             // Most look-ups are no part of a walk: for these, the key is not read here.
-            Command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 && self.walk_of(map).is_fresh() => {
+            Command::MAP_LOOKUP_ELEM
+                if long_at(attr, offset_of!(Element, flags)) == 0
+                    && self.walk_of(map).is_fresh() =>
+            {
                 let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
                     return Ok(None);
                 };
