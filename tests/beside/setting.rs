@@ -236,7 +236,11 @@ impl Setting {
             file.read_exact_at(&mut original, *offset)
                 .expect("it has the function");
             let pid = self.target.pid();
-            let is_hooked = || code_at::<JUMP_LEN>(pid, &self.program, *offset) != original;
+            // The rest of a jump stays while the kernel has put the file's first byte back.
+            let is_hooked = || {
+                let now = code_at::<JUMP_LEN>(pid, &self.program, *offset);
+                now != original && (now[0] != original[0] || now[0] == JUMP)
+            };
             assert!(until(PATIENCE, is_hooked), "{name}: hits are lost for ever");
         }
     }

@@ -1,11 +1,10 @@
 /* Calls `probed`, which only a breakpoint can hook, where SIGTRAP is meant to be blocked.
  *
  * It says "ready". "handler N": in a handler for signal N that blocks all signals, which was installed at the start for SIGUSR1 and
- * is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before and
- * looks at its mask afterwards. "wait K": in a handler while sigsuspend (0), ppoll (1),
- * pselect (2) or epoll_pwait (3) waits with all other signals blocked. "vfork": in a child that
- * shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N" answer "blocks" if the handler's
- * mask has SIGTRAP, else "lets in". At end of file it exits with code 7. */
+ * SIGTRAP, and is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before and looks at its
+ * mask afterwards. "wait K": in a handler while sigsuspend (0), ppoll (1), pselect (2) or epoll_pwait (3) waits with all other signals
+ * blocked. "vfork": in a child that shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N"
+ * answer "blocks" if the handler's mask has SIGTRAP, else "lets in". At end of file it exits with code 7. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -118,6 +117,7 @@ int main(void)
 {
     char line[64];
     install(SIGUSR1);
+    install(SIGTRAP);
     puts("ready");
     while (fflush(stdout), fgets(line, sizeof line, stdin)) {
         int signal = strchr(line, ' ') ? atoi(strchr(line, ' ')) : 0;
