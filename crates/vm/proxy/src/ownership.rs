@@ -25,7 +25,7 @@ mod program {
     pub(super) const MAP_IDS: usize = offset_of!(ProgInfo, map_ids);
     pub(super) const BTF: usize = offset_of!(ProgInfo, btf_id);
     /// The length of the part that is read here.
-    pub(super) const LEN: usize = super::offset_behind!(ProgInfo, btf_id);
+    pub(super) const LEN: usize = beeline_uapi::offset_behind!(ProgInfo, btf_id);
 }
 const MAP_BTF: usize = offset_of!(MapInfo, btf_id);
 const LINK_PROGRAM: usize = offset_of!(LinkInfo, prog_id);
