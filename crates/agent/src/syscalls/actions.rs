@@ -54,13 +54,10 @@ impl<'a> Action<'a> {
     }
 
     fn change(&self) -> Option<i64> {
-        match SIGNALS
-            .contains(&self.signal)
-            .then(|| self.agents())
-            .flatten()
-        {
-            Some(signals) if !self.is_child() => self.keep(signals),
-            Some(_) if self.is_reset() => Some(self.make(0)),
+        let is_ours = SIGNALS.contains(&self.signal);
+        match is_ours.then(|| self.agents()).flatten() {
+            Some(signals) if !self.is_child() || self.new == 0 => self.keep(signals, self.new),
+            Some(signals) if self.is_reset() => self.keep(signals, 0),
             _ if self.call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 => self.spare(),
             _ => None,
         }
@@ -76,9 +73,10 @@ impl<'a> Action<'a> {
         stub.map(|stub| stub.signals as *mut Signals)
     }
 
-    /// Keeps the target's own action below the agent's handler.
-    fn keep(&self, signals: *mut Signals) -> Option<i64> {
-        let new: Option<SignalAction> = match self.new {
+    /// Keeps the target's own action below the agent's handler, after it has been replaced by the one
+    /// at `new`, if that is not 0.
+    fn keep(&self, signals: *mut Signals, new: u64) -> Option<i64> {
+        let new: Option<SignalAction> = match new {
             0 => None,
             new => Some(self.action_at(new)?),
         };
