@@ -77,8 +77,8 @@ impl Thread {
 
     /// True if it was held within a system call that is going to be made once more.
     ///
-    /// If so, [`Thread::ip`] is behind the `syscall` instruction, and the thread goes on two bytes
-    /// earlier, on that instruction. The same is true of an address set with [`Stopped::set_ip`].
+    /// If so, [`Thread::ip`] is behind the `syscall` instruction, and the thread goes on at that
+    /// instruction. The same is true of an address set with [`Stopped::set_ip`].
     pub fn restarts(&self) -> bool {
         Restart::of(&self.registers).is_some()
     }

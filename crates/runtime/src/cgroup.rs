@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use crate::proc;
+use beeline_uapi::linux::ROOT_CGROUP_ID;
 
-/// The id of the hierarchy's root. Every process is there if the hierarchy is not mounted.
-const ROOT: u64 = 1;
+use crate::proc;
 
 /// The version 2 hierarchy as the session knows it.
 #[derive(Debug, Default)]
@@ -37,14 +36,14 @@ impl Cgroups {
     /// removed.
     pub fn ids(&self, path: &str) -> Option<Vec<u64>> {
         let Some(mount) = self.mount.get_or_init(mount_point) else {
-            return Some(vec![ROOT]);
+            return Some(vec![ROOT_CGROUP_ID]);
         };
         let mut directory = mount.clone();
         let mut ids = vec![inode(&directory)?];
         for name in path.split('/').filter(|name| !name.is_empty()) {
             // Outside of Beeline's own namespace there is nothing to look at.
             if name == ".." {
-                return Some(vec![ROOT]);
+                return Some(vec![ROOT_CGROUP_ID]);
             }
             directory.push(name);
             ids.push(inode(&directory)?);
@@ -104,6 +103,9 @@ mod tests {
         let path = path_of(std::process::id() as i32).expect("we are alive");
         let ids = cgroups.ids(&path).expect("it is there");
         let depth = path.split('/').filter(|name| !name.is_empty()).count();
-        assert!(ids.len() == depth + 1 || ids == [ROOT], "{path}: {ids:?}");
+        assert!(
+            ids.len() == depth + 1 || ids == [ROOT_CGROUP_ID],
+            "{path}: {ids:?}"
+        );
     }
 }

@@ -19,6 +19,7 @@
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
 //! | [`info`] | `struct bpf_prog_info` and its kin |
+//! | [`BtfHeader`] | `struct btf_header` |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
 //! | [`log`] | `BPF_LOG_*` |
@@ -33,6 +34,7 @@
 
 pub mod attr;
 mod bpf;
+mod btf;
 mod errno;
 pub mod flags;
 pub mod helper;
@@ -48,6 +50,7 @@ pub mod perf;
 pub mod signal;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
+pub use btf::{BTF_MAGIC, BTF_VERSION, BtfHeader};
 pub use errno::Errno;
 pub use helper::HelperId;
 pub(crate) use layout::layout;

@@ -17,6 +17,8 @@ pub const RINGBUF_MAX_RECORD_SZ: u64 = u32::MAX as u64 / 4;
 pub const DYNPTR_MAX_SIZE: u32 = (1 << 24) - 1;
 /// The bits of a dynptr's size that are its bytes (`kernel/bpf/helpers.c`).
 pub const DYNPTR_SIZE_MASK: u32 = 0xff_ffff;
+/// In a dynptr's size: the first bit of its kind (`kernel/bpf/helpers.c`).
+pub const DYNPTR_TYPE_SHIFT: u32 = 28;
 /// In a dynptr's size: it may not be written to (`kernel/bpf/helpers.c`).
 pub const DYNPTR_RDONLY_BIT: u32 = 1 << 31;
 /// The bytes of a line that `bpf_trace_printk` prints.
@@ -27,6 +29,8 @@ pub const MAX_BPRINTF_VARARGS: u32 = 12;
 pub const MAX_BPF_FUNC_ARGS: u32 = 12;
 /// The most programs on one tracepoint (`kernel/trace/bpf_trace.c`).
 pub const BPF_TRACE_MAX_PROGS: usize = 64;
+/// The most bytes of a record on functions, lines or relocations (`kernel/bpf/verifier.c`).
+pub const MAX_FUNCINFO_REC_SIZE: usize = 252;
 /// The most bytes of BTF (`kernel/bpf/btf.c`).
 pub const BTF_MAX_SIZE: u32 = 16 << 20;
 /// Room for a kernel function's name (`linux/kallsyms.h`).

@@ -49,6 +49,10 @@ pub const CLONE_NEWUSER: u64 = 0x1000_0000;
 /// Bytes of a thread's name with its terminator.
 pub const TASK_COMM_LEN: usize = 16;
 
+// kernel/cgroup/cgroup.c
+/// The id of the default hierarchy's root.
+pub const ROOT_CGROUP_ID: u64 = 1;
+
 // linux/prctl.h
 pub const PR_SET_NAME: u64 = 15;
 pub const PR_GET_NAME: u64 = 16;

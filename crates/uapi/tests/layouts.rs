@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use aya_obj::generated as theirs;
 use beeline_btf::{Btf, kind};
-use beeline_uapi::attr;
+use beeline_uapi::{BtfHeader, attr};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -44,6 +44,23 @@ fn layouts_are_those_of_other_bindings() {
     same!(TestRun = bpf_attr__bindgen_ty_7: prog_fd, retval, data_size_in, data_size_out, data_in,
         data_out, repeat, duration, ctx_size_in, ctx_size_out, ctx_in, ctx_out, flags, cpu,
         batch_size);
+}
+
+#[test]
+fn the_header_of_btf_is_that_of_other_bindings() {
+    macro_rules! same {
+        ($($field:ident),*) => {
+            $(assert_eq!(
+                offset_of!(BtfHeader, $field),
+                offset_of!(theirs::btf_header, $field),
+                stringify!($field),
+            );)*
+        };
+    }
+    same!(
+        magic, version, flags, hdr_len, type_off, type_len, str_off, str_len
+    );
+    assert_eq!(size_of::<BtfHeader>(), size_of::<theirs::btf_header>());
 }
 
 /// A union's or structure's fields, with those of its unnamed members; `at` is its own offset.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use beeline_uapi::limits::BPF_COMPLEXITY_LIMIT_INSNS;
 use beeline_uapi::{Errno, HelperId, log};
 
 use crate::reject::Reject;
@@ -111,7 +112,7 @@ impl fmt::Display for Effort {
         } = self;
         write!(
             f,
-            "processed {insns_processed} insns (limit 1000000) max_states_per_insn {max_states_per_insn} total_states {total_states} peak_states {peak_states} mark_read 0"
+            "processed {insns_processed} insns (limit {BPF_COMPLEXITY_LIMIT_INSNS}) max_states_per_insn {max_states_per_insn} total_states {total_states} peak_states {peak_states} mark_read 0"
         )
     }
 }

@@ -6,7 +6,9 @@
 
 use beeline_maps::ringbuf;
 use beeline_uapi::Errno;
-use beeline_uapi::limits::{DYNPTR_MAX_SIZE, DYNPTR_RDONLY_BIT, DYNPTR_SIZE_MASK};
+use beeline_uapi::limits::{
+    DYNPTR_MAX_SIZE, DYNPTR_RDONLY_BIT, DYNPTR_SIZE_MASK, DYNPTR_TYPE_SHIFT,
+};
 
 use super::convention::{Readable, Writable};
 use super::maps::caller;
@@ -55,7 +57,11 @@ impl Dynptr {
     /// Creates a dynptr of `size` bytes at `data` that may only be read; `None` for more than
     /// [`Self::MOST`].
     pub fn read_only(data: *const u8, size: u32, kind: Kind) -> Option<Self> {
-        Self::make(data as u64, size, kind as u32 | DYNPTR_RDONLY_BIT >> 28)
+        Self::make(
+            data as u64,
+            size,
+            kind as u32 | DYNPTR_RDONLY_BIT >> DYNPTR_TYPE_SHIFT,
+        )
     }
 
     const fn make(data: u64, size: u32, high_bits: u32) -> Option<Self> {
@@ -64,7 +70,7 @@ impl Dynptr {
         }
         Some(Self {
             data,
-            size: size | high_bits << 28,
+            size: size | high_bits << DYNPTR_TYPE_SHIFT,
             offset: 0,
         })
     }

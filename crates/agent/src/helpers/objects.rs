@@ -6,12 +6,10 @@ use beeline_isa::abi::Run;
 use beeline_maps::Kind;
 use beeline_uapi::Errno;
 use beeline_uapi::limits::MAX_TAIL_CALL_CNT;
+use beeline_uapi::linux::ROOT_CGROUP_ID;
 
 use crate::abi::{CgroupPath, Context, Link, MapHandle, Target};
 use crate::objects::find;
-
-/// The kernel's id of the default hierarchy's root.
-const ROOT_CGROUP: u64 = 1;
 
 /// `bpf_tail_call(context, map, index)`: returns the entry of the next program, and the run has
 /// that program's tables from now on. If it returns 0, the calling program goes on. What belongs to
@@ -76,7 +74,7 @@ pub fn current_task_under_cgroup(
 
 /// `bpf_get_current_cgroup_id()`.
 pub fn get_current_cgroup_id(context: &mut Context) -> u64 {
-    cgroups(context.target()).last().unwrap_or(ROOT_CGROUP)
+    cgroups(context.target()).last().unwrap_or(ROOT_CGROUP_ID)
 }
 
 /// `bpf_get_current_ancestor_cgroup_id(level)`: 0 if there is none at that level; the root is at

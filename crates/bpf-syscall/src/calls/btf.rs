@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use beeline_runtime::backend::Backend;
-use beeline_supervisor::attr::{BpfAttr, u32_at};
+use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory};
-use beeline_uapi::Errno;
 use beeline_uapi::limits::BTF_MAX_SIZE;
+use beeline_uapi::{BTF_MAGIC, BTF_VERSION, BtfHeader, Errno};
+use zerocopy::FromBytes;
 
 use super::attr::BtfLoad;
 use super::descriptors::NewDescriptors;
@@ -52,20 +53,18 @@ impl<'a> BtfObjects<'a> {
 /// of the types is between the tool and the programs that show them; the supervisor only keeps
 /// them.
 fn check_btf(data: &[u8]) -> Result<(), Errno> {
-    const MAGIC_AND_VERSION: [u8; 4] = [0x9f, 0xeb, 1, 0];
-    const HEADER: u32 = 24;
-    let field = |offset| u32_at(data, offset);
-    let (header, types, types_len, strings, strings_len) =
-        (field(4), field(8), field(12), field(16), field(20));
-    if !data.starts_with(&MAGIC_AND_VERSION) || header < HEADER || !types.is_multiple_of(4) {
+    let (header, _) = BtfHeader::read_from_prefix(data).map_err(|_| Errno::EINVAL)?;
+    let is_known = header.magic == BTF_MAGIC && header.version == BTF_VERSION && header.flags == 0;
+    let is_whole = header.hdr_len as usize >= size_of::<BtfHeader>();
+    if !is_known || !is_whole || !header.type_off.is_multiple_of(4) {
         return Err(Errno::EINVAL);
     }
     let section = |offset: u32, len: u32| {
-        let start = (header as usize).checked_add(offset as usize)?;
+        let start = (header.hdr_len as usize).checked_add(offset as usize)?;
         data.get(start..start.checked_add(len as usize)?)
     };
-    section(types, types_len).ok_or(Errno::EINVAL)?;
-    let strings = section(strings, strings_len).ok_or(Errno::EINVAL)?;
+    section(header.type_off, header.type_len).ok_or(Errno::EINVAL)?;
+    let strings = section(header.str_off, header.str_len).ok_or(Errno::EINVAL)?;
     if strings.first() != Some(&0) || strings.last() != Some(&0) {
         return Err(Errno::EINVAL);
     }

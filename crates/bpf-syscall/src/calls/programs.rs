@@ -11,7 +11,9 @@ use beeline_runtime::backend::{
 use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::info::{FuncInfo, LineInfo};
-use beeline_uapi::limits::{BPF_COMPLEXITY_LIMIT_INSNS, MAX_BPF_FUNC_ARGS, MAX_USED_MAPS};
+use beeline_uapi::limits::{
+    BPF_COMPLEXITY_LIMIT_INSNS, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE, MAX_USED_MAPS,
+};
 use beeline_uapi::{Errno, ProgramType, flags};
 
 use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
@@ -31,8 +33,6 @@ const FLAGS: u32 = flags::STRICT_ALIGNMENT
     | flags::TEST_REG_INVARIANTS;
 /// The longest licence, without its NUL.
 const LICENSE_LIMIT: usize = 127;
-/// The most bytes of a record of type information that a newer tool may have.
-const LARGEST: usize = 252;
 /// The bytes of context of a raw tracepoint: its arguments.
 const CONTEXT_LIMIT: u32 = MAX_BPF_FUNC_ARGS * 8;
 
@@ -141,7 +141,7 @@ impl<'a> Programs<'a> {
             return Ok(Vec::new());
         }
         if size < known
-            || size > LARGEST
+            || size > MAX_FUNCINFO_REC_SIZE
             || !size.is_multiple_of(4)
             || records.count > BPF_COMPLEXITY_LIMIT_INSNS
         {
@@ -318,8 +318,8 @@ impl ProgLoad {
     /// kept as numbers.
     fn bytes(&self) -> u64 {
         let of = |records: &Records| {
-            let is_read =
-                records.size as usize <= LARGEST && records.count <= BPF_COMPLEXITY_LIMIT_INSNS;
+            let is_read = records.size as usize <= MAX_FUNCINFO_REC_SIZE
+                && records.count <= BPF_COMPLEXITY_LIMIT_INSNS;
             u64::from(is_read) * u64::from(records.count) * u64::from(records.size)
         };
         INSN_BYTES as u64 * u64::from(self.insn_count)
