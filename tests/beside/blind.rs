@@ -17,8 +17,8 @@ const FUNCTIONS: [&str; 5] = [
     "b_looped",
 ];
 
-/// What a session asks for: its target, or every process. In the latter case it does not look
-/// again for what an old process maps.
+/// The processes that a session asks for: its target, or all. In the latter case it does not look
+/// again at the mappings of an old process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asked {
     ForTarget,

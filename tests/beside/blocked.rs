@@ -2,7 +2,7 @@
 //! Beeline needs it.
 
 use beeline_e2e::{
-    Engine, PATIENCE, Scratch, Tool, Turn, Workload, find_program, need, statuses, until,
+    Ended, Engine, PATIENCE, Scratch, Tool, Turn, Workload, find_program, need, statuses, until,
 };
 
 use crate::setting::{INT3, Setting, first_byte};
@@ -51,18 +51,29 @@ fn a_breakpoint_serves_a_process_with_a_thread_that_blocks_all_signals() {
     }
 }
 
-/// Calls the probed function in handlers that block all signals, one of them installed behind the
-/// tool's back, in a thread that has just blocked them, and in calls that block them as they wait. Returns what the tool has counted.
-fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
+/// Starts the target, and a tool that counts its calls of the probed function.
+fn counting(engine: Engine) -> Result<(Scratch, Workload, Tool), String> {
     let bpftrace = find_program("bpftrace")?;
     let scratch = Scratch::new();
     let program = scratch.build("masks.c");
-    let mut target = Workload::start(&program);
+    let target = Workload::start(&program);
     let mut command = engine.command(&bpftrace);
     command.args(["-p", &target.pid().to_string()]);
     let script = format!("uprobe:{}:probed {{ @ = count(); }}", program.display());
     let tool = Tool::bpftrace(command, &script);
     tool.wait_attached();
+    Ok((scratch, target, tool))
+}
+
+fn counts(ended: Ended) -> Vec<String> {
+    let lines = ended.stdout.into_iter();
+    lines.filter(|line| line.starts_with('@')).collect()
+}
+
+/// Calls the probed function in handlers that block all signals, one of them installed behind the
+/// tool's back, in a thread that has just blocked them, and in calls that block them as they wait. Returns what the tool has counted.
+fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
+    let (_scratch, mut target, tool) = counting(engine)?;
     let (first, second) = (libc::SIGUSR1, libc::SIGUSR2);
     assert_eq!(target.tell(&format!("handler {first}")), "done 1");
     for signal in [first, libc::SIGTRAP] {
@@ -87,8 +98,7 @@ fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
     }
     assert_eq!(target.tell("handler 10"), "done 85");
     target.finish();
-    let counts = ended.stdout.into_iter();
-    Ok(counts.filter(|line| line.starts_with('@')).collect())
+    Ok(counts(ended))
 }
 
 #[test]
@@ -103,15 +113,7 @@ fn handlers_and_threads_that_block_all_signals_come_to_a_breakpoint() {
 /// Calls the probed function in children that share the memory and have reset their handlers, and
 /// in a thread. Returns what the tool has counted.
 fn hits_beside_children(engine: Engine) -> Result<Vec<String>, String> {
-    let bpftrace = find_program("bpftrace")?;
-    let scratch = Scratch::new();
-    let program = scratch.build("masks.c");
-    let mut target = Workload::start(&program);
-    let mut command = engine.command(&bpftrace);
-    command.args(["-p", &target.pid().to_string()]);
-    let script = format!("uprobe:{}:probed {{ @ = count(); }}", program.display());
-    let tool = Tool::bpftrace(command, &script);
-    tool.wait_attached();
+    let (_scratch, mut target, tool) = counting(engine)?;
     for calls in 1..=10 {
         assert_eq!(target.tell("vfork"), format!("done {calls}"));
     }
@@ -119,8 +121,7 @@ fn hits_beside_children(engine: Engine) -> Result<Vec<String>, String> {
     let ended = tool.interrupt();
     assert_eq!(target.tell("vfork"), "done 12");
     target.finish();
-    let counts = ended.stdout.into_iter();
-    Ok(counts.filter(|line| line.starts_with('@')).collect())
+    Ok(counts(ended))
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //!
 //! A thread must not wait inside the agent, so the agent does not make these calls. In a target with
 //! breakpoints ([`TRAPS_NEEDED`]) it takes SIGTRAP out of the target's own mask before the call, and
-//! puts it back behind it. A mask that cannot be written stays as it is.
+//! puts it back behind it, if the session is still there. A mask that cannot be written stays as it
+//! is.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -18,7 +19,7 @@ use crate::sys;
 /// Sees to the mask of a call that is about to be made, or has returned.
 #[inline(always)]
 pub(super) fn see_to_mask(call: &Call<'_>) {
-    if call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 && may_have_mask(call) {
+    if call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 && argument(call) != 0 {
         call.with_room(change_mask);
     }
 }
@@ -26,7 +27,14 @@ pub(super) fn see_to_mask(call: &Call<'_>) {
 #[cold]
 #[inline(never)]
 fn change_mask(call: &Call<'_>) -> Option<()> {
-    let address = mask_of(call).filter(|address| *address != 0)?;
+    let address = match call.regs.call_number() {
+        // The address of the mask's address, and of its size.
+        nr::PSELECT6 => call.words(argument(call)).map(|[mask]| mask)?,
+        _ => argument(call),
+    };
+    if address == 0 {
+        return None;
+    }
     let masks = Masks(call);
     match call.edge {
         ENTER => masks.spare(address),
@@ -35,26 +43,14 @@ fn change_mask(call: &Call<'_>) -> Option<()> {
     Some(())
 }
 
-/// False for a call without a mask, as most are.
-fn may_have_mask(call: &Call<'_>) -> bool {
-    let [_, _, _, fourth, fifth, sixth] = call.regs.call_arguments();
-    match call.regs.call_number() {
-        nr::RT_SIGSUSPEND => true,
-        nr::PPOLL => fourth != 0,
-        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => fifth != 0,
-        _ => sixth != 0,
-    }
-}
-
-/// Returns the address of a call's mask; 0 or nothing if it has none.
-fn mask_of(call: &Call<'_>) -> Option<u64> {
+/// Returns the argument that leads to a call's mask; 0 if it has none, as most have.
+fn argument(call: &Call<'_>) -> u64 {
     let [first, _, _, fourth, fifth, sixth] = call.regs.call_arguments();
     match call.regs.call_number() {
-        nr::RT_SIGSUSPEND => Some(first),
-        nr::PPOLL => Some(fourth),
-        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => Some(fifth),
-        // The address of the mask's address, and of its size.
-        _ => call.words(sixth).map(|[mask]| mask),
+        nr::RT_SIGSUSPEND => first,
+        nr::PPOLL => fourth,
+        nr::EPOLL_PWAIT | nr::EPOLL_PWAIT2 => fifth,
+        _ => sixth,
     }
 }
 

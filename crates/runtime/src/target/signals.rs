@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use beeline_agent::abi::syscalls::{Calls, WATCHED};
 use beeline_agent::abi::{self, TRAP_LEVELS};
-
 use beeline_inject::Stopped;
 
 use super::Hold;

@@ -1,4 +1,4 @@
-//! What is x86-64's own.
+//! Numbers and layouts that only x86-64 has in this form.
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 

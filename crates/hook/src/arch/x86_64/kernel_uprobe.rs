@@ -1,4 +1,4 @@
-//! What the kernel's uprobes do by the instruction that they stand upon.
+//! The kernel's uprobes: their effect depends on the instruction that they stand upon.
 
 use super::jump::CALL_OPCODE;
 

@@ -46,24 +46,17 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// Calls by which threads block signals, for good or as long as they wait. The agent watches them in
-/// targets with breakpoints, before and behind.
-pub(in super::super) const MASKS: [&[libc::c_long]; 2] = [
-    &[
-        libc::SYS_rt_sigprocmask,
-        libc::SYS_rt_sigsuspend,
-        libc::SYS_ppoll,
-        libc::SYS_pselect6,
-        libc::SYS_epoll_pwait,
-        libc::SYS_epoll_pwait2,
-    ],
-    &[
-        libc::SYS_rt_sigsuspend,
-        libc::SYS_ppoll,
-        libc::SYS_pselect6,
-        libc::SYS_epoll_pwait,
-        libc::SYS_epoll_pwait2,
-    ],
+/// Calls by which threads block signals, for good or as long as they wait. In targets with
+/// breakpoints the agent watches them before, and those that wait also behind.
+pub(in super::super) const MASKS: [&[libc::c_long]; 2] = [&BLOCK, BLOCK.split_at(1).1];
+/// The first one does not wait.
+const BLOCK: [libc::c_long; 6] = [
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
 ];
 
 /// True if it is one of [`PROCESS_EVENTS`] or [`MASKS`].
