@@ -1,9 +1,15 @@
 //! Runs a command and makes one of its system calls fail, by tracing its threads with ptrace.
 //! Children that it forks are not traced.
+//!
+//! A call that it has a target make is seen by the command's own requests of ptrace: it gives a
+//! thread registers with which that stands at a `syscall` instruction, and later takes the result
+//! from them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
@@ -14,7 +20,7 @@ use std::time::Duration;
 use beeline_e2e::Lines;
 use libc::{c_int, c_uint, c_void, pid_t, user_regs_struct};
 
-use crate::calls::{CALLS, Case};
+use crate::calls::{self, Call, Caller, Case};
 
 /// The bytes of the failing thread's stack to search for callers.
 const STACK: usize = 32 << 10;
@@ -22,8 +28,9 @@ const STACK: usize = 32 << 10;
 /// A record of the command's calls.
 #[derive(Default, Debug)]
 pub struct Seen {
-    /// The number of times each of [`CALLS`] was made; complete if none was to fail.
-    pub counts: BTreeMap<i64, u32>,
+    /// The number of times each of [`calls::CALLS`] was made, by its name; complete if none was to
+    /// fail.
+    pub counts: BTreeMap<&'static str, u32>,
     /// The call that was made to fail.
     pub failed: Option<Failed>,
 }
@@ -118,6 +125,10 @@ enum State {
     Failing,
     /// In a `brk` with another argument than this, the thread's own.
     Asking(u64),
+    /// Has this thread of a target make a call, of which the result is to be the case's error.
+    Borrowing(pid_t),
+    /// In a request for the registers that have the result of such a call, to be written here.
+    Taking(u64),
 }
 
 struct Tracer {
@@ -200,15 +211,26 @@ impl Tracer {
         }
         let mut regs = registers(tid)?;
         let error = self.case.map_or(0, |case| case.error);
+        let result = (-i64::from(error)).cast_unsigned();
         match self.threads.insert(tid, State::Running) {
             Some(State::Failing) => {
-                regs.rax = (-i64::from(error)).cast_unsigned();
+                regs.rax = result;
                 return set_registers(tid, &mut regs);
             }
             Some(State::Asking(own)) => {
                 regs.rdi = own;
                 return set_registers(tid, &mut regs);
             }
+            Some(State::Borrowing(target)) => {
+                let takes = begins(tid) && ptrace_request(&regs) == (libc::PTRACE_GETREGS, target);
+                let state = match takes {
+                    true => State::Taking(regs.r10),
+                    false => State::Borrowing(target),
+                };
+                self.threads.insert(tid, state);
+                return Ok(());
+            }
+            Some(State::Taking(at)) => return write_rax(self.pid, at, result),
             _ => {}
         }
         if !begins(tid) {
@@ -216,32 +238,43 @@ impl Tracer {
         }
         let number = regs.orig_rax.cast_signed();
         self.has_begun |= number == libc::SYS_poll;
-        if !self.has_begun || !CALLS.iter().any(|call| call.number == number) {
+        if !self.has_begun {
             return Ok(());
         }
-        let count = self.seen.counts.entry(number).or_default();
+        if let Some(call) = calls::find(Caller::Beeline, number) {
+            return self.own_call(tid, call, regs);
+        }
+        match ptrace_request(&regs) {
+            (libc::PTRACE_SETREGS, target) => self.lent_call(tid, target, &regs),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts a call; true if it is the one to fail.
+    fn is_it(&mut self, call: &'static Call) -> bool {
+        let count = self.seen.counts.entry(call.name).or_default();
         *count += 1;
-        let is_it = self
-            .case
-            .is_some_and(|case| case.number == number && case.occurrence == *count);
-        if !is_it {
+        self.case
+            .is_some_and(|case| case.call == call && case.occurrence == *count)
+    }
+
+    /// Handles the beginning of a call of the command's own.
+    fn own_call(
+        &mut self,
+        tid: pid_t,
+        call: &'static Call,
+        mut regs: user_regs_struct,
+    ) -> io::Result<()> {
+        if !self.is_it(call) {
             return Ok(());
         }
         let subject = subject(self.pid, &regs);
         // These fail only because a counter is full.
-        if subject == "anon_inode:[eventfd]" && matches!(number, libc::SYS_read | libc::SYS_write) {
+        if subject == "anon_inode:[eventfd]" && matches!(call.name, "read" | "write") {
             return Ok(());
         }
-        self.seen.failed = Some(Failed {
-            thread: fs::read_to_string(format!("/proc/{tid}/comm"))
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
-            subject,
-            callers: callers(self.pid, regs.rsp),
-        });
-        self.go_on = libc::PTRACE_CONT;
-        if number == libc::SYS_brk {
+        self.note_failure(tid, subject, regs.rsp);
+        if call.name == "brk" {
             // It returns the current end when it fails, which is what a request for the end 0
             // amounts to.
             self.threads.insert(tid, State::Asking(regs.rdi));
@@ -251,6 +284,43 @@ impl Tracer {
             regs.orig_rax = u64::MAX;
         }
         set_registers(tid, &mut regs)
+    }
+
+    /// Handles the beginning of a request that gives a target's thread registers: those of a call,
+    /// perhaps.
+    fn lent_call(&mut self, tid: pid_t, target: pid_t, regs: &user_regs_struct) -> io::Result<()> {
+        const SYSCALL: [u8; 2] = [0x0f, 0x05];
+        let word = |at: usize| {
+            let bytes = memory(self.pid, regs.r10 + at as u64, 8);
+            Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+        };
+        let (Some(ip), Some(number), Some(restarted)) = (
+            word(offset_of!(user_regs_struct, rip)),
+            word(offset_of!(user_regs_struct, rax)),
+            word(offset_of!(user_regs_struct, orig_rax)),
+        ) else {
+            return Ok(());
+        };
+        let is_call = restarted == u64::MAX && memory(target, ip, 2) == SYSCALL;
+        let call = calls::find(Caller::Target, number.cast_signed()).filter(|_| is_call);
+        if !call.is_some_and(|call| self.is_it(call)) {
+            return Ok(());
+        }
+        self.note_failure(tid, format!("thread {target}"), regs.rsp);
+        self.threads.insert(tid, State::Borrowing(target));
+        // No call has this number.
+        write_rax(self.pid, regs.r10, u64::MAX)
+    }
+
+    /// Notes who made the failing call; no other one matters from now on.
+    fn note_failure(&mut self, tid: pid_t, subject: String, stack: u64) {
+        let thread = fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default();
+        self.seen.failed = Some(Failed {
+            thread: thread.trim().to_owned(),
+            subject,
+            callers: callers(self.pid, stack),
+        });
+        self.go_on = libc::PTRACE_CONT;
     }
 }
 
@@ -266,6 +336,24 @@ fn begins(tid: pid_t) -> bool {
         info.as_mut_ptr().cast(),
     );
     asked.is_ok() && info[0] == ENTRY
+}
+
+/// Returns the request of ptrace's that a thread makes with these registers, and the thread that it
+/// is for; zeroes if it makes another call.
+fn ptrace_request(regs: &user_regs_struct) -> (c_uint, pid_t) {
+    match regs.orig_rax.cast_signed() {
+        libc::SYS_ptrace => (regs.rdi as c_uint, regs.rsi as pid_t),
+        _ => (0, 0),
+    }
+}
+
+/// Writes `rax` of a `struct user_regs_struct` in a process's memory.
+fn write_rax(pid: pid_t, at: u64, rax: u64) -> io::Result<()> {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))?;
+    let place = at + offset_of!(user_regs_struct, rax) as u64;
+    file.write_all_at(&rax.to_ne_bytes(), place)
 }
 
 fn registers(tid: pid_t) -> io::Result<user_regs_struct> {

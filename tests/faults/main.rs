@@ -1,9 +1,10 @@
-//! Any one system call of Beeline fails: the session soon ends, correctly or with an error, and the
-//! target goes on as before.
+//! Any one system call of Beeline fails, or one that it has a target make: the session soon ends,
+//! correctly or with an error, and the target goes on as before.
 //!
 //! A first run counts the calls that could fail; then each of them fails in turn, in a session of
 //! its own. The test tries a sample of them, chosen by `BEELINE_SEED`; with `BEELINE_SOAK`, as many
-//! as fit into so many seconds. `BEELINE_FAULT`, as in "openat 17 EMFILE", tries that one.
+//! as fit into so many seconds. `BEELINE_FAULT`, as in "openat 17 EMFILE" or "target:mmap 2 ENOMEM", tries that
+//! one.
 
 mod calls;
 mod injector;
@@ -12,7 +13,7 @@ mod world;
 use std::time::{Duration, Instant};
 
 use beeline_e2e::{Dice, Turn, beeline_wanted, need, seed, soak};
-use calls::{CALLS, Case};
+use calls::{CALLS, Call, Caller, Case};
 use world::World;
 
 /// The time for which a sample is tried.
@@ -20,15 +21,20 @@ const SAMPLE: Duration = Duration::from_secs(25);
 
 #[test]
 fn sessions_that_probe_functions() {
-    try_all("probes");
+    try_all("probes", Caller::Beeline);
 }
 
 #[test]
 fn sessions_that_trace_calls() {
-    try_all("calls");
+    try_all("calls", Caller::Beeline);
 }
 
-fn try_all(mode: &'static str) {
+#[test]
+fn calls_that_targets_are_made_to_make() {
+    try_all("calls", Caller::Target);
+}
+
+fn try_all(mode: &'static str, caller: Caller) {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let mut world = World::new(mode);
@@ -42,11 +48,8 @@ fn try_all(mode: &'static str) {
     let counts = world.dry_run();
     let seed = seed();
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let all: usize = CALLS
-        .iter()
-        .map(|call| counts(call) * call.errors.len())
-        .sum();
-    let mut cases = in_order(&counts, &mut dice);
+    let mut cases = in_order(caller, &counts, &mut dice);
+    let all = cases.len();
     let (begun, time) = (Instant::now(), SAMPLE.max(soak()));
     let (mut tried, mut met) = (0, 0);
     let mut wrong = Vec::new();
@@ -76,15 +79,15 @@ fn try_all(mode: &'static str) {
     world.finish();
 }
 
-/// Returns every case, in an order in which each kind of call comes equally often as long as any of
-/// it are left.
-fn in_order(counts: &dyn Fn(&calls::Call) -> usize, dice: &mut Dice) -> Vec<Case> {
+/// Returns every case of a caller's, in an order in which each kind of call comes equally often as
+/// long as any of it are left.
+fn in_order(caller: Caller, counts: &dyn Fn(&Call) -> usize, dice: &mut Dice) -> Vec<Case> {
     let mut kinds: Vec<Vec<Case>> = Vec::new();
-    for call in CALLS {
+    for call in CALLS.iter().filter(|call| call.caller == caller) {
         let mut kind = Vec::new();
         for occurrence in 1..=counts(call) as u32 {
             kind.extend(call.errors.iter().map(|&error| Case {
-                number: call.number,
+                call,
                 occurrence,
                 error,
             }));

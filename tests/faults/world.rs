@@ -44,7 +44,7 @@ pub struct Outcome {
     stdout: Vec<String>,
     stderr: Vec<String>,
     took: Duration,
-    counts: BTreeMap<i64, u32>,
+    counts: BTreeMap<&'static str, u32>,
     pid: i32,
     /// The place of the call, if something is wrong.
     places: Vec<String>,
@@ -76,7 +76,7 @@ impl World {
         let outcome = self.play(None);
         assert!(outcome.wrong.is_empty(), "without a fault: {outcome:#?}");
         let counts = outcome.counts;
-        move |call| counts.get(&call.number).map_or(0, |count| *count as usize)
+        move |call| counts.get(call.name).map_or(0, |count| *count as usize)
     }
 
     /// Runs one session, in which a call fails.
