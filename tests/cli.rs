@@ -106,3 +106,23 @@ fn a_tool_that_cannot_be_run_gives_a_shells_exit_code() {
         );
     }
 }
+
+/// None of them would be heeded there.
+#[test]
+fn options_for_processes_of_this_machine_are_refused_with_a_guest() {
+    let options: [&[&str]; 6] = [
+        &["--all"],
+        &["--pid", "1"],
+        &["--unsafe"],
+        &["--aot", "file"],
+        &["--verbose"],
+        &["--memory-limit", "1G"],
+    ];
+    for option in options {
+        let words = [&["run", "--guest", "unix:/nobody"], option, &["true"]].concat();
+        let ended = ask(&words);
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        let is_named = ended.stderr[0].contains("--guest") && ended.stderr[0].contains(option[0]);
+        assert!(is_named, "{ended:?}");
+    }
+}

@@ -22,13 +22,24 @@ use crate::proxy::Certificates;
 use crate::run::{self, exit_code};
 use crate::say;
 
+/// Options of `beeline run` that have no effect in a guest. `--engine` is not among them: it may
+/// come from the environment.
+const LOCAL: [&str; 6] = [
+    "all",
+    "pid",
+    "destructive",
+    "aot",
+    "verbose",
+    "memory_limit",
+];
+
 /// Options for a session in a guest.
 #[derive(Debug, Args)]
 pub struct Where {
     /// Run the tool's programs in a virtual machine, where `beeline guest` runs: vsock:CID[:PORT],
     /// uds:PATH[:PORT] (Firecracker, Cloud Hypervisor, vhost-device-vsock), unix:PATH,
-    /// tcp:ADDRESS:PORT, serial:PATH
-    #[arg(long, value_name = "ADDRESS")]
+    /// tcp:ADDRESS:PORT, serial:PATH. Its kernel compiles the programs and limits their memory
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = LOCAL)]
     #[allow(
         rustdoc::broken_intra_doc_links,
         reason = "clap prints the text as it stands"

@@ -123,7 +123,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A system call run in the target failed.
-    #[error("system call {number}, run in process {pid}, failed: {errno}")]
+    #[error("{} in process {pid} failed: {errno}{}", name_of(*number), remedy_there(*errno))]
     Syscall {
         /// The target.
         pid: i32,
@@ -134,7 +134,7 @@ pub enum Error {
     },
     /// The target's thread got a signal instead of a result.
     #[error(
-        "system call {number}, run in process {pid}, was answered with signal {signal}: something in the target filters its system calls"
+        "{} in process {pid} was answered with signal {signal}: something in the target filters its system calls", name_of(*number)
     )]
     Intercepted {
         /// The target.
@@ -260,6 +260,32 @@ pub fn with_remedy(error: &io::Error) -> String {
         _ => "",
     };
     format!("{error}{remedy}")
+}
+
+/// Returns the name of a system call that Beeline has targets make.
+fn name_of(number: i64) -> String {
+    let name = match number {
+        libc::SYS_close_range => "close_range",
+        libc::SYS_madvise => "madvise",
+        libc::SYS_mmap => "mmap",
+        libc::SYS_mprotect => "mprotect",
+        libc::SYS_munmap => "munmap",
+        libc::SYS_recvmsg => "recvmsg",
+        libc::SYS_rt_sigaction => "rt_sigaction",
+        libc::SYS_socketpair => "socketpair",
+        _ => return format!("system call {number}"),
+    };
+    name.to_owned()
+}
+
+/// Returns the remedy if a limit of the target's is reached.
+fn remedy_there(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOMEM => {
+            "; it may map no more memory: raise its limit (prlimit --as), that of its cgroup, or vm.max_map_count"
+        }
+        _ => "",
+    }
 }
 
 /// Returns the kernel's words for an access that failed, and what is wrong if it is the address.

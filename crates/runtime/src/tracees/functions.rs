@@ -127,7 +127,8 @@ impl Tracees {
         let is_new = self.registry.note_failure(pid, link.id);
         self.diagnostics.short_of_files(&error);
         if is_new && self.registry.is_named(link) {
-            self.diagnostics.say(&error.to_string());
+            self.diagnostics
+                .say(&format!("{error}; Beeline goes on trying"));
         } else if is_new {
             self.diagnostics.untraceable(pid, link, &error);
         }
