@@ -2,10 +2,11 @@
 //! Beeline needs it.
 
 use beeline_e2e::{
-    Ended, Engine, PATIENCE, Scratch, Tool, Turn, Workload, find_program, need, statuses, until,
+    Ended, Engine, PATIENCE, Scratch, Tool, Turn, Workload, beeline_wanted, file_offset,
+    find_program, need, statuses, until,
 };
 
-use crate::setting::{INT3, Setting, first_byte};
+use crate::setting::{INT3, JUMP, Setting, first_byte};
 
 /// A function that only a breakpoint can hook.
 const FUNCTION: &str = "b_looped";
@@ -51,15 +52,15 @@ fn a_breakpoint_serves_a_process_with_a_thread_that_blocks_all_signals() {
     }
 }
 
-/// Starts the target, and a tool that counts its calls of the probed function.
-fn counting(engine: Engine) -> Result<(Scratch, Workload, Tool), String> {
+/// Starts the target, and a tool that counts its calls of a function.
+fn counting(engine: Engine, function: &str) -> Result<(Scratch, Workload, Tool), String> {
     let bpftrace = find_program("bpftrace")?;
     let scratch = Scratch::new();
     let program = scratch.build("masks.c");
     let target = Workload::start(&program);
     let mut command = engine.command(&bpftrace);
     command.args(["-p", &target.pid().to_string()]);
-    let script = format!("uprobe:{}:probed {{ @ = count(); }}", program.display());
+    let script = format!("uprobe:{}:{function} {{ @ = count(); }}", program.display());
     let tool = Tool::bpftrace(command, &script);
     tool.wait_attached();
     Ok((scratch, target, tool))
@@ -73,7 +74,7 @@ fn counts(ended: Ended) -> Vec<String> {
 /// Calls the probed function in handlers that block all signals, one of them installed behind the
 /// tool's back, in a thread that has just blocked them, and in calls that block them as they wait. Returns what the tool has counted.
 fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
-    let (_scratch, mut target, tool) = counting(engine)?;
+    let (_scratch, mut target, tool) = counting(engine, "probed")?;
     let (first, second) = (libc::SIGUSR1, libc::SIGUSR2);
     assert_eq!(target.tell(&format!("handler {first}")), "done 1");
     for signal in [first, libc::SIGTRAP] {
@@ -113,7 +114,7 @@ fn handlers_and_threads_that_block_all_signals_come_to_a_breakpoint() {
 /// Calls the probed function in children that share the memory and have reset their handlers, and
 /// in a thread. Returns what the tool has counted.
 fn hits_beside_children(engine: Engine) -> Result<Vec<String>, String> {
-    let (_scratch, mut target, tool) = counting(engine)?;
+    let (_scratch, mut target, tool) = counting(engine, "probed")?;
     for calls in 1..=10 {
         assert_eq!(target.tell("vfork"), format!("done {calls}"));
     }
@@ -131,4 +132,36 @@ fn children_of_vfork_that_reset_their_handlers_come_to_a_breakpoint() {
     let ours = need!(hits_beside_children(Engine::Beeline));
     assert!(!kernel.is_empty());
     assert_eq!(ours, kernel);
+}
+
+/// A thread traps in the jump behind the first instruction, which the kernel's uprobe has executed
+/// elsewhere.
+#[test]
+fn a_kernel_uprobe_may_come_where_threads_and_handlers_block_all_signals() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let mut kernel = Workload::start(&scratch.build("kernel_probes.c"));
+    for word in [
+        "thread",
+        "handler 10",
+        "handler 5",
+        "vfork",
+        "wait 0",
+        "wait 1",
+        "wait 3",
+    ] {
+        let (scratch, mut target, tool) = need!(counting(Engine::Beeline, "plain"));
+        let program = scratch.path().join("masks");
+        let offset = file_offset(&program, "plain").expect("a function of the workload");
+        assert_eq!(first_byte(target.pid(), &program, offset), JUMP);
+        let probe = kernel.tell(&format!("on {} {offset} entry", program.display()));
+        let number = probe.parse::<u64>();
+        need!(number.map_err(|_| format!("the kernel has no uprobes here: {probe}")));
+        // Beeline does not know of the uprobe yet.
+        assert_eq!(target.tell(word), "done 1", "{word}");
+        assert_eq!(counts(tool.interrupt()), ["@: 1"], "{word}");
+        target.finish();
+    }
+    kernel.finish();
 }

@@ -1,4 +1,4 @@
-/* Calls `probed`, which only a breakpoint can hook, where SIGTRAP is meant to be blocked.
+/* Calls `probed`, which only a breakpoint can hook, and `plain`, which a jump hooks, where SIGTRAP is meant to be blocked.
  *
  * It says "ready". "handler N": in a handler for signal N that blocks all signals, which was installed at the start for SIGUSR1 and
  * SIGTRAP, and is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before and looks at its
@@ -24,11 +24,15 @@ __asm__(".text; .globl probed; .type probed, @function; probed: xor %eax, %eax; 
         ".size probed, . - probed");
 int probed(int);
 
+__asm__(".text; .globl plain; .type plain, @function; plain: push %rbp; mov %rsp, %rbp; lea 1(%rdi), %eax; pop %rbp; ret;"
+        ".size plain, . - plain");
+int plain(int);
+
 static volatile int calls;
 
 static void call(void)
 {
-    calls += probed(3) / 3;
+    calls += probed(3) / plain(2);
 }
 
 static void handle(int signal)

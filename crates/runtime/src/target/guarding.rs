@@ -50,6 +50,13 @@ impl Sites {
         };
         if matches!(plan.kind, Kind::Breakpoint { .. }) {
             self.await_trap_unblocked(hold)?;
+        } else if landing.is_some() && !self.memory.signals().are_traps_let_in() {
+            // From now on, so that no thread is killed between the arrival of a kernel uprobe and
+            // the next look for one. A thread that blocks SIGTRAP all the same is none the worse.
+            let outcome = self.memory.signals().check_trap_unblocked(hold);
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "SIGTRAP stays blocked");
+            }
         }
         if !is_others {
             self.catch(&[libc::SIGTRAP], hold)?;

@@ -132,7 +132,7 @@ impl Signals<'_> {
         let Some(environment) = &self.0.environment else {
             return Ok(());
         };
-        if environment.record().flags.load(SeqCst) & abi::TRAPS_NEEDED != 0 {
+        if self.are_traps_let_in() {
             return Ok(());
         }
         self.0.check_same(stopped)?;
@@ -142,6 +142,14 @@ impl Signals<'_> {
         }
         watch_masks(environment);
         Ok(())
+    }
+
+    /// True if the target's threads and handlers are kept from blocking SIGTRAP.
+    pub fn are_traps_let_in(self) -> bool {
+        let environment = self.0.environment.as_ref();
+        environment.is_some_and(|environment| {
+            environment.record().flags.load(SeqCst) & abi::TRAPS_NEEDED != 0
+        })
     }
 
     /// The threads that block SIGTRAP.
