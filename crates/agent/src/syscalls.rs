@@ -17,6 +17,7 @@ mod waits;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use beeline_maps::PAGE;
 use beeline_uapi::nr;
 
 use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
@@ -204,6 +205,21 @@ impl<'a> Call<'a> {
             release(self.target, lease, cpu);
         }
         errand.result
+    }
+
+    /// Reads a word on a page where the stub has saved registers just now: it is there. Returns
+    /// `None` for any other word.
+    fn word_beside_registers(&self, address: u64) -> Option<u64> {
+        let page = |address: u64| address / PAGE;
+        let saved = core::ptr::from_ref(self.regs) as u64;
+        let first = page(address);
+        let is_whole = first == page(address.wrapping_add(size_of::<u64>() as u64 - 1));
+        let is_saved = [saved, saved + size_of::<PtRegs>() as u64 - 1].map(page);
+        if !is_whole || !is_saved.contains(&first) {
+            return None;
+        }
+        // SAFETY: the word lies on one page, and that page holds some of the registers.
+        Some(unsafe { (address as *const u64).read_unaligned() })
     }
 
     /// Reads words of the process's memory, which may not be there.

@@ -1,7 +1,7 @@
 //! Calls that change what a signal does: `rt_sigaction(2)`.
 //!
-//! Handlers of the agent's, of any session, stay installed, whatever the target asks for. In a target
-//! with breakpoints ([`TRAPS_NEEDED`]) no handler of the target's blocks SIGTRAP. Nevertheless a
+//! Handlers of the agent's, of any session, stay installed, whatever the target asks for. Where
+//! threads may trap ([`TRAPS_NEEDED`]) no handler of the target's blocks SIGTRAP. Nevertheless a
 //! target that asks for an action is told the one that it has set.
 
 use core::mem::offset_of;

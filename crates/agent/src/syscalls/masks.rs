@@ -1,7 +1,7 @@
 //! Calls that make a thread block SIGTRAP: `rt_sigprocmask(2)`.
 //!
-//! In a target with breakpoints ([`TRAPS_NEEDED`]) the agent makes such a call itself, with a copy of
-//! the mask that lacks the signal. A thread that asks for its mask is told the one that it has set
+//! Where threads may trap ([`TRAPS_NEEDED`]) the agent makes such a call itself, with a copy of the
+//! mask that lacks the signal. A thread that asks for its mask is told the one that it has set
 //! since.
 
 use core::sync::atomic::AtomicU64;
@@ -28,7 +28,10 @@ pub(super) fn change(call: &Call<'_>) -> Option<u64> {
     }
     let signals = match new {
         0 => None,
-        _ => Some(call.with_room(signals_of)?),
+        _ => Some(match call.word_beside_registers(new) {
+            Some(signals) => signals,
+            None => call.with_room(signals_of)?,
+        }),
     };
     // SAFETY: private memory of the target, mapped as long as the agent is.
     let blocking = Blocking(unsafe { &*call.target.signals });

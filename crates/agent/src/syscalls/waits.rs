@@ -1,10 +1,9 @@
 //! Calls that wait with a signal mask of their own: `rt_sigsuspend(2)`, `ppoll(2)`, `pselect6(2)`,
 //! `epoll_pwait(2)` and `epoll_pwait2(2)`. A handler that runs meanwhile has that mask, too.
 //!
-//! A thread must not wait inside the agent, so the agent does not make these calls. In a target with
-//! breakpoints ([`TRAPS_NEEDED`]) it takes SIGTRAP out of the target's own mask before the call, and
-//! puts it back behind it, if the session is still there. A mask that cannot be written stays as it
-//! is.
+//! A thread must not wait inside the agent, so the agent does not make these calls. Where threads may
+//! trap ([`TRAPS_NEEDED`]) it takes SIGTRAP out of the target's own mask before the call, and puts it
+//! back behind it, if the session is still there. A mask that cannot be written stays as it is.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -19,8 +18,32 @@ use crate::sys;
 /// Sees to the mask of a call that is about to be made, or has returned.
 #[inline(always)]
 pub(super) fn see_to_mask(call: &Call<'_>) {
-    if call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 && argument(call) != 0 {
+    let is_needed = call.target.flags.load(Relaxed) & TRAPS_NEEDED != 0 && argument(call) != 0;
+    if is_needed && !is_well(call) {
         call.with_room(change_mask);
+    }
+}
+
+/// True if there is nothing to be done, as far as that can be told without asking the kernel.
+#[inline(never)]
+fn is_well(call: &Call<'_>) -> bool {
+    let address = match call.regs.call_number() {
+        nr::PSELECT6 => call.word_beside_registers(argument(call)),
+        _ => Some(argument(call)),
+    };
+    let masks = Masks(call);
+    match (address, call.edge) {
+        (None, _) => false,
+        (Some(0), _) => true,
+        (Some(address), ENTER) => {
+            let mask = call.word_beside_registers(address);
+            let lets_in = mask.is_some_and(|mask| mask & TRAP_BIT == 0);
+            if lets_in {
+                masks.forget(address);
+            }
+            lets_in
+        }
+        (Some(address), _) => !masks.has(address),
     }
 }
 
@@ -63,8 +86,7 @@ impl Masks<'_> {
             return;
         };
         if mask & TRAP_BIT == 0 {
-            // A call that a handler has left by a jump may have noted the place.
-            self.take(address, 0);
+            self.forget(address);
         } else if (self.take(address, address) || self.take(0, address))
             && !self.write(address, mask & !TRAP_BIT)
         {
@@ -80,13 +102,30 @@ impl Masks<'_> {
         }
     }
 
+    /// Forgets a mask: a call that a handler has left by a jump may have noted the place.
+    fn forget(&self, address: u64) {
+        self.take(address, 0);
+    }
+
+    /// True if a mask is noted.
+    fn has(&self, address: u64) -> bool {
+        self.waiting()
+            .iter()
+            .any(|place| place.load(Relaxed) == address)
+    }
+
     /// Replaces one note by another. Returns false if there is none.
     fn take(&self, old: u64, new: u64) -> bool {
+        // A look costs a tenth of an exchange.
+        let replace = |place: &AtomicU64| {
+            place.load(Relaxed) == old && place.compare_exchange(old, new, Relaxed, Relaxed).is_ok()
+        };
+        self.waiting().iter().any(replace)
+    }
+
+    fn waiting(&self) -> &[AtomicU64] {
         // SAFETY: private memory of the target, mapped as long as the agent is.
-        let waiting = unsafe { &(*self.0.target.signals).waiting };
-        let replace =
-            |place: &AtomicU64| place.compare_exchange(old, new, Relaxed, Relaxed).is_ok();
-        waiting.iter().any(replace)
+        unsafe { &(*self.0.target.signals).waiting }
     }
 
     /// Writes a mask, and returns whether that was possible.
