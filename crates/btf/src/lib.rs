@@ -14,56 +14,22 @@ use std::ops::Range;
 
 mod joined;
 
+use beeline_uapi::btf::{BTF_MAGIC, BTF_VERSION, BtfHeader, BtfMember, BtfType};
+
+pub use beeline_uapi::btf::{int, kind, linkage};
 pub use joined::{Joined, Layout};
 
-/// `BTF_KIND_*`.
-pub mod kind {
-    #![allow(missing_docs)] // The names are the kernel's.
-    pub const INT: u8 = 1;
-    pub const PTR: u8 = 2;
-    pub const ARRAY: u8 = 3;
-    pub const STRUCT: u8 = 4;
-    pub const UNION: u8 = 5;
-    pub const ENUM: u8 = 6;
-    pub const FWD: u8 = 7;
-    pub const TYPEDEF: u8 = 8;
-    pub const VOLATILE: u8 = 9;
-    pub const CONST: u8 = 10;
-    pub const RESTRICT: u8 = 11;
-    pub const FUNC: u8 = 12;
-    pub const FUNC_PROTO: u8 = 13;
-    pub const VAR: u8 = 14;
-    pub const DATASEC: u8 = 15;
-    pub const FLOAT: u8 = 16;
-    pub const DECL_TAG: u8 = 17;
-    pub const TYPE_TAG: u8 = 18;
-    pub const ENUM64: u8 = 19;
-}
-
-/// `BTF_INT_*`: the bits of an integer's encoding.
-pub mod int {
-    #![allow(missing_docs)] // The names are the kernel's.
-    pub const SIGNED: u32 = 1 << 0;
-    pub const CHAR: u32 = 1 << 1;
-    pub const BOOL: u32 = 1 << 2;
-}
-
-/// `BTF_VAR_*` and `BTF_FUNC_*`.
-pub mod linkage {
-    #![allow(missing_docs)] // The names are the kernel's.
-    pub const STATIC: u32 = 0;
-    pub const GLOBAL: u32 = 1;
-    pub const EXTERN: u32 = 2;
-}
-
 /// `BTF_MAGIC` and `BTF_VERSION`: the first bytes of BTF, and of `.BTF.ext` in object files.
-pub const MAGIC_AND_VERSION: [u8; 3] = [0x9f, 0xeb, 1];
-/// The bytes of `struct btf_header`.
-const HEADER: usize = 24;
-/// The bytes of `struct btf_type`.
-const TYPE: usize = 12;
-/// The bytes of `struct btf_member`, and of `struct btf_var_secinfo`.
-const MEMBER: usize = 12;
+pub const MAGIC_AND_VERSION: [u8; 3] = {
+    let [low, high] = BTF_MAGIC.to_le_bytes();
+    [low, high, BTF_VERSION]
+};
+/// The bytes of a header.
+const HEADER: usize = size_of::<BtfHeader>();
+/// The bytes of a type's start.
+const TYPE: usize = size_of::<BtfType>();
+/// The bytes of a member, and of a section's variable.
+const MEMBER: usize = size_of::<BtfMember>();
 /// The most types behind types that are followed.
 const DEEPEST: u32 = 32;
 /// The most members that one look-up visits: anonymous structures may hold each other many times

@@ -38,6 +38,7 @@ use crate::plan::Reason;
 
 mod choose;
 mod find;
+pub(crate) mod numbers;
 mod ranges;
 mod restorer;
 mod spec;

@@ -14,6 +14,7 @@ use beeline_isa::opcode::{
     CALL, DW, IMM, JMP, LD, PSEUDO_KFUNC_CALL, PSEUDO_MAP_IDX, PSEUDO_MAP_IDX_VALUE,
 };
 use beeline_isa::{INSN_BYTES, Insn};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::{BtfInfo, MapInfo};
 use beeline_uapi::{AttachType, Command, MapType, ProgramType, log, offset_behind};
 
@@ -153,13 +154,7 @@ fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 3]> {
         offset_of!(MapInfo, key_size),
         offset_of!(MapInfo, value_size),
     ];
-    Ok(fields.map(|at| number_at(&start, at)))
-}
-
-/// Returns the 32 bits at an offset; 0 behind the end.
-fn number_at(bytes: &[u8], at: usize) -> u32 {
-    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    u32::from_ne_bytes(field.copied().unwrap_or_default())
+    Ok(fields.map(|at| u32_at(&start, at)))
 }
 
 /// Makes a map read-only for system calls (`BPF_MAP_FREEZE`).
@@ -339,7 +334,7 @@ fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
     attr.put_fd(word!(Info.bpf_fd), Some(btf.as_fd()));
     attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut about);
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
-    let of_kernel = number_at(&about, offset_of!(BtfInfo, kernel_btf));
+    let of_kernel = u32_at(&about, offset_of!(BtfInfo, kernel_btf));
     Ok(of_kernel != 0 && text(&found) == name)
 }
 

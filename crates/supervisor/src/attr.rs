@@ -150,24 +150,6 @@ impl PerfAttr {
     }
 }
 
-/// Returns 32 bits in the machine's byte order; bytes that are not there count as 0.
-pub fn u32_at(bytes: &[u8], offset: usize) -> u32 {
-    u32::from_ne_bytes(array_at(bytes, offset))
-}
-
-/// Like [`u32_at`], for 64 bits.
-pub fn u64_at(bytes: &[u8], offset: usize) -> u64 {
-    u64::from_ne_bytes(array_at(bytes, offset))
-}
-
-fn array_at<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
-    let mut array = [0; N];
-    for (to, from) in array.iter_mut().zip(bytes.iter().skip(offset)) {
-        *to = *from;
-    }
-    array
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -19,9 +19,11 @@
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
 //! | [`info`] | `struct bpf_prog_info` and its kin |
-//! | [`BtfHeader`] | `struct btf_header` |
+//! | [`btf`] | `linux/btf.h` |
+//! | [`fields`] | structures in bytes of any length |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
+//! | [`kfunc`] | `KF_*` |
 //! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
 //! | [`nr`] | `asm/unistd.h` |
@@ -34,11 +36,13 @@
 
 pub mod attr;
 mod bpf;
-mod btf;
+pub mod btf;
 mod errno;
+pub mod fields;
 pub mod flags;
 pub mod helper;
 pub mod info;
+pub mod kfunc;
 mod layout;
 pub mod limits;
 pub mod linux;
@@ -50,7 +54,6 @@ pub mod perf;
 pub mod signal;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
-pub use btf::{BTF_MAGIC, BTF_VERSION, BtfHeader};
 pub use errno::Errno;
 pub use helper::HelperId;
 pub(crate) use layout::layout;

@@ -6,7 +6,8 @@ use std::mem::offset_of;
 
 use aya_obj::generated as theirs;
 use beeline_btf::{Btf, kind};
-use beeline_uapi::{BtfHeader, attr};
+use beeline_uapi::attr;
+use beeline_uapi::btf::{self, BtfHeader, BtfMember, BtfType};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -47,20 +48,55 @@ fn layouts_are_those_of_other_bindings() {
 }
 
 #[test]
-fn the_header_of_btf_is_that_of_other_bindings() {
-    macro_rules! same {
-        ($($field:ident),*) => {
+fn btf_is_that_of_other_bindings() {
+    macro_rules! same_fields {
+        ($ours:ident = $theirs:ident: $($field:ident),* $(,)?) => {
             $(assert_eq!(
-                offset_of!(BtfHeader, $field),
-                offset_of!(theirs::btf_header, $field),
+                offset_of!($ours, $field),
+                offset_of!(theirs::$theirs, $field),
                 stringify!($field),
             );)*
+            assert_eq!(size_of::<$ours>(), size_of::<theirs::$theirs>());
         };
     }
-    same!(
-        magic, version, flags, hdr_len, type_off, type_len, str_off, str_len
-    );
-    assert_eq!(size_of::<BtfHeader>(), size_of::<theirs::btf_header>());
+    macro_rules! same_numbers {
+        ($($of:ident: $($ours:ident = $theirs:ident)*;)*) => {
+            $($(assert_eq!(u64::from(btf::$of::$ours), theirs::$theirs as u64, stringify!($theirs));)*)*
+        };
+    }
+    same_fields!(BtfHeader = btf_header: magic, version, flags, hdr_len, type_off, type_len,
+        str_off, str_len);
+    same_fields!(BtfType = btf_type: name_off, info);
+    same_fields!(BtfMember = btf_member: name_off, offset);
+    same_numbers! {
+        kind: INT = BTF_KIND_INT PTR = BTF_KIND_PTR ARRAY = BTF_KIND_ARRAY
+            STRUCT = BTF_KIND_STRUCT UNION = BTF_KIND_UNION ENUM = BTF_KIND_ENUM
+            FWD = BTF_KIND_FWD TYPEDEF = BTF_KIND_TYPEDEF VOLATILE = BTF_KIND_VOLATILE
+            CONST = BTF_KIND_CONST RESTRICT = BTF_KIND_RESTRICT FUNC = BTF_KIND_FUNC
+            FUNC_PROTO = BTF_KIND_FUNC_PROTO VAR = BTF_KIND_VAR DATASEC = BTF_KIND_DATASEC
+            FLOAT = BTF_KIND_FLOAT DECL_TAG = BTF_KIND_DECL_TAG TYPE_TAG = BTF_KIND_TYPE_TAG
+            ENUM64 = BTF_KIND_ENUM64;
+        int: SIGNED = BTF_INT_SIGNED CHAR = BTF_INT_CHAR BOOL = BTF_INT_BOOL;
+    }
+    for (ours, variable, function) in [
+        (
+            btf::linkage::STATIC,
+            theirs::BTF_VAR_STATIC,
+            theirs::btf_func_linkage::BTF_FUNC_STATIC,
+        ),
+        (
+            btf::linkage::GLOBAL,
+            theirs::BTF_VAR_GLOBAL_ALLOCATED,
+            theirs::btf_func_linkage::BTF_FUNC_GLOBAL,
+        ),
+        (
+            btf::linkage::EXTERN,
+            theirs::BTF_VAR_GLOBAL_EXTERN,
+            theirs::btf_func_linkage::BTF_FUNC_EXTERN,
+        ),
+    ] {
+        assert_eq!([variable, function as u32], [ours; 2]);
+    }
 }
 
 /// A union's or structure's fields, with those of its unnamed members; `at` is its own offset.

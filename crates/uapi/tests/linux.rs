@@ -57,7 +57,7 @@ fn error_numbers_are_those_of_other_bindings() {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn what_is_the_machines_own_is_that_of_other_bindings() {
+fn numbers_of_the_machine_are_those_of_other_bindings() {
     use linux_raw_sys::general::*;
 
     same! { linux, general: O_LARGEFILE, O_DIRECTORY, O_NOFOLLOW, }
@@ -102,6 +102,9 @@ fn system_call_numbers_are_those_of_other_bindings() {
         LSEEK = __NR_lseek,
         MMAP = __NR_mmap,
         MPROTECT = __NR_mprotect,
+        MUNMAP = __NR_munmap,
+        EXIT = __NR_exit,
+        EXIT_GROUP = __NR_exit_group,
         RT_SIGACTION = __NR_rt_sigaction,
         RT_SIGPROCMASK = __NR_rt_sigprocmask,
         RT_SIGRETURN = __NR_rt_sigreturn,

@@ -1,12 +1,12 @@
 //! Messages between hosts and guests, and files by the guest's owner.
 
 use beeline_agent::fast_path::lookup_channel;
+use beeline_uapi::fields::put_u32;
 use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_vm_memory::tree;
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::frame;
 use beeline_vm_protocol::info::{self, Kind};
-use beeline_vm_protocol::layout::put_number;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{
@@ -126,7 +126,7 @@ fn named(name: &str, body: Asked) -> (String, Vec<u8>) {
 fn bpf(command: Command, words: &[u32], len: usize, parts: Vec<Part>) -> Asked {
     let mut attr = vec![0; len];
     for (number, word) in words.iter().enumerate() {
-        put_number(&mut attr, number * 4, *word);
+        put_u32(&mut attr, number * 4, *word);
     }
     Asked::Bpf(Bpf {
         command: command.0,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory};
+use beeline_uapi::Errno;
+use beeline_uapi::btf::{BTF_MAGIC, BTF_VERSION, BtfHeader};
 use beeline_uapi::limits::BTF_MAX_SIZE;
-use beeline_uapi::{BTF_MAGIC, BTF_VERSION, BtfHeader, Errno};
 use zerocopy::FromBytes;
 
 use super::attr::BtfLoad;

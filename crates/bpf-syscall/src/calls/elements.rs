@@ -5,8 +5,9 @@ mod batches;
 use std::os::unix::fs::MetadataExt;
 
 use beeline_runtime::backend::{Backend, ObjectRef};
-use beeline_supervisor::attr::{BpfAttr, u32_at};
+use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory, Reply};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Errno, MapType, flags};
 
 use super::attr::Element;

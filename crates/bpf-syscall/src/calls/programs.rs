@@ -8,11 +8,13 @@ use beeline_isa::{INSN_BYTES, opcode};
 use beeline_runtime::backend::{
     Backend, Id, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
 };
-use beeline_supervisor::attr::{BpfAttr, u32_at};
+use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory, Reply};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::{FuncInfo, LineInfo};
 use beeline_uapi::limits::{
-    BPF_COMPLEXITY_LIMIT_INSNS, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE, MAX_USED_MAPS,
+    BPF_COMPLEXITY_LIMIT_INSNS, BPF_LICENSE_LEN, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE,
+    MAX_USED_MAPS,
 };
 use beeline_uapi::{Errno, ProgramType, flags};
 
@@ -31,8 +33,6 @@ const FLAGS: u32 = flags::STRICT_ALIGNMENT
     | flags::SLEEPABLE
     | flags::XDP_HAS_FRAGS
     | flags::TEST_REG_INVARIANTS;
-/// The longest licence, without its NUL.
-const LICENSE_LIMIT: usize = 127;
 /// The bytes of context of a raw tracepoint: its arguments.
 const CONTEXT_LIMIT: u32 = MAX_BPF_FUNC_ARGS * 8;
 
@@ -65,7 +65,7 @@ impl<'a> Programs<'a> {
         wanted.log.check()?;
         self.check_target(&wanted)?;
         let mut charge = self.backend.charge(wanted.bytes())?;
-        let license = self.memory.string(wanted.license, LICENSE_LIMIT)?;
+        let license = self.memory.string(wanted.license, BPF_LICENSE_LEN)?;
         let btf = self.program_btf(&wanted)?;
         let func_info = self.records(&wanted.func_info, size_of::<FuncInfo>())?;
         let line_info = self.records(&wanted.line_info, size_of::<LineInfo>())?;

@@ -10,9 +10,9 @@ use std::mem::offset_of;
 use std::os::fd::AsFd;
 
 use beeline_runtime::backend::Backend;
-use beeline_supervisor::attr::{u32_at, u64_at};
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Mode, Reply};
+use beeline_uapi::fields::{u32_at, u64_at};
 use beeline_uapi::{Errno, MapType, flags};
 use libc::epoll_event;
 use rustix::event::epoll::{self, EventData, EventFlags};

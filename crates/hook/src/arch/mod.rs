@@ -25,8 +25,7 @@
 //!   ([`CallFinder`]) and for branches to it ([`BranchScan`], [`calls_one_of`]), and the call's number
 //!   in the code before it ([`call_number_before`], [`call_number_right_before`],
 //!   [`CALL_NUMBER_WITHIN`]). The C library's special places: [`cancellation_points`],
-//!   [`CancellationPoint`], [`leads_to_cancellation_point`], [`RESTORER`], [`RESTORER_MOVES`]. The
-//!   numbers of special calls: [`EXIT`], [`EXIT_GROUP`], [`MUNMAP`], [`RT_SIGRETURN`].
+//!   [`CancellationPoint`], [`leads_to_cancellation_point`], [`RESTORER`], [`RESTORER_MOVES`].
 //! - **System calls, hooked.** [`CommonCode`] is what the hooks of a process share, [`call_stub`]
 //!   writes a site's own code.
 
@@ -46,10 +45,9 @@ pub use machine::{
 };
 pub(crate) use machine::{
     BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, DISPLACEMENT_LEN, Displaced,
-    EXIT, EXIT_GROUP, JUMP_REACH, JUMP_REACH_IN_WORDS, JumpTable, MUNMAP, RESTORER_MOVES,
-    RT_SIGRETURN, STACK_POINTER, call_number_before, call_number_right_before, call_stub,
-    calls_one_of, cancellation_points, decode, disturbed_targets, flags_needed,
-    flags_wanted_behind_call, guarded_jump, guarded_len, guarded_targets, guards, jump,
-    jump_anywhere, leads_to_cancellation_point, relocate, returns_by_jump, second_trap, torn_down,
-    trampoline_head,
+    JUMP_REACH, JUMP_REACH_IN_WORDS, JumpTable, RESTORER_MOVES, STACK_POINTER, call_number_before,
+    call_number_right_before, call_stub, calls_one_of, cancellation_points, decode,
+    disturbed_targets, flags_needed, flags_wanted_behind_call, guarded_jump, guarded_len,
+    guarded_targets, guards, jump, jump_anywhere, leads_to_cancellation_point, relocate,
+    returns_by_jump, second_trap, torn_down, trampoline_head,
 };

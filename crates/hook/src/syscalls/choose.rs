@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::numbers::{EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN};
 use super::tables::Jumps;
 use super::{CallPlan, Shape, Unhookable, UnhookableCall, Window};
 use crate::arch::{
-    self, CALL_NUMBER_WITHIN, Displaced, EXIT, EXIT_GROUP, Instruction, JUMP_LEN, MUNMAP,
-    RESTORER_MOVES, RT_SIGRETURN, SYSCALL_LEN,
+    self, CALL_NUMBER_WITHIN, Displaced, Instruction, JUMP_LEN, RESTORER_MOVES, SYSCALL_LEN,
 };
 use crate::flags::Flags;
 use crate::plan::{self, Function, Reason};

@@ -4,8 +4,9 @@
 //! information identifies it (a description with the augmentation `S`) nobody looks at its bytes,
 //! and they may be a jump. Elsewhere it is recognized by its bytes: `mov rax, 15; syscall`.
 
+use super::numbers::RT_SIGRETURN;
 use super::{CallPlan, CallSites, Shape, Window};
-use crate::arch::{RESTORER_MOVES, RT_SIGRETURN, SYSCALL};
+use crate::arch::{RESTORER_MOVES, SYSCALL};
 use crate::plan::Function;
 use crate::survey::Survey;
 

@@ -10,8 +10,9 @@
 
 use memchr::memmem;
 
+use super::numbers::{EXIT, MUNMAP, RT_SIGRETURN};
 use super::{CallPlan, CallSites, Shape, Unhookable, UnhookableCall};
-use crate::arch::{self, EXIT, Instruction, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN};
+use crate::arch::{self, Instruction, SYSCALL, SYSCALL_LEN};
 use crate::flags::Flags;
 use crate::plan::{Function, Reason};
 use crate::survey::Survey;

@@ -34,8 +34,9 @@ use std::sync::Arc;
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 use beeline_supervisor::bpffs::BpfFsCall;
 use beeline_supervisor::{Answer, Call, POLL, Reply, SELECT};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Command, Errno};
-use beeline_vm_protocol::layout::{Layout, layout, number_at};
+use beeline_vm_protocol::layout::{Layout, layout};
 
 use crate::Guest;
 use crate::objects::Object;
@@ -159,7 +160,7 @@ impl<'a> Dispatcher<'a> {
                 ObjectInfo::new(guest, call).queried(attr).map(Some)
             }
             Some(object) if object.at == FIRST || command.is_batch() => {
-                let fd = number_at(attr, object.at) as i32;
+                let fd = u32_at(attr, object.at) as i32;
                 let found = Descriptors::new(guest, call).object(fd);
                 found.map(Some).map_err(|error| as_of(command, error))
             }

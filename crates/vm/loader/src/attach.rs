@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use beeline_uapi::flags::KPROBE_MULTI_RETURN;
-use beeline_uapi::{AttachType, Command, attr};
+use beeline_uapi::{AttachType, Command, attr, attr_offset as at};
 
 use crate::error::{Error, Refusal};
 use crate::guest::{read, read_line};
-use crate::handle::{Answer, Attr, Handle, Line, at, given};
+use crate::handle::{Answer, Attr, Handle, Line, given};
 use crate::load::{Loaded, LoadedProgram};
 use crate::perf::{Event, Source, online_cpus, run_at};
 use crate::symbols;

@@ -119,14 +119,6 @@ impl Drop for Handle {
     }
 }
 
-/// The offset of a field of a command's attribute.
-macro_rules! at {
-    ($of:ident . $field:ident) => {
-        std::mem::offset_of!(beeline_uapi::attr::$of, $field)
-    };
-}
-pub(crate) use at;
-
 /// `union bpf_attr`, initially zeros. Offsets are those of [`beeline_uapi::attr`].
 pub(crate) struct Attr(Vec<u8>);
 
@@ -136,12 +128,12 @@ impl Attr {
     }
 
     pub(crate) fn with(mut self, at: usize, value: u32) -> Self {
-        beeline_vm_protocol::layout::put_number(&mut self.0, at, value);
+        beeline_uapi::fields::put_u32(&mut self.0, at, value);
         self
     }
 
     pub(crate) fn with_long(mut self, at: usize, value: u64) -> Self {
-        beeline_vm_protocol::layout::put_long(&mut self.0, at, value);
+        beeline_uapi::fields::put_u64(&mut self.0, at, value);
         self
     }
 

@@ -6,13 +6,13 @@ use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{INSN_BYTES, Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, ObjectProgram};
 use beeline_uapi::info::{FuncInfo, LineInfo};
-use beeline_uapi::{AttachType, Command, attr, offset_behind};
+use beeline_uapi::{AttachType, Command, attr, attr_offset as at, offset_behind};
 
 use crate::attach::Attached;
 use crate::error::{Error, Refusal};
 use crate::events::Watch;
 use crate::guest::Guest;
-use crate::handle::{Attr, Handle, Line, at, given, refusal, room};
+use crate::handle::{Attr, Handle, Line, given, refusal, room};
 use crate::map::Map;
 
 /// The verbosity for a verifier that refuses, and how much of its log is kept: its reason stands at

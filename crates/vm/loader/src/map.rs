@@ -6,14 +6,14 @@ use std::sync::Arc;
 use beeline_object::{Contents, MapDefinition};
 use beeline_uapi::flags::RDONLY_PROG;
 use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
-use beeline_uapi::{Command, MapType, attr, offset_behind};
+use beeline_uapi::{Command, MapType, attr, attr_offset as at, offset_behind};
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{BpfDone, Part, Walk, Welcome};
 
 use crate::error::Error;
-use crate::handle::{Answer, Attr, Handle, Line, at, given, room};
+use crate::handle::{Answer, Attr, Handle, Line, given, room};
 
 /// Bytes of an address in a stack trace, and frames where the file leaves that open
 /// (`kernel.perf_event_max_stack`).

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use beeline_uapi::attr::PerfEvent;
+use beeline_uapi::attr_offset as at;
+use beeline_uapi::fields::{put_u32, put_u64};
 use beeline_uapi::perf::*;
-use beeline_vm_protocol::layout::{put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
 
 use crate::error::Error;
 use crate::guest::read_line;
-use crate::handle::{Answer, Handle, Line, at};
+use crate::handle::{Answer, Handle, Line};
 
 /// Bytes of `struct perf_event_attr` that all kernels know that can be guests
 /// (`PERF_ATTR_SIZE_VER5`), and offsets in it.
@@ -38,9 +39,9 @@ pub(crate) struct Event {
 impl Event {
     fn new(kind: u32, config: u64) -> Self {
         let mut attr = vec![0; ATTR];
-        put_number(&mut attr, TYPE, kind);
-        put_number(&mut attr, SIZE, ATTR as u32);
-        put_long(&mut attr, CONFIG, config);
+        put_u32(&mut attr, TYPE, kind);
+        put_u32(&mut attr, SIZE, ATTR as u32);
+        put_u64(&mut attr, CONFIG, config);
         Self {
             attr,
             name: String::new(),
@@ -57,7 +58,7 @@ impl Event {
     /// Describes a probe of a source (`kprobe`, `uprobe`), at a place of a function or file.
     pub(crate) fn probe(source: &Source, at: &str, offset: u64, build_id: Vec<u8>) -> Self {
         let mut event = Self::new(source.kind, source.config);
-        put_long(&mut event.attr, CONFIG2, offset);
+        put_u64(&mut event.attr, CONFIG2, offset);
         event.name = at.to_owned();
         event.build_id = build_id;
         event
@@ -66,8 +67,8 @@ impl Event {
     /// Describes a sample at a frequency per second of a CPU's time.
     pub(crate) fn clock(cpu: u32, frequency: u64) -> Self {
         let mut event = Self::new(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK);
-        put_long(&mut event.attr, PERIOD, frequency);
-        put_long(&mut event.attr, FLAGS, PerfEvent::FREQ);
+        put_u64(&mut event.attr, PERIOD, frequency);
+        put_u64(&mut event.attr, FLAGS, PerfEvent::FREQ);
         event.cpu = cpu;
         event
     }
@@ -117,9 +118,9 @@ impl Source {
 /// Opens an event with a ring that programs write to, on a CPU.
 pub(crate) fn output(line: &Arc<Line>, cpu: u32) -> Answer<Handle> {
     let mut event = Event::new(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_BPF_OUTPUT);
-    put_long(&mut event.attr, PERIOD, 1);
-    put_long(&mut event.attr, SAMPLE_TYPE, PERF_SAMPLE_RAW);
-    put_number(&mut event.attr, WAKEUP, 1);
+    put_u64(&mut event.attr, PERIOD, 1);
+    put_u64(&mut event.attr, SAMPLE_TYPE, PERF_SAMPLE_RAW);
+    put_u32(&mut event.attr, WAKEUP, 1);
     event.cpu = cpu;
     event.open(line)
 }

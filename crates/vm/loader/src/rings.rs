@@ -2,9 +2,9 @@
 
 use std::mem::offset_of;
 
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::flags::RINGBUF_HDR_SZ;
 use beeline_uapi::perf::{PERF_RECORD_LOST, PERF_RECORD_SAMPLE, PerfEventHeader};
-use beeline_vm_protocol::layout::number_at;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Manner, Watch};
@@ -100,7 +100,7 @@ fn of_buffer(map: usize, mut data: &[u8]) -> Option<Vec<Event>> {
     let mut events = Vec::new();
     while !data.is_empty() {
         data.get(HEADER - 1)?;
-        let len = number_at(data, 0) as usize;
+        let len = u32_at(data, 0) as usize;
         let record = data.get(HEADER..HEADER.checked_add(len)?)?.to_vec();
         data = data.get((HEADER + len).next_multiple_of(8)..)?;
         events.push(Event::Record {
@@ -124,7 +124,7 @@ fn of_event(map: usize, cpu: u32, mut data: &[u8]) -> Option<Vec<Event>> {
         ));
         let record = data.get(..size).filter(|_| size >= HEADER)?;
         let body = &record[HEADER..];
-        match number_at(record, 0) {
+        match u32_at(record, 0) {
             PERF_RECORD_SAMPLE => {
                 let len = u32::from_ne_bytes(*body.first_chunk()?) as usize;
                 let data = body.get(4..len.checked_add(4)?)?.to_vec();

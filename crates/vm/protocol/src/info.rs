@@ -1,9 +1,10 @@
 //! Pointers in the structures that `BPF_OBJ_GET_INFO_BY_FD` fills (`linux/bpf.h`, Linux 6.18).
 
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info as uapi;
 use beeline_uapi::{LinkType, PerfEventType};
 
-use crate::layout::{Buffer, Flow, Holds, Len, number_at};
+use crate::layout::{Buffer, Flow, Holds, Len};
 
 /// The kind of object that a handle stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +125,7 @@ const PERF_EVENT_TYPE: usize = at!(LinkInfoPerfEvent.r#type);
 
 /// Returns the offsets of the 4-byte numbers that decide which pointers are in a link's structure.
 pub fn link_types(info: &[u8]) -> &'static [usize] {
-    match LinkType(number_at(info, LINK_TYPE)) {
+    match LinkType(u32_at(info, LINK_TYPE)) {
         // The perf event's type as well; in other links a pointer begins there.
         LinkType::PERF_EVENT => &[LINK_TYPE, PERF_EVENT_TYPE],
         _ => &[LINK_TYPE],
@@ -138,12 +139,12 @@ pub fn buffers(kind: Kind, info: &[u8]) -> &'static [Buffer] {
         Kind::Map | Kind::Event | Kind::Other => &[],
         Kind::Program => PROGRAM,
         Kind::Btf => BTF,
-        Kind::Link => match LinkType(number_at(info, LINK_TYPE)) {
+        Kind::Link => match LinkType(u32_at(info, LINK_TYPE)) {
             LinkType::RAW_TRACEPOINT => RAW_TRACEPOINT,
             LinkType::ITER => ITER,
             LinkType::KPROBE_MULTI => KPROBE_MULTI,
             LinkType::UPROBE_MULTI => UPROBE_MULTI,
-            LinkType::PERF_EVENT if has_name(PerfEventType(number_at(info, PERF_EVENT_TYPE))) => {
+            LinkType::PERF_EVENT if has_name(PerfEventType(u32_at(info, PERF_EVENT_TYPE))) => {
                 PERF_EVENT
             }
             _ => &[],

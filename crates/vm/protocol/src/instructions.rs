@@ -5,9 +5,8 @@ use beeline_isa::opcode::{
     self, HELPER_CALL, LD_IMM64, PSEUDO_BTF_ID, PSEUDO_KFUNC_CALL, PSEUDO_MAP_FD, PSEUDO_MAP_IDX,
     PSEUDO_MAP_IDX_VALUE, PSEUDO_MAP_VALUE,
 };
+use beeline_uapi::fields::{put_u32, u32_at};
 use sha2::{Digest, Sha256};
-
-use crate::layout::{number_at, put_number};
 
 /// A call of a helper, a local function or a kernel function, by its source register. For a kernel
 /// function, an index in `off` names the function's module.
@@ -33,15 +32,15 @@ fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
         match (code, source) {
             (LD_IMM64, PSEUDO_MAP_FD | PSEUDO_MAP_VALUE) => Some(Named::Descriptor(start + 4)),
             (LD_IMM64, PSEUDO_MAP_IDX | PSEUDO_MAP_IDX_VALUE) => {
-                Some(Named::Index(number_at(insns, start + 4)))
+                Some(Named::Index(u32_at(insns, start + 4)))
             }
             // For a module's variable; 0 is the kernel itself.
             (LD_IMM64, PSEUDO_BTF_ID) => {
                 let at = start + INSN_BYTES + 4;
-                (number_at(insns, at) != 0).then_some(Named::Descriptor(at))
+                (u32_at(insns, at) != 0).then_some(Named::Descriptor(at))
             }
             (CALL, PSEUDO_KFUNC_CALL) => {
-                let module = number_at(insns, start) >> 16;
+                let module = u32_at(insns, start) >> 16;
                 (module != 0).then_some(Named::Index(module))
             }
             _ => None,
@@ -73,10 +72,10 @@ pub fn calls(insns: &[u8]) -> impl Iterator<Item = Called> + '_ {
         }
         second_half = insn[0] == LD_IMM64;
         match (insn[0], insn[1] >> 4) {
-            (CALL, HELPER_CALL) => Some(Called::Helper(number_at(insn, 4))),
+            (CALL, HELPER_CALL) => Some(Called::Helper(u32_at(insn, 4))),
             (CALL, PSEUDO_KFUNC_CALL) => Some(Called::Function {
-                id: number_at(insn, 4),
-                module: number_at(insn, 0) >> 16,
+                id: u32_at(insn, 4),
+                module: u32_at(insn, 0) >> 16,
             }),
             _ => None,
         }
@@ -107,8 +106,8 @@ pub fn replace_objects<E>(
         })
         .collect();
     for at in places {
-        let object = other(number_at(insns, at))?;
-        put_number(insns, at, object);
+        let object = other(u32_at(insns, at))?;
+        put_u32(insns, at, object);
     }
     Ok(())
 }
@@ -156,9 +155,9 @@ mod tests {
         });
         replaced.unwrap();
         assert_eq!(seen, [5, 6]);
-        assert_eq!(number_at(&insns, 4), 105);
-        assert_eq!(number_at(&insns, 12), 77);
-        assert_eq!(number_at(&insns, 8 * 8 + 4), 106);
+        assert_eq!(u32_at(&insns, 4), 105);
+        assert_eq!(u32_at(&insns, 12), 77);
+        assert_eq!(u32_at(&insns, 8 * 8 + 4), 106);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 mod commands;
 mod map_facts;
 
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Command, attr};
 
 use Len::{Count, Cursor, Items, Key, Keys, Records, Text, Value, Values};
@@ -138,7 +139,7 @@ impl Len {
     /// Returns the size of a buffer; `None` if it is no reasonable number, or if there is no map
     /// where one is needed. Texts are as long as they are.
     pub fn bytes(self, attr: &[u8], map: Option<(&MapFacts, u32)>) -> Option<usize> {
-        let count = |at| number_at(attr, at) as usize;
+        let count = |at| u32_at(attr, at) as usize;
         let key = || map.map(|(map, _)| map.key_size as usize);
         let value = || map.map(|(map, cpus)| map.value_len(cpus));
         let bytes = match self {
@@ -162,34 +163,8 @@ impl When {
         match self {
             When::Always => true,
             When::NotZero => value != 0,
-            When::Flag(at, bits) => number_at(attr, at) & bits != 0,
-            When::Given(one, other) => number_at(attr, one) != 0 || number_at(attr, other) != 0,
+            When::Flag(at, bits) => u32_at(attr, at) & bits != 0,
+            When::Given(one, other) => u32_at(attr, one) != 0 || u32_at(attr, other) != 0,
         }
-    }
-}
-
-/// Returns the 32 bits at an offset; 0 behind the end.
-pub fn number_at(bytes: &[u8], at: usize) -> u32 {
-    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    u32::from_ne_bytes(field.copied().unwrap_or_default())
-}
-
-/// Returns the 64 bits at an offset; 0 behind the end.
-pub fn long_at(bytes: &[u8], at: usize) -> u64 {
-    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    u64::from_ne_bytes(field.copied().unwrap_or_default())
-}
-
-/// Stores 32 bits at an offset, if they are inside.
-pub fn put_number(bytes: &mut [u8], at: usize, value: u32) {
-    if let Some(field) = bytes.get_mut(at..at + 4) {
-        field.copy_from_slice(&value.to_ne_bytes());
-    }
-}
-
-/// Stores 64 bits at an offset, if they are inside.
-pub fn put_long(bytes: &mut [u8], at: usize, value: u64) {
-    if let Some(field) = bytes.get_mut(at..at + 8) {
-        field.copy_from_slice(&value.to_ne_bytes());
     }
 }

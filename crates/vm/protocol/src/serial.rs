@@ -77,7 +77,7 @@ impl Unwrap {
                 }
             }
             self.fresh = false;
-            let [number, len] = [0, 4].map(|at| crate::layout::number_at(&head, at));
+            let [number, len] = [0, 4].map(|at| beeline_uapi::fields::u32_at(&head, at));
             let len = len as usize;
             if number != self.number || len == 0 || len > CHUNK {
                 return Err(reused());
@@ -272,7 +272,7 @@ impl Port {
                 Err(error) => return Err(error),
             }
             if tail.bytes.len() == len && tail.bytes.starts_with(&SIGN) {
-                return Ok(crate::layout::number_at(&tail.bytes, SIGN.len()));
+                return Ok(beeline_uapi::fields::u32_at(&tail.bytes, SIGN.len()));
             }
         }
     }

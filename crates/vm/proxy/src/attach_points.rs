@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use beeline_btf::OwnedBtf;
-use beeline_uapi::{AttachType, Command, ProgramType, attr};
+use beeline_uapi::fields::{u32_at, u64_at};
+use beeline_uapi::{AttachType, Command, ProgramType, attr_offset as at};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{long_at, number_at};
 use parking_lot::Mutex;
 use rustix::fs::{Dir, OFlags};
 
@@ -17,13 +17,6 @@ use crate::fs_roots::Root;
 use crate::handles::Object;
 use crate::info;
 use crate::refusal::Refusal;
-
-/// The offset of a field of a command's attribute.
-macro_rules! at {
-    ($of:ident . $field:ident) => {
-        std::mem::offset_of!(attr::$of, $field)
-    };
-}
 
 /// The prefixes of the names of places, before a `:`.
 pub const KINDS: [&str; 13] = [
@@ -53,7 +46,7 @@ pub fn program_type(of: ProgramType) -> String {
 
 /// Offsets in the attribute of `BPF_PROG_LOAD`.
 mod load {
-    use super::attr;
+    use super::at;
 
     pub(super) const TYPE: usize = at!(ProgLoad.prog_type);
     pub(super) const ATTACH_TYPE: usize = at!(ProgLoad.expected_attach_type);
@@ -81,8 +74,8 @@ pub fn kernel_type_name(id: u32) -> Option<String> {
 pub fn of_program(call: &Call) -> Option<String> {
     let given = call.attr();
     let kind = match (
-        ProgramType(number_at(given, load::TYPE)),
-        AttachType(number_at(given, load::ATTACH_TYPE)),
+        ProgramType(u32_at(given, load::TYPE)),
+        AttachType(u32_at(given, load::ATTACH_TYPE)),
     ) {
         (ProgramType::TRACING, AttachType::TRACE_RAW_TP) => "raw_tracepoint",
         (ProgramType::TRACING, AttachType::TRACE_FENTRY) => "fentry",
@@ -93,8 +86,8 @@ pub fn of_program(call: &Call) -> Option<String> {
         (ProgramType::EXT, _) => "freplace",
         _ => return None,
     };
-    let id = number_at(given, load::ATTACH_BTF_ID);
-    let object = number_at(given, load::ATTACH_OBJECT);
+    let id = u32_at(given, load::ATTACH_BTF_ID);
+    let object = u32_at(given, load::ATTACH_OBJECT);
     let object = (object != 0).then(|| call.object(object));
     // The kernel's own types are the same named and unnamed.
     let object = object.filter(|object| !object.is_some_and(|object| info::is_kernels_own(object)));
@@ -131,7 +124,7 @@ pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal
     if command == Command::RAW_TRACEPOINT_OPEN {
         let name = call.buffer(at!(RawTracepoint.name)).map(text);
         let name = name.filter(|name| !name.is_empty());
-        let program = call.object(number_at(call.attr(), at!(RawTracepoint.prog_fd)));
+        let program = call.object(u32_at(call.attr(), at!(RawTracepoint.prog_fd)));
         return Ok(match name {
             Some(name) => vec![format!("raw_tracepoint:{name}")],
             None => of_object(program, "program:unknown"),
@@ -139,9 +132,9 @@ pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal
     }
     let given = call.attr();
     Ok(
-        match AttachType(number_at(given, at!(LinkCreate.attach_type))) {
+        match AttachType(u32_at(given, at!(LinkCreate.attach_type))) {
             AttachType::PERF_EVENT => {
-                let event = call.object(number_at(given, at!(LinkCreate.target_fd)));
+                let event = call.object(u32_at(given, at!(LinkCreate.target_fd)));
                 of_object(event, "perf_event:unknown")
             }
             AttachType::TRACE_KPROBE_MULTI | AttachType::TRACE_KPROBE_SESSION => {
@@ -154,7 +147,7 @@ pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal
                 let addresses = call.buffer(at!(LinkCreateKprobeMulti.addrs));
                 let addresses = addresses.unwrap_or_default().chunks(8);
                 let addresses =
-                    addresses.map(|address| format!("kprobe:{:#x}", long_at(address, 0)));
+                    addresses.map(|address| format!("kprobe:{:#x}", u64_at(address, 0)));
                 let mut places: Vec<String> = names.unwrap_or_default();
                 places.extend(addresses);
                 places
@@ -167,11 +160,11 @@ pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal
                 let offsets = call.buffer(at!(LinkCreateUprobeMulti.offsets));
                 let offsets = offsets.unwrap_or_default().chunks(8);
                 offsets
-                    .map(|offset| format!("uprobe:{path}:{:#x}", long_at(offset, 0)))
+                    .map(|offset| format!("uprobe:{path}:{:#x}", u64_at(offset, 0)))
                     .collect()
             }
             _ => of_object(
-                call.object(number_at(given, at!(LinkCreate.prog_fd))),
+                call.object(u32_at(given, at!(LinkCreate.prog_fd))),
                 "program:unknown",
             ),
         },

@@ -3,10 +3,11 @@
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd};
 
+use beeline_uapi::fields::{put_u32, u32_at};
 use beeline_uapi::info::BtfInfo;
 use beeline_uapi::{Command, MapType, ProgramType, attr, offset_behind};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{MapFacts, layout, number_at, put_number};
+use beeline_vm_protocol::layout::{MapFacts, layout};
 use beeline_vm_protocol::messages::{Bpf, BpfDone};
 use rustix::io::Errno;
 use serde_json::json;
@@ -59,8 +60,8 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         return next_own(session, &request, kind);
     }
     let device = match command {
-        Command::MAP_CREATE => number_at(&request.attr, MAP_IFINDEX),
-        Command::PROG_LOAD => number_at(&request.attr, PROG_IFINDEX),
+        Command::MAP_CREATE => u32_at(&request.attr, MAP_IFINDEX),
+        Command::PROG_LOAD => u32_at(&request.attr, PROG_IFINDEX),
         _ => 0,
     };
     if device != 0 {
@@ -120,7 +121,7 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         session.audit(
             "load",
             json!({
-                "type": attach_points::program_type(ProgramType(number_at(&loaded, PROG_TYPE))),
+                "type": attach_points::program_type(ProgramType(u32_at(&loaded, PROG_TYPE))),
                 "name": String::from_utf8_lossy(&name),
                 "place": place,
                 "id": id,
@@ -147,7 +148,7 @@ fn program_of(command: Command, call: &Call) -> Option<u32> {
     } else {
         8
     };
-    call.object(number_at(call.attr(), at))
+    call.object(u32_at(call.attr(), at))
         .map(|program| program.id)
 }
 
@@ -155,7 +156,7 @@ fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
     let signature = std::mem::take(&mut request.signature);
     let insns = request.parts.iter().find(|part| part.at == INSNS);
     let insns = insns.map_or(&[][..], |part| &part.data);
-    let kind = ProgramType(number_at(&request.attr, PROG_TYPE));
+    let kind = ProgramType(u32_at(&request.attr, PROG_TYPE));
     session.host.policy.program(kind, insns, &signature)
 }
 
@@ -223,15 +224,15 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
                 break;
             }
             Ok(_) => {
-                let id = number_at(attr.bytes(), NEXT);
+                let id = u32_at(attr.bytes(), NEXT);
                 if own.contains(&id) || kind == Kind::Btf && is_kernels(id) {
                     break;
                 }
-                put_number(attr.bytes_mut(), START, id);
+                put_u32(attr.bytes_mut(), START, id);
             }
         }
     }
-    put_number(attr.bytes_mut(), START, number_at(&request.attr, START));
+    put_u32(attr.bytes_mut(), START, u32_at(&request.attr, START));
     done.attr = attr.bytes()[..size].to_vec();
     Ok(done)
 }
@@ -247,7 +248,7 @@ fn is_kernels(id: u32) -> bool {
         sys::bpf(Command::BTF_GET_FD_BY_ID, &mut attr, BY_ID).map(|value| returned_fd(value))
     };
     let info = opened.and_then(|fd| info(fd.as_fd()));
-    info.is_ok_and(|info| number_at(&info, KERNEL_BTF) != 0)
+    info.is_ok_and(|info| u32_at(&info, KERNEL_BTF) != 0)
 }
 
 /// Fails unless the host may have the object that it has named by an id. Types of the kernel are in
@@ -268,7 +269,7 @@ fn check_foreign(session: &Session, command: Command, object: &Object) -> Result
         return Ok(());
     }
     let info = info(object.fd.as_fd())?;
-    if object.kind == Kind::Btf && number_at(&info, KERNEL_BTF) != 0 {
+    if object.kind == Kind::Btf && u32_at(&info, KERNEL_BTF) != 0 {
         return Ok(());
     }
     let why = format!(
@@ -341,7 +342,7 @@ pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
     // bytes, and there is room for as many keys and values.
     let done = unsafe { sys::bpf(Command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);
     let given = match done {
-        Ok(()) | Err(Errno::NOENT) => number_at(attr.bytes(), COUNT),
+        Ok(()) | Err(Errno::NOENT) => u32_at(attr.bytes(), COUNT),
         Err(_) => 0,
     };
     (given.min(batch.count), done)

@@ -5,9 +5,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use beeline_vm_protocol::layout::{long_at, number_at};
-
 use crate::refusal::Refusal;
+use beeline_uapi::fields::{u32_at, u64_at};
 
 /// The most bytes of an ELF file's headers and notes that are read; no file has more.
 const HEADERS: usize = 128;
@@ -57,16 +56,16 @@ pub fn of(path: &Path) -> Option<Vec<u8>> {
     if !head.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
-    let table = long_at(&head, 32);
-    let count = number_at(&head, 56) as u16 as usize;
+    let table = u64_at(&head, 32);
+    let count = u32_at(&head, 56) as u16 as usize;
     let headers = read(&file, table, count.min(HEADERS) * HEADER_BYTES)?;
     let mut notes = headers.chunks_exact(HEADER_BYTES);
     notes.find_map(|header| {
-        if number_at(header, 0) != PT_NOTE {
+        if u32_at(header, 0) != PT_NOTE {
             return None;
         }
-        let len = long_at(header, 32).min(NOTES as u64) as usize;
-        build_id(&read(&file, long_at(header, 8), len)?)
+        let len = u64_at(header, 32).min(NOTES as u64) as usize;
+        build_id(&read(&file, u64_at(header, 8), len)?)
     })
 }
 
@@ -78,7 +77,7 @@ fn read(file: &File, at: u64, len: usize) -> Option<Vec<u8>> {
 
 fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
     while notes.len() >= 12 {
-        let [name, len, kind] = [0, 4, 8].map(|at| number_at(notes, at));
+        let [name, len, kind] = [0, 4, 8].map(|at| u32_at(notes, at));
         let (name, len) = (name as usize, len as usize);
         let start = name.checked_next_multiple_of(4)?.checked_add(12)?;
         let content = notes.get(start..)?.get(..len)?;

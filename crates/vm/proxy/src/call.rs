@@ -9,12 +9,11 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use beeline_uapi::fields::{put_u32, put_u64, u32_at};
 use beeline_uapi::{Command, MapType, attr};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::instructions;
-use beeline_vm_protocol::layout::{
-    ATTR_BYTES, Buffer, Flow, Holds, Layout, Len, MapFacts, number_at, put_long, put_number,
-};
+use beeline_vm_protocol::layout::{ATTR_BYTES, Buffer, Flow, Holds, Layout, Len, MapFacts};
 use beeline_vm_protocol::messages::{Bpf, Part};
 use rustix::io::Errno;
 
@@ -107,13 +106,13 @@ impl Call {
             cpus,
         };
         for field in layout.buffers {
-            put_long(call.attr.bytes_mut(), field.at, 0);
+            put_u64(call.attr.bytes_mut(), field.at, 0);
         }
         call.put_objects(handles)?;
         if call.command == Command::TASK_FD_QUERY {
             // The process that has the descriptor, whatever the host says.
             let pid = offset_of!(attr::TaskFdQuery, pid);
-            put_number(call.attr.bytes_mut(), pid, std::process::id());
+            put_u32(call.attr.bytes_mut(), pid, std::process::id());
         }
         let mut parts = request.parts;
         call.in_order(&mut parts);
@@ -133,7 +132,7 @@ impl Call {
         // The flags that say what is a descriptor are read before any field changes.
         let before = self.attr.clone();
         for (place, object) in self.layout.objects.iter().enumerate() {
-            let handle = number_at(before.bytes(), object.at);
+            let handle = u32_at(before.bytes(), object.at);
             if !object.when.holds(before.bytes(), handle) {
                 continue;
             }
@@ -148,7 +147,7 @@ impl Call {
                 self.named.push(object);
                 fd
             };
-            put_number(self.attr.bytes_mut(), object.at, fd as u32);
+            put_u32(self.attr.bytes_mut(), object.at, fd as u32);
         }
         Ok(())
     }
@@ -245,7 +244,7 @@ impl Call {
             },
             Holds::Bytes if self.command == Command::LINK_CREATE && field.at == ITERATED => {
                 let program = offset_of!(attr::LinkCreate, prog_fd);
-                let program = number_at(self.attr.bytes(), program);
+                let program = u32_at(self.attr.bytes(), program);
                 let mut objects = named.iter();
                 let program = objects.find(|object| object.fd.as_raw_fd() as u32 == program);
                 let iterator = program.and_then(|program| program.place.clone());
@@ -298,10 +297,10 @@ impl Call {
 
     fn attr_for_host(&mut self) -> Vec<u8> {
         for field in self.layout.buffers {
-            put_long(self.attr.bytes_mut(), field.at, 0);
+            put_u64(self.attr.bytes_mut(), field.at, 0);
         }
         for object in self.layout.objects {
-            put_number(self.attr.bytes_mut(), object.at, 0);
+            put_u32(self.attr.bytes_mut(), object.at, 0);
         }
         self.attr.bytes()[..self.size].to_vec()
     }
@@ -412,7 +411,7 @@ fn name_iterated(
     let descriptors = match iterator {
         Some("iter:bpf_map_elem" | "iter:bpf_sk_storage_map" | "iter:sockmap") => {
             let map = handles.of_kind(iterated, Kind::Map)?;
-            put_number(info, 0, map.fd.as_raw_fd() as u32);
+            put_u32(info, 0, map.fd.as_raw_fd() as u32);
             named.push(map);
             &[][..]
         }
@@ -422,7 +421,7 @@ fn name_iterated(
         // It is unknown which part of it the kernel takes for a descriptor.
         _ => &[0, 4, 8],
     };
-    if descriptors.iter().any(|at| number_at(info, *at) != 0) {
+    if descriptors.iter().any(|at| u32_at(info, *at) != 0) {
         let why =
             "an iterator cannot be given a descriptor of the guest's by a host, which has none";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
@@ -453,8 +452,8 @@ fn each(
     mut other: impl FnMut(u32) -> Result<u32, Refusal>,
 ) -> Result<(), Refusal> {
     for word in bytes.chunks_exact_mut(4) {
-        let object = other(number_at(word, 0))?;
-        put_number(word, 0, object);
+        let object = other(u32_at(word, 0))?;
+        put_u32(word, 0, object);
     }
     Ok(())
 }

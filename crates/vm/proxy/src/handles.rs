@@ -6,10 +6,11 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::{BtfInfo, LinkInfo, MapInfo, ProgInfo};
 use beeline_uapi::{Command, attr};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{MapFacts, number_at};
+use beeline_vm_protocol::layout::MapFacts;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
 
@@ -64,7 +65,7 @@ impl Object {
                 Kind::Btf => offset_of!(BtfInfo, id),
                 _ => offset_of!(LinkInfo, id),
             };
-            id = number_at(&info, id_at);
+            id = u32_at(&info, id_at);
             facts = (kind == Kind::Map).then(|| MapFacts::of_info(&info));
         }
         Ok(Self {

@@ -3,10 +3,11 @@
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 
+use beeline_uapi::fields::{put_u32, put_u64, u32_at, u64_at};
 use beeline_uapi::info::BtfInfo;
 use beeline_uapi::{Command, attr};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
-use beeline_vm_protocol::layout::{Buffer, INSIDE, Len, long_at, number_at, put_long, put_number};
+use beeline_vm_protocol::layout::{Buffer, INSIDE, Len};
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 
 use crate::digests::{self, Digests};
@@ -32,7 +33,7 @@ const TYPES_LEN: usize = offset_of!(BtfInfo, btf_size);
 /// one of its buffers is not as it should be, and the kernel's errors. If the command itself fails,
 /// the answer has its errno.
 pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone, Refusal> {
-    let object = handles.get(number_at(&request.attr, OBJECT))?;
+    let object = handles.get(u32_at(&request.attr, OBJECT))?;
     let mut parts = request.parts;
     let same = !request.held.is_empty()
         && digests
@@ -47,7 +48,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
         Some((first, rest)) if first.at as usize == POINTER => (first.data.clone(), rest),
         _ => return Err(Refusal::new(libc::EFAULT, "")),
     };
-    let len = number_at(&request.attr, LEN) as usize;
+    let len = u32_at(&request.attr, LEN) as usize;
     if structure.len() > len || len > 1 << 16 {
         let why = "the structure is longer than it says, or than any is";
         return Err(Refusal::new(libc::EINVAL, why));
@@ -61,7 +62,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
     let table = buffers(object.kind, &asked);
     let mut structure = counts(table, &structure, len.min(INFO_BYTES));
     if same {
-        put_number(&mut structure, TYPES_LEN, 0);
+        put_u32(&mut structure, TYPES_LEN, 0);
     }
     let mut lent = lend(&object, table, &mut structure, inside)?;
     let mut attr = Attr::new(&request.attr)
@@ -74,7 +75,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
     // to a buffer of the length that the structure says.
     let returned = unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, size) };
     for buffer in table {
-        put_long(&mut structure, buffer.at, 0);
+        put_u64(&mut structure, buffer.at, 0);
     }
     let mut done = BpfDone {
         same,
@@ -84,7 +85,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
         Err(errno) => done.errno = errno.raw_os_error() as u32,
         Ok(value) => {
             done.value = value;
-            let known = number_at(attr.bytes(), LEN) as usize;
+            let known = u32_at(attr.bytes(), LEN) as usize;
             structure.truncate(known);
             done.parts.push(part(POINTER as u32, structure));
             let lent = lent.drain(..);
@@ -92,8 +93,8 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
                 .extend(lent.map(|(at, bytes)| part(INSIDE | at as u32, bytes)));
         }
     }
-    put_long(attr.bytes_mut(), POINTER, 0);
-    put_number(attr.bytes_mut(), OBJECT, 0);
+    put_u64(attr.bytes_mut(), POINTER, 0);
+    put_u32(attr.bytes_mut(), OBJECT, 0);
     done.attr = attr.bytes()[..size.min(attr.bytes().len())].to_vec();
     Ok(done)
 }
@@ -107,13 +108,13 @@ pub fn is_kernels_own(object: &Object) -> bool {
     }
     let mut name = [0; NAME.len()];
     let mut structure = [0; STRUCTURE];
-    put_long(
+    put_u64(
         &mut structure,
         offset_of!(BtfInfo, name),
         name.as_mut_ptr().expose_provenance() as u64,
     );
     let len = NAME.len() as u32;
-    put_number(&mut structure, offset_of!(BtfInfo, name_len), len);
+    put_u32(&mut structure, offset_of!(BtfInfo, name_len), len);
     let mut attr = Attr::new(&[])
         .with_fd(OBJECT, object.fd.as_fd())
         .with(LEN, STRUCTURE as u32);
@@ -128,7 +129,7 @@ pub fn is_kernels_own(object: &Object) -> bool {
             size_of::<attr::Info>(),
         )
     };
-    let is_kernels = number_at(&structure, offset_of!(BtfInfo, kernel_btf)) != 0;
+    let is_kernels = u32_at(&structure, offset_of!(BtfInfo, kernel_btf)) != 0;
     told.is_ok() && is_kernels && name == NAME
 }
 
@@ -145,7 +146,7 @@ fn counts(table: &[Buffer], given: &[u8], len: usize) -> Vec<u8> {
         _ => [None; 2],
     });
     for at in fields.flatten() {
-        put_number(&mut structure, at, number_at(given, at));
+        put_u32(&mut structure, at, u32_at(given, at));
     }
     structure
 }
@@ -168,7 +169,7 @@ fn lend(
             );
             return Err(Refusal::new(libc::EINVAL, why));
         };
-        if long_at(structure, at) != 0 || at + 8 > structure.len() {
+        if u64_at(structure, at) != 0 || at + 8 > structure.len() {
             let why = "a buffer is given twice, or for nothing";
             return Err(Refusal::new(libc::EINVAL, why));
         }
@@ -178,7 +179,7 @@ fn lend(
             continue;
         }
         let mut bytes = vec![0; len];
-        put_long(structure, at, bytes.as_mut_ptr().expose_provenance() as u64);
+        put_u64(structure, at, bytes.as_mut_ptr().expose_provenance() as u64);
         lent.push((at, bytes));
     }
     Ok(lent)

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use beeline_uapi::Command;
 use beeline_uapi::attr::{GetId, Info};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::{LinkInfo, MapInfo, ProgInfo};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::number_at;
 use rustix::io::Errno;
 
 use crate::bpf::BY_ID;
@@ -49,13 +49,13 @@ fn add_held(object: &Object, kind: Kind, ids: &mut HashSet<u32>) -> Result<(), E
     match (object.kind, kind) {
         (Kind::Program, _) => add_programs(fd, kind, ids)?,
         (Kind::Map, Kind::Btf) => {
-            ids.insert(number_at(&info(fd)?, MAP_BTF));
+            ids.insert(u32_at(&info(fd)?, MAP_BTF));
         }
         (Kind::Link, Kind::Program) => {
-            ids.insert(number_at(&info(fd)?, LINK_PROGRAM));
+            ids.insert(u32_at(&info(fd)?, LINK_PROGRAM));
         }
         (Kind::Link, Kind::Map | Kind::Btf) => {
-            let program = open_program(number_at(&info(fd)?, LINK_PROGRAM))?;
+            let program = open_program(u32_at(&info(fd)?, LINK_PROGRAM))?;
             add_programs(program.as_fd(), kind, ids)?;
         }
         _ => {}
@@ -67,7 +67,7 @@ fn add_programs(program: BorrowedFd<'_>, kind: Kind, ids: &mut HashSet<u32>) -> 
     match kind {
         Kind::Map => ids.extend(maps_of(program)?),
         Kind::Btf => {
-            ids.insert(number_at(&info(program)?, program::BTF));
+            ids.insert(u32_at(&info(program)?, program::BTF));
         }
         _ => {}
     }
@@ -89,7 +89,7 @@ fn open_program(id: u32) -> Result<OwnedFd, Errno> {
 /// out.
 fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
     const NUMBER: usize = size_of::<u32>();
-    let count = number_at(&info(fd)?, program::MAP_COUNT);
+    let count = u32_at(&info(fd)?, program::MAP_COUNT);
     let mut numbers = vec![0; count as usize * NUMBER];
     let mut asked = Attr::new(&[]).with(program::MAP_COUNT, count);
     if count > 0 {
@@ -104,7 +104,7 @@ fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
     // SAFETY: the attribute leads to a structure that is longer than it says. The one pointer in it
     // that is not null leads to as many numbers as are asked for.
     unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, size_of::<Info>()) }?;
-    let there = number_at(asked.bytes(), program::MAP_COUNT).min(count) as usize;
+    let there = u32_at(asked.bytes(), program::MAP_COUNT).min(count) as usize;
     let numbers = numbers.chunks_exact(NUMBER).take(there);
-    Ok(numbers.map(|number| number_at(number, 0)).collect())
+    Ok(numbers.map(|number| u32_at(number, 0)).collect())
 }

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
 use beeline_uapi::attr::PerfEvent;
+use beeline_uapi::fields::{put_u64, u32_at, u64_at};
 use beeline_uapi::perf::*;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{long_at, number_at, put_long};
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
 
 use crate::attach_points;
@@ -89,7 +89,7 @@ impl Event {
     /// [`build_id::compare`].
     pub fn new(mut request: PerfEventOpen) -> Result<Self, Refusal> {
         let mut attr = std::mem::take(&mut request.attr);
-        if !LENGTHS.contains(&attr.len()) || number_at(&attr, SIZE) as usize != attr.len() {
+        if !LENGTHS.contains(&attr.len()) || u32_at(&attr, SIZE) as usize != attr.len() {
             let why = "the attribute is not as long as it says";
             return Err(Refusal::new(libc::EINVAL, why));
         }
@@ -97,8 +97,8 @@ impl Event {
             let why = "an event of a cgroup is named by a descriptor of the guest's, which a host has none of";
             return Err(Refusal::new(libc::EOPNOTSUPP, why));
         }
-        let source = source(number_at(&attr, TYPE))?;
-        let (config, offset) = (long_at(&attr, CONFIG), long_at(&attr, CONFIG2));
+        let source = source(u32_at(&attr, TYPE))?;
+        let (config, offset) = (u64_at(&attr, CONFIG), u64_at(&attr, CONFIG2));
         let mut name = std::mem::take(&mut request.name);
         let place = match source {
             Source::Kprobe if name.is_empty() => format!("kprobe:{offset:#x}"),
@@ -110,8 +110,8 @@ impl Event {
                 format!("uprobe:{name}:{offset:#x}")
             }
             Source::Tracepoint => attach_points::of_tracepoint(config),
-            Source::Breakpoint => format!("breakpoint:{:#x}", long_at(&attr, CONFIG1)),
-            Source::Counter => format!("perf_event:{}:{config:#x}", number_at(&attr, TYPE)),
+            Source::Breakpoint => format!("breakpoint:{:#x}", u64_at(&attr, CONFIG1)),
+            Source::Counter => format!("perf_event:{}:{config:#x}", u32_at(&attr, TYPE)),
         };
         let probe = matches!(source, Source::Kprobe | Source::Uprobe);
         if !name.is_empty() && !probe {
@@ -122,7 +122,7 @@ impl Event {
             false => None,
         };
         if probe {
-            put_long(&mut attr, CONFIG1, 0);
+            put_u64(&mut attr, CONFIG1, 0);
         }
         Ok(Self {
             attr,
@@ -145,7 +145,7 @@ impl Event {
         };
         if let Some(name) = &self.name {
             let address = name.as_ptr().expose_provenance() as u64;
-            put_long(&mut self.attr, CONFIG1, address);
+            put_u64(&mut self.attr, CONFIG1, address);
         }
         let (pid, cpu, flags) = (self.request.pid, self.request.cpu, self.request.flags);
         // The kernel writes its own length if it does not accept this one.

@@ -5,13 +5,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use beeline_uapi::Command;
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::perf::ioc;
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::channel::Channel;
 use beeline_vm_protocol::conversation::{self, Receiver, Sender};
 use beeline_vm_protocol::frame;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{changes_elements, layout, number_at};
+use beeline_vm_protocol::layout::{changes_elements, layout};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{
@@ -389,7 +390,7 @@ impl Session {
     fn is_mappable_array(&self, request: &Bpf) -> bool {
         let layout = layout(Command(request.command), &request.attr);
         let map = layout.and_then(|layout| layout.objects.first());
-        let map = map.map(|map| self.handles.get(number_at(&request.attr, map.at)));
+        let map = map.map(|map| self.handles.get(u32_at(&request.attr, map.at)));
         let facts = map.and_then(Result::ok).and_then(|map| map.facts);
         facts.is_some_and(|facts| facts.is_mappable_array())
     }

@@ -3,8 +3,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use beeline_uapi::Command;
+use beeline_uapi::fields::{put_u32, put_u64};
 use beeline_uapi::perf::PERF_FLAG_FD_CLOEXEC;
-use beeline_vm_protocol::layout::{ATTR_BYTES, put_long, put_number};
+use beeline_vm_protocol::layout::ATTR_BYTES;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -51,7 +52,7 @@ impl Attr {
 
     /// Sets a field of 4 bytes.
     pub fn set(&mut self, at: usize, value: u32) {
-        put_number(self.bytes_mut(), at, value);
+        put_u32(self.bytes_mut(), at, value);
     }
 
     /// Sets a field of 4 bytes.
@@ -70,7 +71,7 @@ impl Attr {
     /// Makes a field of 8 bytes point to a buffer.
     pub fn point(&mut self, at: usize, buffer: &mut [u8]) {
         let address = buffer.as_mut_ptr().expose_provenance() as u64;
-        put_long(self.bytes_mut(), at, address);
+        put_u64(self.bytes_mut(), at, address);
     }
 }
 

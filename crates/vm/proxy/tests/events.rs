@@ -6,9 +6,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
+use beeline_uapi::fields::{put_u32, u32_at, u64_at};
 use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_vm_protocol::content::sum;
-use beeline_vm_protocol::layout::{INSIDE, long_at, number_at, put_number};
+use beeline_vm_protocol::layout::INSIDE;
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{
@@ -39,9 +40,9 @@ fn records(host: &mut Host) -> Vec<u64> {
     let (records, rest) = data.as_chunks::<RECORD>();
     assert!(rest.is_empty());
     for record in records {
-        assert_eq!(number_at(record, 0), 8);
+        assert_eq!(u32_at(record, 0), 8);
     }
-    records.iter().map(|record| long_at(record, 8)).collect()
+    records.iter().map(|record| u64_at(record, 8)).collect()
 }
 
 /// Makes a ring, the program that writes so many records to it, and its counter.
@@ -257,7 +258,7 @@ fn changes_of_arrays_go_both_ways() {
         panic!("the content is not told");
     };
     assert_eq!((now.offset, now.data.len()), (0, 8192));
-    assert_eq!(long_at(&now.data, 40), 77);
+    assert_eq!(u64_at(&now.data, 40), 77);
     host.update(array, &900_u32.to_ne_bytes(), &78_u64.to_ne_bytes());
     let Answer::Changed(changed) = host.next_told() else {
         panic!("no change is told");
@@ -428,13 +429,13 @@ fn types_that_the_host_holds_are_left_out() {
     // Its sum is known from then on.
     look(&mut host, "/sys/kernel/btf/vmlinux", true).unwrap();
     let done = host.bpf(Command::BTF_GET_NEXT_ID, words(&[0], 12), vec![]);
-    let first = number_at(&done.attr, 4);
+    let first = u32_at(&done.attr, 4);
     let types = host
         .bpf(Command::BTF_GET_FD_BY_ID, words(&[first], 12), vec![])
         .handle;
     let mut ask = |held: &[u8]| {
         let mut structure = vec![0; STRUCTURE];
-        put_number(&mut structure, 8, local.len() as u32);
+        put_u32(&mut structure, 8, local.len() as u32);
         let room = |at, room| Part {
             at,
             room,

@@ -2,8 +2,9 @@
 
 mod harness;
 
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{AttachType, Command, MapType, ProgramType};
-use beeline_vm_protocol::layout::{INSIDE, number_at};
+use beeline_vm_protocol::layout::INSIDE;
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{Describe, LookUp, Read, Release, Walk};
@@ -77,7 +78,7 @@ fn elements_are_set_and_read() {
     let parts = vec![room(8, 4), room(16, 400), room(24, 800)];
     let done = host.bpf(Command::MAP_LOOKUP_BATCH, attr, parts);
     assert_eq!(done.errno, libc::ENOENT as u32);
-    assert_eq!(number_at(&done.attr, 32), 10);
+    assert_eq!(u32_at(&done.attr, 32), 10);
     let lengths: Vec<_> = done
         .parts
         .iter()
@@ -249,10 +250,10 @@ fn programs_are_loaded_run_and_described() {
     let done = host.bpf(Command::OBJ_GET_INFO_BY_FD, attr, parts);
     assert_eq!(done.errno, 0);
     let info = &done.parts[0].data;
-    assert_eq!(number_at(info, 0), ProgramType::RAW_TRACEPOINT.0);
-    assert_eq!(number_at(info, 52), 1);
+    assert_eq!(u32_at(info, 0), ProgramType::RAW_TRACEPOINT.0);
+    assert_eq!(u32_at(info, 52), 1);
     assert_eq!(info[32..40], [0; 8]);
-    assert_eq!(number_at(&done.parts[2].data, 0), map_id);
+    assert_eq!(u32_at(&done.parts[2].data, 0), map_id);
     assert_ne!(done.parts[1].data[..8], [0; 8]);
 }
 
@@ -282,7 +283,7 @@ fn elements_of_program_arrays_are_handles() {
     let done = host.update(array, &[0; 4], &loaded.handle.to_ne_bytes());
     assert_eq!(done.errno, 0);
     let id = host.look_up(array, &[0; 4], 4).unwrap();
-    assert_eq!(number_at(&id, 0), host.id(loaded.handle));
+    assert_eq!(u32_at(&id, 0), host.id(loaded.handle));
     // A map is no program.
     let done = host.update(array, &[0; 4], &array.to_ne_bytes());
     assert_eq!(done.errno, libc::EINVAL as u32);
@@ -423,13 +424,13 @@ fn others_objects_are_not_seen() {
             assert_eq!(done.errno, libc::ENOENT as u32);
             break;
         }
-        last = number_at(&done.attr, 4);
+        last = u32_at(&done.attr, 4);
         listed.push(last);
     }
     assert_eq!(listed, [other_id]);
     // The kernel's own types are open to all connections.
     let done = two.bpf(Command::BTF_GET_NEXT_ID, words(&[0], 12), vec![]);
-    let types = number_at(&done.attr, 4);
+    let types = u32_at(&done.attr, 4);
     let done = two.bpf(Command::BTF_GET_FD_BY_ID, words(&[types], 12), vec![]);
     assert_eq!(done.errno, 0);
 }
@@ -457,7 +458,7 @@ fn objects_of_a_program_belong_to_its_host() {
     assert!(matches!(one.ask(by_id(id)), Ok(Answer::BpfDone(done)) if done.handle != 0));
     assert_eq!(two.refused(by_id(id)).rule, "objects.foreign");
     let listed = one.bpf(Command::MAP_GET_NEXT_ID, words(&[0], 12), vec![]);
-    assert_eq!(number_at(&listed.attr, 4), id);
+    assert_eq!(u32_at(&listed.attr, 4), id);
     let listed = two.bpf(Command::MAP_GET_NEXT_ID, words(&[0], 12), vec![]);
     assert_eq!(listed.errno, libc::ENOENT as u32);
 }

@@ -4,8 +4,8 @@ mod harness;
 
 use std::time::{Duration, Instant};
 
+use beeline_uapi::fields::{put_u64, u32_at, u64_at};
 use beeline_uapi::{MapType, ProgramType};
-use beeline_vm_protocol::layout::{long_at, number_at, put_long};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen, Watch};
@@ -80,8 +80,8 @@ fn programs_at_tracepoints_write_perf_rings() {
     for cpu in 0..cpus {
         // PERF_COUNT_SW_BPF_OUTPUT, raw samples, woken by each.
         let mut attr = event(1, 10);
-        put_long(&mut attr, 16, 1);
-        put_long(&mut attr, 24, 1 << 10);
+        put_u64(&mut attr, 16, 1);
+        put_u64(&mut attr, 24, 1 << 10);
         attr[48] = 1;
         let mut output = open(attr, "");
         output.cpu = cpu as i32;
@@ -118,8 +118,8 @@ fn programs_at_tracepoints_write_perf_rings() {
         let mut rest = &records.data[..];
         let mut found = false;
         while !rest.is_empty() {
-            let len = (long_at(rest, 0) >> 48) as usize;
-            found |= number_at(rest, 0) == 9 && long_at(rest, 12) as i32 == -0x1234_5678;
+            let len = (u64_at(rest, 0) >> 48) as usize;
+            found |= u32_at(rest, 0) == 9 && u64_at(rest, 12) as i32 == -0x1234_5678;
             rest = &rest[len..];
         }
         if found || Instant::now() > deadline {
@@ -153,7 +153,7 @@ fn events_that_lead_elsewhere_are_not_opened() {
     assert!(refused.why.contains("build id"), "{}", refused.why);
     // An address in place of a name is not used.
     probe.build_id.clear();
-    put_long(&mut probe.attr, 56, 0x4000_0000);
+    put_u64(&mut probe.attr, 56, 0x4000_0000);
     probe.name = "/nonexistent".into();
     let refused = host.refused(Request::PerfEventOpen(probe));
     assert_eq!(refused.errno, libc::ENOENT as u32);

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
-use beeline_supervisor::attr::{BpfAttr, u32_at};
+use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Mode, Reply};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Errno, MapType, flags};
 
 use super::{Elements, check_lock_flag};

@@ -31,9 +31,9 @@ pub use registers::Registers;
 pub(crate) use registers::STACK_POINTER;
 pub(crate) use relocate::{Displaced, relocate};
 pub(crate) use syscalls::{
-    BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, EXIT, EXIT_GROUP, JumpTable,
-    MUNMAP, RESTORER_MOVES, RT_SIGRETURN, call_number_before, call_number_right_before, call_stub,
-    calls_one_of, cancellation_points, leads_to_cancellation_point,
+    BranchScan, CALL_NUMBER_WITHIN, CallFinder, CancellationPoint, JumpTable, RESTORER_MOVES,
+    call_number_before, call_number_right_before, call_stub, calls_one_of, cancellation_points,
+    leads_to_cancellation_point,
 };
 pub use syscalls::{CommonCode, RESTORER, SYSCALL, SYSCALL_LEN};
 pub(crate) use trampoline::trampoline_head;

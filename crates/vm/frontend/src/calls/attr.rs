@@ -7,13 +7,13 @@ use std::mem::offset_of;
 
 use beeline_supervisor::{Call, Memory};
 use beeline_uapi::attr::ProgLoad;
+use beeline_uapi::fields::{put_u32, put_u64, u32_at, u64_at};
 use beeline_uapi::limits::KSYM_NAME_LEN;
 use beeline_uapi::{Command, Errno, MapType};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::instructions::{array_len, replace_objects};
 use beeline_vm_protocol::layout::{
-    ATTR_BYTES, BUFFER_BYTES, Buffer, Flow, Holds, INSIDE, Layout, Len, MapFacts, long_at,
-    number_at, put_long, put_number,
+    ATTR_BYTES, BUFFER_BYTES, Buffer, Flow, Holds, INSIDE, Layout, Len, MapFacts,
 };
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 
@@ -80,13 +80,13 @@ impl<'a> Attributes<'a> {
         let passed = passed.get(..layout.size).unwrap_or(passed);
         let mut attr = passed.to_vec();
         for (place, object) in layout.objects.iter().enumerate() {
-            let fd = number_at(passed, object.at);
+            let fd = u32_at(passed, object.at);
             let handle = match (object.when.holds(passed, fd), first) {
                 (false, _) => 0,
                 (true, Some(first)) if place == 0 => first.handle,
                 (true, _) => self.descriptors.handle_of(fd)?,
             };
-            put_number(&mut attr, object.at, handle);
+            put_u32(&mut attr, object.at, handle);
         }
         let mut taken = Taken {
             message: Bpf {
@@ -112,11 +112,11 @@ impl<'a> Attributes<'a> {
         buffer: &Buffer,
         facts: Option<&MapFacts>,
     ) -> Result<(), Errno> {
-        let address = long_at(passed, buffer.at);
+        let address = u64_at(passed, buffer.at);
         if address == 0 || buffer.at + 8 > passed.len() {
             return Ok(());
         }
-        put_long(&mut taken.message.attr, buffer.at, 0);
+        put_u64(&mut taken.message.attr, buffer.at, 0);
         let cpus = self.connection.welcome().possible_cpus;
         let map = facts.map(|facts| (facts, cpus));
         let mut len = buffer.len.bytes(passed, map).ok_or(E2BIG)?;
@@ -176,7 +176,7 @@ impl<'a> Attributes<'a> {
     fn texts(&self, addresses: &[u8]) -> Result<Vec<u8>, Errno> {
         let mut texts = Vec::new();
         for address in addresses.chunks_exact(8) {
-            texts.extend(self.call.memory.string(long_at(address, 0), NAME)?);
+            texts.extend(self.call.memory.string(u64_at(address, 0), NAME)?);
             texts.push(0);
             if texts.len() > BUFFER_BYTES {
                 return Err(E2BIG);
@@ -203,7 +203,7 @@ impl Taken {
             }
         }
         for buffer in buffers(kind, &passed) {
-            let address = long_at(&passed, buffer.at);
+            let address = u64_at(&passed, buffer.at);
             let len = buffer.len.bytes(&passed, None).ok_or(E2BIG)?;
             if address != 0 && len > 0 {
                 self.push(INSIDE | buffer.at as u32, address, Vec::new(), len);
@@ -269,7 +269,7 @@ impl Taken {
         for destination in &self.destinations {
             if destination.at & INSIDE != 0 {
                 let at = (destination.at & !INSIDE) as usize;
-                put_long(info, at, destination.address);
+                put_u64(info, at, destination.address);
             }
         }
     }
@@ -282,8 +282,8 @@ fn replace_each(
     mut other: impl FnMut(u32) -> Result<u32, Errno>,
 ) -> Result<(), Errno> {
     for piece in data.chunks_exact_mut(size) {
-        let object = other(number_at(piece, 0))?;
-        put_number(piece, 0, object);
+        let object = other(u32_at(piece, 0))?;
+        put_u32(piece, 0, object);
     }
     Ok(())
 }

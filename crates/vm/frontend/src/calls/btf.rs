@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call};
 use beeline_uapi::attr::{GetId, Info};
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Errno, offset_behind};
 use beeline_vm_protocol::content;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{INSIDE, number_at};
+use beeline_vm_protocol::layout::INSIDE;
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 use parking_lot::Mutex;
 
@@ -71,7 +72,7 @@ impl<'a> BtfObjects<'a> {
     /// Answers `BPF_BTF_GET_FD_BY_ID`.
     pub(super) fn open(&self, bpf: &BpfCall<'_>) -> Answer {
         let mut btf = self.forward.make(bpf, Kind::Btf)?;
-        btf.types = Some(number_at(bpf.attr, ID));
+        btf.types = Some(u32_at(bpf.attr, ID));
         self.descriptors.give(Arc::new(btf))
     }
 

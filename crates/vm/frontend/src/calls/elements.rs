@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::attr::Element;
+use beeline_uapi::fields::{u32_at, u64_at};
 use beeline_uapi::{Command, Errno, offset_behind};
-use beeline_vm_protocol::layout::{long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Content, LookUp};
@@ -98,8 +98,8 @@ impl<'a> Elements<'a> {
             return Ok(None);
         }
         let (key, value) = (
-            long_at(given, offset_of!(Element, key)),
-            long_at(given, offset_of!(Element, value)),
+            u64_at(given, offset_of!(Element, key)),
+            u64_at(given, offset_of!(Element, value)),
         );
         let request = LookUp {
             handle: map.handle,
@@ -109,7 +109,7 @@ impl<'a> Elements<'a> {
         if request.key.len() > SHORT || len > SHORT || !self.call.memory.is_ready(value, len) {
             return Ok(None);
         }
-        let fd = number_at(given, offset_of!(Element, map_fd)) as i32;
+        let fd = u32_at(given, offset_of!(Element, map_fd)) as i32;
         self.offers.note(map, fd, (request.key.len(), len));
         let answer = self.ask_then(Asked::LookUp(request), move |memory, said| match said {
             Said::Content(Content { data, .. }) if data.len() == len => {

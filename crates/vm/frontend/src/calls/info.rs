@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::fields::{u32_at, u64_at};
 use beeline_uapi::info::LinkInfoPerfEvent;
 use beeline_uapi::{Errno, attr, offset_behind};
 use beeline_vm_protocol::info::{Kind, link_types};
-use beeline_vm_protocol::layout::{long_at, number_at};
 
 use super::btf::BtfObjects;
 use super::forward::{BpfCall, Forward};
@@ -66,14 +66,14 @@ impl<'a> ObjectInfo<'a> {
     /// Writes a link's type into the structure that the tool wants filled.
     fn tell_links_type(&self, attr: &[u8], link: &Object) -> Result<(), Errno> {
         const TYPES: usize = offset_behind!(LinkInfoPerfEvent, r#type);
-        let address = long_at(attr, INFO);
+        let address = u64_at(attr, INFO);
         let info = self.kernel.info(link.handle, TYPES)?;
-        let room = number_at(attr, LEN) as usize;
+        let room = u32_at(attr, LEN) as usize;
         if room >= TYPES && info.len() == TYPES {
             for &at in link_types(&info) {
                 let field = address.checked_add(at as u64);
                 let field = field.ok_or(Errno(libc::EFAULT))?;
-                let number = number_at(&info, at);
+                let number = u32_at(&info, at);
                 self.call.memory.write_u32(field, number)?;
             }
         }
@@ -83,8 +83,8 @@ impl<'a> ObjectInfo<'a> {
     /// Returns the object that `BPF_TASK_FD_QUERY` is about: any process may have a descriptor of
     /// it.
     pub(super) fn queried(&self, attr: &[u8]) -> Result<Arc<Object>, Errno> {
-        let (pid, fd) = (number_at(attr, PID) as i32, number_at(attr, FD) as i32);
-        if number_at(attr, FLAGS) != 0 {
+        let (pid, fd) = (u32_at(attr, PID) as i32, u32_at(attr, FD) as i32);
+        if u32_at(attr, FLAGS) != 0 {
             return Err(EINVAL);
         }
         if pid <= 0 || !Path::new(&format!("/proc/{pid}")).exists() {

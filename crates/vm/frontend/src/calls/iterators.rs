@@ -15,10 +15,10 @@ use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::attr::IterCreate;
+use beeline_uapi::fields::{put_u32, u32_at};
 use beeline_uapi::info::LinkInfo;
 use beeline_uapi::{Command, Errno, LinkType, offset_behind};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Bpf, Read};
@@ -96,13 +96,13 @@ impl<'a> Iterators<'a> {
 
     fn link_type(&self, link: u32) -> Result<LinkType, Errno> {
         let info = self.kernel.info(link, offset_behind!(LinkInfo, r#type))?;
-        Ok(LinkType(number_at(&info, offset_of!(LinkInfo, r#type))))
+        Ok(LinkType(u32_at(&info, offset_of!(LinkInfo, r#type))))
     }
 
     /// Runs an iterator, as `BPF_ITER_CREATE` does.
     fn iterate(&self, link: u32) -> Result<OwnedFd, Errno> {
         let mut attr = vec![0; size_of::<IterCreate>()];
-        put_number(&mut attr, offset_of!(IterCreate, link_fd), link);
+        put_u32(&mut attr, offset_of!(IterCreate, link_fd), link);
         let create = Bpf {
             command: Command::ITER_CREATE.0,
             attr,

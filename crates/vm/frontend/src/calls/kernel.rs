@@ -4,9 +4,9 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use beeline_supervisor::Call;
+use beeline_uapi::fields::put_u32;
 use beeline_uapi::{Command, Errno, attr};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::put_number;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
@@ -83,8 +83,8 @@ impl<'a> Kernel<'a> {
     /// null.
     pub(super) fn info(&self, handle: u32, len: usize) -> Result<Vec<u8>, Errno> {
         let mut attr = vec![0; size_of::<attr::Info>()];
-        put_number(&mut attr, offset_of!(attr::Info, bpf_fd), handle);
-        put_number(&mut attr, offset_of!(attr::Info, info_len), len as u32);
+        put_u32(&mut attr, offset_of!(attr::Info, bpf_fd), handle);
+        put_u32(&mut attr, offset_of!(attr::Info, info_len), len as u32);
         let mut done = self.bpf(Bpf {
             command: Command::OBJ_GET_INFO_BY_FD.0,
             attr,

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use beeline_supervisor::{Answer, Call};
 use beeline_uapi::AttachType;
 use beeline_uapi::attr;
+use beeline_uapi::fields::u32_at;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::number_at;
 
 use super::attr::Taken;
 use super::descriptors::Descriptors;
@@ -40,7 +40,7 @@ impl<'a> Links<'a> {
     /// Answers `BPF_LINK_CREATE`.
     pub(super) fn create(&self, bpf: &BpfCall<'_>) -> Answer {
         let mut taken = self.forward.take(bpf)?;
-        if AttachType(number_at(bpf.attr, ATTACH_TYPE)) == AttachType::TRACE_ITER {
+        if AttachType(u32_at(bpf.attr, ATTACH_TYPE)) == AttachType::TRACE_ITER {
             taken.message.iterated = self.iterated(&taken);
         }
         self.give(self.forward.make_of(&taken, Kind::Link)?)
@@ -63,7 +63,7 @@ impl<'a> Links<'a> {
     fn iterated(&self, taken: &Taken) -> u32 {
         let mut parts = taken.message.parts.iter();
         let info = parts.find(|part| part.at == ITER_INFO && part.data.len() >= 4);
-        let object = info.map(|info| self.descriptors.handle_of(number_at(&info.data, 0)));
+        let object = info.map(|info| self.descriptors.handle_of(u32_at(&info.data, 0)));
         object.and_then(Result::ok).unwrap_or(0)
     }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use beeline_supervisor::{Answer, Call, Mode};
 use beeline_uapi::Errno;
 use beeline_uapi::attr;
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::MapInfo;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{MapFacts, number_at};
+use beeline_vm_protocol::layout::MapFacts;
 
 use super::descriptors::Descriptors;
 use super::forward::{BpfCall, Forward};
@@ -47,10 +48,10 @@ impl<'a> Maps<'a> {
     /// Answers `BPF_MAP_CREATE`.
     pub(super) fn create(&self, bpf: &BpfCall<'_>) -> Answer {
         self.refusals
-            .object_of_device(number_at(bpf.attr, MAP_IFINDEX))?;
+            .object_of_device(u32_at(bpf.attr, MAP_IFINDEX))?;
         let mut map = self.forward.make(bpf, Kind::Map)?;
         map.facts = Some(MapFacts::of_attr(bpf.attr));
-        map.mode = Mode::of_map_flags(number_at(bpf.attr, MAP_FLAGS))?;
+        map.mode = Mode::of_map_flags(u32_at(bpf.attr, MAP_FLAGS))?;
         self.descriptors.give(Arc::new(map))
     }
 
@@ -58,7 +59,7 @@ impl<'a> Maps<'a> {
     pub(super) fn open(&self, bpf: &BpfCall<'_>) -> Answer {
         let mut map = self.forward.make(bpf, Kind::Map)?;
         map.facts = Some(self.facts(map.handle)?);
-        map.mode = Mode::of_flags(number_at(bpf.attr, OPEN_FLAGS))?;
+        map.mode = Mode::of_flags(u32_at(bpf.attr, OPEN_FLAGS))?;
         self.descriptors.give(Arc::new(map))
     }
 

@@ -12,12 +12,12 @@ use beeline_supervisor::attr::PerfAttr;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
 use beeline_uapi::attr;
+use beeline_uapi::fields::{put_u32, put_u64, u32_at, u64_at};
 use beeline_uapi::perf::{
     PERF_COUNT_SW_BPF_OUTPUT, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE,
     PERF_TYPE_MAX, PERF_TYPE_RAW, PERF_TYPE_SOFTWARE, ioc,
 };
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{long_at, number_at, put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen, Read};
@@ -53,7 +53,7 @@ fn wakes_for_each(attr: &[u8]) -> bool {
     const OTHERWISE: u64 = attr::PerfEvent::WATERMARK | attr::PerfEvent::WRITE_BACKWARD;
     const FLAGS: usize = offset_of!(attr::PerfEvent, bits);
     const WAKEUP_EVENTS: usize = offset_of!(attr::PerfEvent, wakeup_events);
-    long_at(attr, FLAGS) & OTHERWISE == 0 && number_at(attr, WAKEUP_EVENTS) == 1
+    u64_at(attr, FLAGS) & OTHERWISE == 0 && u32_at(attr, WAKEUP_EVENTS) == 1
 }
 
 /// Opens perf events, controls them and reads their values.
@@ -76,7 +76,7 @@ impl<'a> PerfEvents<'a> {
     pub(super) fn open(&self) -> Answer {
         let [address, pid, cpu, group, flags, _] = self.call.args;
         let mut attr = self.event_attr(address)?;
-        let (kind, config) = (number_at(&attr, TYPE), long_at(&attr, CONFIG));
+        let (kind, config) = (u32_at(&attr, TYPE), u64_at(&attr, CONFIG));
         let is_ring = kind == PERF_TYPE_SOFTWARE && config == PERF_COUNT_SW_BPF_OUTPUT;
         let wakes_for_each = wakes_for_each(&attr);
         if pid as i32 == 0 && COUNTERS.contains(&kind) && !is_ring {
@@ -129,17 +129,17 @@ impl<'a> PerfEvents<'a> {
             return Err(Errno(libc::E2BIG));
         }
         let mut attr = self.call.memory.bytes(address, size as usize)?;
-        put_number(&mut attr, PerfAttr::SIZE_AT as usize, size);
+        put_u32(&mut attr, PerfAttr::SIZE_AT as usize, size);
         Ok(attr)
     }
 
     /// Returns the function or file that a probe's attribute points to.
     fn probe_name(&self, attr: &mut [u8]) -> Result<String, Errno> {
-        let address = long_at(attr, CONFIG1);
-        if number_at(attr, TYPE) < PERF_TYPE_MAX || address == 0 {
+        let address = u64_at(attr, CONFIG1);
+        if u32_at(attr, TYPE) < PERF_TYPE_MAX || address == 0 {
             return Ok(String::new());
         }
-        put_long(attr, CONFIG1, 0);
+        put_u64(attr, CONFIG1, 0);
         let name = self.call.memory.string(address, NAME)?;
         String::from_utf8(name).map_err(|_| EINVAL)
     }
@@ -170,7 +170,7 @@ impl<'a> PerfEvents<'a> {
             ioc::ID => request.argument = 0,
             ioc::PERIOD => {
                 let period = self.call.memory.bytes(argument, 8)?;
-                request.argument = long_at(&period, 0);
+                request.argument = u64_at(&period, 0);
             }
             ioc::SET_BPF => request.argument = self.descriptors.handle_of(argument as u32)?.into(),
             ioc::SET_OUTPUT => {

@@ -10,10 +10,10 @@ use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall, HasBpfFs};
 use beeline_supervisor::{Answer, Call, Mode};
 use beeline_uapi::attr::{GetId, ObjPin};
+use beeline_uapi::fields::{put_u32, u32_at};
 use beeline_uapi::info::{LinkInfo, MapInfo};
 use beeline_uapi::{Command, Errno, offset_behind};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{number_at, put_number};
 use beeline_vm_protocol::messages::Bpf;
 
 use super::descriptors::Descriptors;
@@ -83,9 +83,9 @@ impl<'a> Pins<'a> {
             _ => (Command::MAP_GET_FD_BY_ID, offset_behind!(GetId, open_flags)),
         };
         let mut attr = vec![0; len];
-        let id = number_at(&self.kernel.info(object.handle, ID + size_of::<u32>())?, ID);
-        put_number(&mut attr, offset_of!(GetId, start_id), id);
-        put_number(&mut attr, offset_of!(GetId, open_flags), flags);
+        let id = u32_at(&self.kernel.info(object.handle, ID + size_of::<u32>())?, ID);
+        put_u32(&mut attr, offset_of!(GetId, start_id), id);
+        put_u32(&mut attr, offset_of!(GetId, open_flags), flags);
         let open = Bpf {
             command: command.0,
             attr,

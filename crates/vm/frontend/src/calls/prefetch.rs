@@ -13,8 +13,9 @@ use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Pr
 use beeline_supervisor::keys::key_of_descriptor;
 use beeline_supervisor::{Call, Reply};
 use beeline_uapi::attr::Element;
+use beeline_uapi::fields::{u32_at, u64_at};
 use beeline_uapi::{Command, Errno};
-use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
+use beeline_vm_protocol::layout::changes_elements;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{self, Walked};
@@ -145,8 +146,8 @@ impl<'a> Steps<'a> {
         let key_len = facts.key_size as usize;
         let value_len = facts.value_len(self.kernel.connection.welcome().possible_cpus);
         let (key, value) = (
-            long_at(attr, offset_of!(Element, key)),
-            long_at(attr, offset_of!(Element, value)),
+            u64_at(attr, offset_of!(Element, key)),
+            u64_at(attr, offset_of!(Element, value)),
         );
         let read_key = || self.call.memory.bytes(key, key_len);
         match command {
@@ -159,14 +160,14 @@ impl<'a> Steps<'a> {
                     key: key_len,
                     value: value_len,
                 };
-                let fd = number_at(attr, offset_of!(Element, map_fd)) as i32;
+                let fd = u32_at(attr, offset_of!(Element, map_fd)) as i32;
                 let next = self.next_key(map, fd, after, lens)?;
                 self.call.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))
             }
             // Most look-ups are no part of a walk: for these, the key is not read here.
             Command::MAP_LOOKUP_ELEM
-                if long_at(attr, offset_of!(Element, flags)) == 0
+                if u64_at(attr, offset_of!(Element, flags)) == 0
                     && self.walk_of(map).is_fresh() =>
             {
                 let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {

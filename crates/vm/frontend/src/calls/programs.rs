@@ -6,8 +6,8 @@ use std::sync::Arc;
 use beeline_runtime::fast_path::Prefetch;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::attr;
+use beeline_uapi::fields::u32_at;
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::number_at;
 
 use super::descriptors::Descriptors;
 use super::forward::{BpfCall, Forward};
@@ -42,7 +42,7 @@ impl<'a> Programs<'a> {
     /// Answers `BPF_PROG_LOAD`.
     pub(super) fn load(&self, bpf: &BpfCall<'_>) -> Answer {
         self.refusals
-            .object_of_device(number_at(bpf.attr, PROG_IFINDEX))?;
+            .object_of_device(u32_at(bpf.attr, PROG_IFINDEX))?;
         self.open(bpf)
     }
 

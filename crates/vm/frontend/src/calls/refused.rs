@@ -5,8 +5,8 @@ use std::mem::offset_of;
 
 use beeline_supervisor::Answer;
 use beeline_uapi::attr;
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::{AttachType, Command, Errno};
-use beeline_vm_protocol::layout::number_at;
 
 use crate::Guest;
 use crate::connection::Connection;
@@ -69,7 +69,7 @@ impl<'a> Refusals<'a> {
                 return Err(Errno(libc::EINVAL));
             }
         };
-        let attach_type = AttachType(number_at(attr, at));
+        let attach_type = AttachType(u32_at(attr, at));
         match target(attach_type) {
             Target::Cgroup => connection.say_once(&format!(
                 "{what} a cgroup: its descriptor is of this machine's, which the guest knows nothing of; not carried out in guests"

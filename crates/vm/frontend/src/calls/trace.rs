@@ -22,10 +22,11 @@ use std::thread::Builder;
 use beeline_supervisor::keys::{anchor, errno};
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::attr::{Element, MapCreate, ProgLoad, RawTracepoint};
+use beeline_uapi::fields::{put_u32, u32_at, u64_at};
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT, RINGBUF_HDR_SZ};
 use beeline_uapi::{Command, Errno, MapType, ProgramType, offset_behind};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{MapFacts, long_at, number_at, put_number};
+use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Bpf, Part};
@@ -70,7 +71,7 @@ impl Source {
         const VALUES: u32 = offset_of!(Element, value) as u32;
         const COUNT: usize = size_of::<u64>();
         let mut attr = vec![0; size_of::<Element>()];
-        put_number(&mut attr, offset_of!(Element, map_fd), self.counts.handle);
+        put_u32(&mut attr, offset_of!(Element, map_fd), self.counts.handle);
         let cpus = self.connection.welcome().possible_cpus.min(MOST_CPUS);
         let values = Part {
             at: VALUES,
@@ -134,12 +135,12 @@ impl<'a> TracePipe<'a> {
 
         let insns = program(ring.handle, counts.handle);
         let mut attr = vec![0; offset_behind!(ProgLoad, expected_attach_type)];
-        put_number(
+        put_u32(
             &mut attr,
             offset_of!(ProgLoad, prog_type),
             ProgramType::RAW_TRACEPOINT.0,
         );
-        put_number(
+        put_u32(
             &mut attr,
             offset_of!(ProgLoad, insn_cnt),
             insns.len() as u32,
@@ -156,7 +157,7 @@ impl<'a> TracePipe<'a> {
         let program = self.make(Command::PROG_LOAD, attr, parts, Kind::Program)?;
 
         let mut attr = vec![0; offset_of!(RawTracepoint, cookie)];
-        put_number(
+        put_u32(
             &mut attr,
             offset_of!(RawTracepoint, prog_fd),
             program.handle,
@@ -204,10 +205,10 @@ fn given(at: usize, data: Vec<u8>) -> Part {
 /// Returns the attribute of `BPF_MAP_CREATE`.
 fn map_create(map_type: MapType, key_size: u32, value_size: u32, max_entries: u32) -> Vec<u8> {
     let mut attr = vec![0; offset_behind!(MapCreate, map_extra)];
-    put_number(&mut attr, offset_of!(MapCreate, map_type), map_type.0);
-    put_number(&mut attr, offset_of!(MapCreate, key_size), key_size);
-    put_number(&mut attr, offset_of!(MapCreate, value_size), value_size);
-    put_number(&mut attr, offset_of!(MapCreate, max_entries), max_entries);
+    put_u32(&mut attr, offset_of!(MapCreate, map_type), map_type.0);
+    put_u32(&mut attr, offset_of!(MapCreate, key_size), key_size);
+    put_u32(&mut attr, offset_of!(MapCreate, value_size), value_size);
+    put_u32(&mut attr, offset_of!(MapCreate, max_entries), max_entries);
     attr
 }
 
@@ -260,7 +261,7 @@ fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
     const LENGTH: u32 = !(RINGBUF_BUSY_BIT | RINGBUF_DISCARD_BIT);
     let mut lines = Vec::new();
     while records.len() >= HEADER {
-        let len = (number_at(records, 0) & LENGTH) as usize;
+        let len = (u32_at(records, 0) & LENGTH) as usize;
         let whole = (HEADER + len).next_multiple_of(8);
         let Some((record, rest)) = records.split_at_checked(whole) else {
             break;
@@ -268,10 +269,7 @@ fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
         records = rest;
         if len == record::LEN {
             let record = &record[HEADER..];
-            let (cpu, lost) = (
-                number_at(record, record::CPU),
-                long_at(record, record::LOST),
-            );
+            let (cpu, lost) = (u32_at(record, record::CPU), u64_at(record, record::LOST));
             lines.extend(loss(cpu, lost, told).bytes());
             lines.extend(line(record).bytes());
         }
@@ -305,10 +303,10 @@ fn loss(cpu: u32, lost: u64, told: &mut HashMap<u32, u64>) -> String {
 /// Returns one line as the kernel prints it, without the state of the CPU, which is not known.
 fn line(record: &[u8]) -> String {
     const SECOND: u64 = 1_000_000_000;
-    let time = long_at(record, record::TIME);
+    let time = u64_at(record, record::TIME);
     let (seconds, micros) = (time / SECOND, time % SECOND / 1000);
-    let thread = number_at(record, record::THREAD);
-    let cpu = number_at(record, record::CPU);
+    let thread = u32_at(record, record::THREAD);
+    let cpu = u32_at(record, record::CPU);
     let name = text_of(record.get(record::NAME..record::LOST));
     let text = text_of(record.get(record::TEXT..));
     format!(
@@ -328,7 +326,7 @@ fn text_of(bytes: Option<&[u8]>) -> String {
 mod tests {
     use std::os::fd::{AsRawFd, FromRawFd};
 
-    use beeline_vm_protocol::layout::put_long;
+    use beeline_uapi::fields::put_u64;
 
     use super::*;
 
@@ -435,7 +433,7 @@ mod tests {
     fn map(kind: u32, key: u32, value: u32, entries: u32) -> OwnedFd {
         let mut attr = vec![0; 72];
         for (at, number) in [(0, kind), (4, key), (8, value), (12, entries)] {
-            put_number(&mut attr, at, number);
+            put_u32(&mut attr, at, number);
         }
         // SAFETY: the call has just returned this new descriptor, which nothing else owns.
         unsafe { OwnedFd::from_raw_fd(bpf(Command::MAP_CREATE, &mut attr)) }
@@ -455,20 +453,20 @@ mod tests {
         );
         let insns = program(ring.as_raw_fd() as u32, counts.as_raw_fd() as u32).concat();
         let mut attr = vec![0; 72];
-        put_number(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
-        put_number(&mut attr, 4, insns.len() as u32 / 8);
-        put_long(&mut attr, 8, insns.as_ptr() as u64);
-        put_long(&mut attr, 16, c"GPL".as_ptr() as u64);
+        put_u32(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
+        put_u32(&mut attr, 4, insns.len() as u32 / 8);
+        put_u64(&mut attr, 8, insns.as_ptr() as u64);
+        put_u64(&mut attr, 16, c"GPL".as_ptr() as u64);
         // SAFETY: the call has just returned this new descriptor, which nothing else owns.
         let program = unsafe { OwnedFd::from_raw_fd(bpf(Command::PROG_LOAD, &mut attr)) };
         // There is no line: its text is empty.
         let context = [0u64; 1];
         let run = || {
             let mut attr = vec![0; 80];
-            put_number(&mut attr, 0, program.as_raw_fd() as u32);
-            put_number(&mut attr, 40, 8);
-            put_long(&mut attr, 48, context.as_ptr() as u64);
-            put_number(&mut attr, 64, ON_CPU);
+            put_u32(&mut attr, 0, program.as_raw_fd() as u32);
+            put_u32(&mut attr, 40, 8);
+            put_u64(&mut attr, 48, context.as_ptr() as u64);
+            put_u32(&mut attr, 64, ON_CPU);
             bpf(Command::PROG_TEST_RUN, &mut attr);
         };
         for _ in 0..ROOM + 2 {
@@ -491,7 +489,7 @@ mod tests {
             // SAFETY: the range is inside the three pages, and nothing writes there now.
             unsafe { std::slice::from_raw_parts(rest.add(at), len) }.to_vec()
         };
-        let written = || long_at(&read(0, 8), 0) as usize;
+        let written = || u64_at(&read(0, 8), 0) as usize;
         let mut told = HashMap::new();
         let text = |from, told: &mut _| {
             let text = lines(&read(PAGE + from, written() - from), told);

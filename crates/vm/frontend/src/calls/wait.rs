@@ -9,10 +9,10 @@ use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use beeline_supervisor::attr::{u32_at, u64_at};
 use beeline_supervisor::keys::errno;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::fields::{u32_at, u64_at};
 use libc::epoll_event;
 
 use super::descriptors::Descriptors;

@@ -1,11 +1,12 @@
 //! The table itself.
 
-use beeline_uapi::{AttachType, Command, attr, flags, offset_behind};
+use beeline_uapi::fields::u32_at;
+use beeline_uapi::{AttachType, Command, attr, attr_offset as at, flags, offset_behind};
 
 use super::Flow::{self, In, InOut, Out};
 use super::Holds::{self, Bytes, Element, Instructions, Objects, Texts};
 use super::Len::{self, Count, Cursor, Items, Key, Keys, Records, Text, Value, Values};
-use super::{Buffer, Layout, Object, When, number_at};
+use super::{Buffer, Layout, Object, When};
 
 const fn always(at: usize) -> Object {
     Object {
@@ -44,13 +45,6 @@ const fn holding(at: usize, len: Len, holds: Holds) -> Buffer {
         flow: In,
         holds,
     }
-}
-
-/// The offset of a field of an attribute.
-macro_rules! at {
-    ($of:ident . $field:ident) => {
-        std::mem::offset_of!(attr::$of, $field)
-    };
 }
 
 const PLAIN: Layout = Layout {
@@ -399,9 +393,7 @@ pub fn layout(command: Command, attr: &[u8]) -> Option<Layout> {
         }
         Command::MAP_UPDATE_BATCH => batch("BPF_MAP_UPDATE_BATCH", &[BATCH_KEYS, BATCH_VALUES]),
         Command::MAP_DELETE_BATCH => batch("BPF_MAP_DELETE_BATCH", &[BATCH_KEYS]),
-        Command::LINK_CREATE => {
-            link_layout(AttachType(number_at(attr, at!(LinkCreate.attach_type))))?
-        }
+        Command::LINK_CREATE => link_layout(AttachType(u32_at(attr, at!(LinkCreate.attach_type))))?,
         Command::LINK_UPDATE => Layout {
             name: "BPF_LINK_UPDATE",
             size: size_of::<attr::LinkUpdate>(),

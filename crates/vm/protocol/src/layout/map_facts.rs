@@ -3,10 +3,9 @@
 use std::mem::offset_of;
 
 use beeline_uapi::attr::MapCreate;
+use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::MapInfo;
 use beeline_uapi::{MapType, flags};
-
-use super::number_at;
 
 /// The facts of a map that lengths depend on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,22 +26,22 @@ impl MapFacts {
     /// Reads them from the attribute of `BPF_MAP_CREATE`.
     pub fn of_attr(attr: &[u8]) -> Self {
         Self {
-            map_type: MapType(number_at(attr, offset_of!(MapCreate, map_type))),
-            key_size: number_at(attr, offset_of!(MapCreate, key_size)),
-            value_size: number_at(attr, offset_of!(MapCreate, value_size)),
-            max_entries: number_at(attr, offset_of!(MapCreate, max_entries)),
-            flags: number_at(attr, offset_of!(MapCreate, map_flags)),
+            map_type: MapType(u32_at(attr, offset_of!(MapCreate, map_type))),
+            key_size: u32_at(attr, offset_of!(MapCreate, key_size)),
+            value_size: u32_at(attr, offset_of!(MapCreate, value_size)),
+            max_entries: u32_at(attr, offset_of!(MapCreate, max_entries)),
+            flags: u32_at(attr, offset_of!(MapCreate, map_flags)),
         }
     }
 
     /// Reads them from `struct bpf_map_info`.
     pub fn of_info(info: &[u8]) -> Self {
         Self {
-            map_type: MapType(number_at(info, offset_of!(MapInfo, r#type))),
-            key_size: number_at(info, offset_of!(MapInfo, key_size)),
-            value_size: number_at(info, offset_of!(MapInfo, value_size)),
-            max_entries: number_at(info, offset_of!(MapInfo, max_entries)),
-            flags: number_at(info, offset_of!(MapInfo, map_flags)),
+            map_type: MapType(u32_at(info, offset_of!(MapInfo, r#type))),
+            key_size: u32_at(info, offset_of!(MapInfo, key_size)),
+            value_size: u32_at(info, offset_of!(MapInfo, value_size)),
+            max_entries: u32_at(info, offset_of!(MapInfo, max_entries)),
+            flags: u32_at(info, offset_of!(MapInfo, map_flags)),
         }
     }
 

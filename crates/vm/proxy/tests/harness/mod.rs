@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::process::{self, Child, Stdio};
 use std::time::{Duration, Instant};
 
+use beeline_uapi::fields::{put_u32, put_u64, u32_at};
 use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
 use beeline_vm_protocol::conversation::{self, Receiver, Sender};
-use beeline_vm_protocol::layout::{number_at, put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{
@@ -244,7 +244,7 @@ impl Host {
     /// Returns the kernel's id of an object.
     pub fn id(&mut self, handle: u32) -> u32 {
         let info = self.info(handle, 80, vec![]);
-        number_at(&info[0].data, 4)
+        u32_at(&info[0].data, 4)
     }
 
     /// Returns the structure, and the buffers in it.
@@ -284,7 +284,7 @@ impl Host {
         let attr = words(&[program], 80);
         let done = self.bpf(Command::PROG_TEST_RUN, attr, vec![]);
         assert_eq!(done.errno, 0, "{done:?}");
-        number_at(&done.attr, 4)
+        u32_at(&done.attr, 4)
     }
 }
 
@@ -300,8 +300,8 @@ pub fn bpf(command: Command, attr: Vec<u8>, parts: Vec<Part>) -> Request {
 pub fn load(kind: ProgramType, insns: &[[u8; 8]]) -> Request {
     const LOG: u32 = 4 << 20;
     let mut attr = words(&[kind.0, insns.len() as u32], 152);
-    put_number(&mut attr, 24, 1);
-    put_number(&mut attr, 28, LOG);
+    put_u32(&mut attr, 24, 1);
+    put_u32(&mut attr, 28, LOG);
     let parts = vec![
         given(8, insns.concat()),
         given(16, b"GPL".to_vec()),
@@ -313,14 +313,14 @@ pub fn load(kind: ProgramType, insns: &[[u8; 8]]) -> Request {
 pub fn words(words: &[u32], len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     for (number, word) in words.iter().enumerate() {
-        put_number(&mut bytes, number * 4, *word);
+        put_u32(&mut bytes, number * 4, *word);
     }
     bytes
 }
 
 pub fn longs(longs: &[(usize, u64)], mut bytes: Vec<u8>) -> Vec<u8> {
     for (at, long) in longs {
-        put_long(&mut bytes, *at, *long);
+        put_u64(&mut bytes, *at, *long);
     }
     bytes
 }

@@ -11,11 +11,11 @@ use iced_x86::code_asm::{
 };
 
 use super::compact;
-use super::numbers::{CLONE, CLONE3, RT_SIGRETURN, VFORK};
 use crate::arch::x86_64::pt_regs::{
     CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
 };
 use crate::arch::x86_64::trampoline::{RED_ZONE, assemble};
+use crate::syscalls::numbers::{CLONE, CLONE3, RT_SIGRETURN, VFORK};
 use crate::syscalls::{CallSpec, NUMBERS};
 use crate::trampoline::EmitError;
 
