@@ -129,7 +129,7 @@ impl Sites {
     /// hooked because a thread blocked SIGTRAP. The thread may have done so for a moment only.
     pub fn settle_unguarded(&mut self) {
         let unguarded = self
-            .sites
+            .hooked
             .iter()
             .filter(|(_, site)| self.is_unguarded(site));
         let unguarded: Vec<u64> = unguarded.map(|(address, _)| *address).collect();
@@ -179,7 +179,7 @@ impl Sites {
     ///
     /// Those of [`Self::make_breakpoint`].
     pub fn make_room(&mut self, address: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let Some((at, site)) = self.sites.range(..address).next_back() else {
+        let Some((at, site)) = self.hooked.range(..address).next_back() else {
             return Ok(());
         };
         let is_wide = matches!(site.plan.kind, Kind::Jump) || site.plan.second.is_some();
@@ -206,13 +206,13 @@ impl Sites {
         self.memory.signals().check_trap_unblocked(hold)?;
         self.catch(&[libc::SIGTRAP], hold)?;
         let is_kind = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
-        let has_slot = self.sites.get(&at).is_some_and(is_kind);
+        let has_slot = self.hooked.get(&at).is_some_and(is_kind);
         if !has_slot && !self.memory.signals().has_room_for_breakpoint() {
             return Err(self
                 .memory
                 .error("there are too many sites that only a breakpoint can hook"));
         }
-        let Some(mut site) = self.sites.remove(&at) else {
+        let Some(mut site) = self.hooked.remove(&at) else {
             return Ok(());
         };
         let (old, plan, direct) = (site.record, site.plan.clone(), site.direct);
@@ -263,7 +263,7 @@ impl Sites {
             (site.record, site.plan, site.landing) = (old, plan, landing);
             site.direct = direct;
         }
-        self.sites.insert(at, site);
+        self.hooked.insert(at, site);
         outcome
     }
 }

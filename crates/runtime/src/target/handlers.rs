@@ -47,7 +47,7 @@ impl Sites {
     /// Where the process calls the kernel itself (Go, for example), the agent sees that at the system
     /// call, if it is hooked.
     fn keep_handlers(&mut self, hold: &mut Hold<'_>) {
-        if self.sites.values().any(|site| site.runs(NATIVE)) {
+        if self.hooked.values().any(|site| site.runs(NATIVE)) {
             return;
         }
         let body = Body::Native(self.memory.shared.agent.points().sigaction);
@@ -88,7 +88,7 @@ impl Sites {
             address,
             place,
         };
-        let is_jump = match self.sites.get(&address) {
+        let is_jump = match self.hooked.get(&address) {
             Some(site) => !site.runs(link) && matches!(site.plan.kind, Kind::Jump),
             None => {
                 let planned = self.planner().plan(&request, hold);

@@ -48,7 +48,7 @@ impl Sites {
             }
         };
         let is_gone = |(address, site): &(&u64, &Hooked)| !is_there(address, site);
-        let gone = self.sites.iter().filter(is_gone);
+        let gone = self.hooked.iter().filter(is_gone);
         let mut gone: Vec<_> = gone
             .map(|(address, site)| (*address, site.record))
             .collect();
@@ -62,14 +62,14 @@ impl Sites {
                 return;
             };
             gone.retain(|(at, record)| {
-                let site = self.sites.get(at);
+                let site = self.hooked.get(at);
                 !self.memory.is_under(*at, *record, &layers)
                     && site.is_some_and(|site| !is_there(at, site))
             });
         }
         for (address, record) in gone {
             self.memory.signals().set_breakpoint(record, 0);
-            self.sites.remove(&address);
+            self.hooked.remove(&address);
             if let Some(environment) = &self.memory.environment {
                 // SAFETY: the record was placed in the home pool as a `Site`.
                 let record = unsafe { environment.home.get::<Site>(record) };
@@ -80,7 +80,7 @@ impl Sites {
 
     /// True if a site runs no program any more.
     pub fn has_idle(&self) -> bool {
-        self.sites.values().any(Hooked::is_idle)
+        self.hooked.values().any(Hooked::is_idle)
     }
 
     /// Restores, in one stop, all sites that run no program any more.
@@ -89,7 +89,7 @@ impl Sites {
     ///
     /// [`Error::Inject`] if the process cannot be stopped, or its code cannot be read or written.
     pub fn restore_idle(&mut self) -> Result<(), Error> {
-        let idle = self.sites.iter().filter(|(_, site)| site.is_idle());
+        let idle = self.hooked.iter().filter(|(_, site)| site.is_idle());
         let mut idle: Vec<(u64, u64)> = idle.map(|(at, site)| (*at, site.record)).collect();
         if idle.is_empty() {
             return Ok(());
@@ -117,7 +117,7 @@ impl Sites {
             // Under another party's breakpoint it stays, and is tried again.
             if record.patched.load(SeqCst) == 0 {
                 self.memory.signals().set_breakpoint(place, 0);
-                self.sites.remove(&address);
+                self.hooked.remove(&address);
             }
         }
         Ok(())

@@ -210,7 +210,7 @@ impl Sites {
         self.neighbours.watched = Some(Instant::now());
         self.neighbours.is_uncovered |= self.is_any_uncovered();
         let (mut blind, mut ranges) = (BTreeSet::new(), Vec::new());
-        for (address, site) in &self.sites {
+        for (address, site) in &self.hooked {
             if site.is_blind_beside_kernel() {
                 blind.insert(*address);
                 ranges.push(*address..*address + 1);
@@ -272,7 +272,7 @@ impl Sites {
     /// Returns whether a site is hooked by a jump that would lead a thread astray if, beside a
     /// kernel uprobe at the site, another one inside the jump went.
     fn is_fragile(&self, address: u64) -> bool {
-        let site = self.sites.get(&address);
+        let site = self.hooked.get(&address);
         site.is_some_and(|site| {
             let landing = site.landing.as_ref();
             let stands = landing.is_some_and(|one| one.is_whole && one.guard.stands_two);
@@ -285,7 +285,7 @@ impl Sites {
     fn store_again(&mut self) -> Result<Found, Error> {
         let disturbed_at = self.memory.disturbed_at();
         let sites = self.patches(|_| true)?;
-        let fragile = self.sites.keys().copied();
+        let fragile = self.hooked.keys().copied();
         let fragile: BTreeSet<u64> = fragile.filter(|at| self.is_fragile(*at)).collect();
         let (mut found, mut whole) = (Found::default(), Vec::new());
         let mut is_beside = false;
@@ -356,7 +356,7 @@ impl Sites {
     /// Returns the wanted sites with the bytes that were stored there.
     fn patches(&self, wanted: impl Fn(&Hooked) -> bool) -> Result<Vec<Looked>, Error> {
         let environment = self.memory.environment()?;
-        let sites = self.sites.iter().filter(|(_, site)| wanted(site));
+        let sites = self.hooked.iter().filter(|(_, site)| wanted(site));
         let sites = sites.map(|(address, site)| {
             // SAFETY: the record was placed in the home pool as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
@@ -417,7 +417,8 @@ impl Sites {
     /// block it for a moment only.
     pub fn unblock_late(&mut self) {
         let is_breakpoint = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
-        let is_at_risk = self.neighbours.looked.is_some() || self.sites.values().any(is_breakpoint);
+        let is_at_risk =
+            self.neighbours.looked.is_some() || self.hooked.values().any(is_breakpoint);
         let last = self.neighbours.unblocked.unwrap_or(self.memory.since);
         let has_failed = self
             .neighbours
@@ -454,7 +455,7 @@ impl Sites {
         reason: Reason,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        match self.sites.get(&address) {
+        match self.hooked.get(&address) {
             Some(site) if matches!(site.plan.kind, Kind::Jump) => {
                 let pid = self.memory.process.pid();
                 tracing::debug!(pid, address = %format_args!("{address:#x}"), "a jump becomes a breakpoint");

@@ -26,7 +26,8 @@ use crate::trampoline_pool::Pool;
 #[derive(Debug)]
 pub(super) struct Sites {
     pub memory: TargetMemory,
-    pub sites: BTreeMap<u64, Hooked>,
+    /// The hooked sites, by address.
+    pub hooked: BTreeMap<u64, Hooked>,
     /// The places that the jumps at its sites lead to, once there are some.
     pub pads: Option<Pads>,
     pub neighbours: Neighbours,
@@ -41,7 +42,7 @@ impl Sites {
     pub fn new(memory: TargetMemory) -> Self {
         Self {
             memory,
-            sites: BTreeMap::new(),
+            hooked: BTreeMap::new(),
             pads: None,
             neighbours: Neighbours::default(),
             witnesses: Witnesses::default(),
@@ -77,7 +78,7 @@ impl Sites {
         let memory = self.memory.fork(process, owner, environment, of_pads)?;
         Ok(Some(Self {
             memory,
-            sites: self.sites.clone(),
+            hooked: self.hooked.clone(),
             pads,
             neighbours: Neighbours::default(),
             witnesses: self.witnesses.clone(),
@@ -88,7 +89,9 @@ impl Sites {
 
     /// True if this link's program runs at this address.
     pub fn runs_at(&self, address: u64, link: Id) -> bool {
-        self.sites.get(&address).is_some_and(|site| site.runs(link))
+        self.hooked
+            .get(&address)
+            .is_some_and(|site| site.runs(link))
     }
 
     /// Attaches a program to a site. The process runs on whatever happens.
@@ -106,11 +109,11 @@ impl Sites {
             let regions = hold.regions(&self.memory.process)?;
             self.keep_unwinding(&regions, hold);
         }
-        let mut planned = match self.sites.contains_key(&request.address) {
+        let mut planned = match self.hooked.contains_key(&request.address) {
             true => None,
             false => Some(self.planner().plan_apart(request, hold)?),
         };
-        let known = self.sites.get(&request.address).map(|site| &site.plan);
+        let known = self.hooked.get(&request.address).map(|site| &site.plan);
         let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
             return Ok(());
         };
@@ -151,7 +154,7 @@ impl Sites {
             link,
             maps: request.body.maps().to_vec(),
         };
-        match (self.sites.remove(&request.address), planned) {
+        match (self.hooked.remove(&request.address), planned) {
             (Some(site), _) => self.extend(request, site, attached, hold),
             (None, Some(planned)) => {
                 self.make_room(request.address, hold)?;
@@ -167,13 +170,13 @@ impl Sites {
     /// programs.
     pub fn detach(&mut self, link: Id) {
         let touched: Vec<u64> = self
-            .sites
+            .hooked
             .iter()
             .filter(|(_, site)| site.runs(link))
             .map(|(at, _)| *at)
             .collect();
         for address in touched {
-            let Some(mut site) = self.sites.remove(&address) else {
+            let Some(mut site) = self.hooked.remove(&address) else {
                 continue;
             };
             for attached in site
@@ -194,7 +197,7 @@ impl Sites {
             }
             // Without room for a shorter list the old one stays, with the link in it disabled.
             let _ = self.publish(&site);
-            self.sites.insert(address, site);
+            self.hooked.insert(address, site);
         }
     }
 
@@ -202,13 +205,13 @@ impl Sites {
     pub fn planner(&self) -> Planner<'_> {
         Planner {
             memory: &self.memory,
-            sites: &self.sites,
+            sites: &self.hooked,
         }
     }
 
     /// Returns the maps that programs here refer to directly.
     pub fn maps(&self) -> impl Iterator<Item = &Arc<MapObject>> {
-        let sites = self.sites.values();
+        let sites = self.hooked.values();
         let attached = sites.flat_map(|site| site.entry.iter().chain(&site.returns));
         attached.flat_map(|one| &one.maps)
     }
@@ -271,7 +274,7 @@ impl Sites {
             site.list(request.retprobe).pop();
             let _ = self.publish(&site);
         }
-        self.sites.insert(request.address, site);
+        self.hooked.insert(request.address, site);
         outcome
     }
 
@@ -353,7 +356,7 @@ impl Sites {
         }
         stored?;
         log_hook(self.memory.process.pid(), request, &site);
-        self.sites.insert(request.address, site);
+        self.hooked.insert(request.address, site);
         Ok(())
     }
 
