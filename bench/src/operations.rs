@@ -10,7 +10,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The workload's name of an operation, and its description.
-const FROM_PROGRAMS: [(&str, &str); 20] = [
+const FROM_PROGRAMS: [(&str, &str); 19] = [
     ("nothing", "one turn of the loop around each of these"),
     ("hash-look-up", "hash look-up hit, 8-byte key"),
     ("hash-update", "hash update existing"),
@@ -27,7 +27,6 @@ const FROM_PROGRAMS: [(&str, &str); 20] = [
     ("stack-id", "get_stackid, 8 frames and what is above"),
     ("queue-push-pop", "queue push + pop"),
     ("clock", "ktime_get_ns"),
-    ("coarse-clock", "ktime_get_coarse_ns"),
     ("user", "get_current_uid_gid"),
     ("numa-node", "get_numa_node_id"),
     ("percpu-array-of", "a CPU's element of a per-CPU array"),

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use beeline_e2e::{Scratch, beeline, embedded_objects};
@@ -100,17 +101,25 @@ fn compiled(scratch: &Scratch) -> anyhow::Result<PathBuf> {
     Ok(object)
 }
 
-/// Runs a command to its end; returns its peak memory in kilobytes.
+/// Runs a command to its end; returns its peak memory in kilobytes, as of its last milliseconds.
+/// What `wait4(2)` says counts the memory of the process that has started it, too.
 fn peak(command: &mut Command) -> anyhow::Result<f64> {
-    let child = command.stdout(Stdio::null()).spawn()?;
-    let mut status = 0;
-    // SAFETY: these are plain numbers, for which zero is valid.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: both are this function's own, with the types that wait4 writes.
-    let waited = unsafe { libc::wait4(child.id() as i32, &raw mut status, 0, &raw mut usage) };
-    ensure!(waited > 0, io::Error::last_os_error());
-    ensure!(status == 0, "{command:?} failed");
-    Ok(usage.ru_maxrss as f64)
+    let mut child = command.stdout(Stdio::null()).spawn()?;
+    let file = format!("/proc/{}/status", child.id());
+    let mut peak = 0.0_f64;
+    let status = loop {
+        let status = fs::read_to_string(&file).unwrap_or_default();
+        let mut lines = status.lines();
+        let field = lines.find_map(|line| line.strip_prefix("VmHWM:"));
+        let number = field.and_then(|field| field.trim().strip_suffix(" kB"));
+        peak = peak.max(number.map_or(Ok(0.0), str::parse)?);
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(2));
+    };
+    ensure!(status.success(), "{command:?} failed");
+    Ok(peak)
 }
 
 fn rows(times: &BTreeMap<String, Times>, accepted: u32, by_both: u32) -> Vec<Row> {

@@ -245,7 +245,6 @@ static void push_and_pop(struct program *p, int map)
 }
 
 static void read_clock(struct program *p, int map) { (void)map, CALL(BPF_FUNC_ktime_get_ns); }
-static void read_coarse_clock(struct program *p, int map) { (void)map, CALL(BPF_FUNC_ktime_get_coarse_ns); }
 static void user(struct program *p, int map) { (void)map, CALL(BPF_FUNC_get_current_uid_gid); }
 static void numa_node(struct program *p, int map) { (void)map, CALL(BPF_FUNC_get_numa_node_id); }
 
@@ -402,7 +401,6 @@ static const struct {
     {"stack-id", make_stacks, stack_id},
     {"queue-push-pop", make_queue, push_and_pop},
     {"clock", make_array, read_clock},
-    {"coarse-clock", make_array, read_coarse_clock},
     {"user", make_array, user},
     {"numa-node", make_array, numa_node},
     {"percpu-array-of", make_percpu_array, percpu_of},
