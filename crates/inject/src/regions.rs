@@ -1,12 +1,11 @@
 //! The target's address space: what is mapped, and where there is room.
 
+use beeline_uapi::linux::TASK_SIZE_MAX;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use std::os::unix::ffi::OsStringExt;
-
-use crate::arch::ADDRESS_SPACE_END;
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
@@ -186,10 +185,10 @@ fn find_gap_above(
     let mut taken: Vec<_> = taken.chain([empty_heap]).collect();
     taken.sort_unstable();
     for (start, end, above, below) in taken {
-        consider(free, start.saturating_sub(below).min(ADDRESS_SPACE_END));
+        consider(free, start.saturating_sub(below).min(TASK_SIZE_MAX));
         free = free.max(end.saturating_add(above));
     }
-    consider(free, ADDRESS_SPACE_END);
+    consider(free, TASK_SIZE_MAX);
     best
 }
 

@@ -238,7 +238,7 @@ impl Engines {
     }
 
     /// True if better code than this will come.
-    pub(crate) fn is_to_be_improved(&self, first: &Compiled) -> bool {
+    pub(crate) fn tiers_up(&self, first: &Compiled) -> bool {
         let Some(optimizer) = &self.optimizer else {
             return false;
         };

@@ -27,7 +27,7 @@ use crate::program::Program;
 use crate::shared::Shared;
 use crate::sigaction;
 use crate::tasks::Tasks;
-use crate::trampoline_pool::{ARENA_BYTES, Pool};
+use crate::trampoline_pool::{POOL_BYTES, Pool};
 pub use links::AGENT;
 use links::word_of;
 pub use manifest::manifest;
@@ -137,7 +137,7 @@ impl Environment {
             cgroups: 0.into(),
             trace: AtomicUsize::new(0),
             pool: pool as usize,
-            pool_len: ARENA_BYTES,
+            pool_len: POOL_BYTES,
             tasks: 0.into(),
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
             stack_top: bases.stack_top as usize,

@@ -282,7 +282,7 @@ impl Program {
     /// # Errors
     ///
     /// The error says why the code cannot be used where the first code runs already.
-    pub fn improve(&self, better: Arc<Compiled>) -> Result<(), &'static str> {
+    pub fn replace_code(&self, better: Arc<Compiled>) -> Result<(), &'static str> {
         check_stack(&better.code)?;
         if better.code.uses_run && !self.needs.environment {
             return Err("the other code calls helpers, for which it was not attached");

@@ -356,10 +356,10 @@ const MANY_REMOVALS: u64 = 64;
 impl Here {
     fn new(shared: &Shared, tool: i32) -> Result<Self, Error> {
         let mut home = Pool::new(&SessionId::own().name("here")).map_err(os("creating a pool"))?;
-        let code = Executable::map(home.file(), crate::trampoline_pool::ARENA_BYTES)
+        let code = Executable::map(home.file(), crate::trampoline_pool::POOL_BYTES)
             .map_err(os("mapping a pool"))?;
         home.placed(code.base() as u64);
-        faults::catch_in(code.base() as usize, crate::trampoline_pool::ARENA_BYTES);
+        faults::catch_in(code.base() as usize, crate::trampoline_pool::POOL_BYTES);
         let private = PrivateMemory::new(shared.cpus)?;
         let bases = Bases {
             agent: shared.agent.here(),

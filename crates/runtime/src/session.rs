@@ -445,10 +445,10 @@ impl Backend for Runtime {
             "loaded a program"
         );
         let program = Arc::new(program);
-        if self.engines.is_to_be_improved(program.code())
+        if self.engines.tiers_up(program.code())
             && let Ok(charge) = self.budget.charge(tier_up::JOB)
         {
-            self.tier_up.improve(&program, charge);
+            self.tier_up.begin(&program, charge);
         }
         self.objects().programs.insert(id, program);
         Ok(Loaded { id, log })

@@ -53,14 +53,14 @@ impl TierUp {
             runner: Arc::downgrade(runner),
         };
         std::thread::Builder::new()
-            .name("beeline-improve".into())
+            .name("beeline-tier-up".into())
             .spawn(move || worker.work(&queue))
             .map_err(os("starting a thread"))?;
         Ok(Self(jobs))
     }
 
     /// Queues the program for better code. The charge is for a [`JOB`].
-    pub fn improve(&self, program: &Arc<Program>, charge: Charge) {
+    pub fn begin(&self, program: &Arc<Program>, charge: Charge) {
         // Without the thread it keeps the code that it has.
         let _ = self.0.send(Job {
             program: Arc::downgrade(program),
@@ -87,7 +87,7 @@ impl Worker {
             match outcome {
                 Ok(better) => {
                     let engine = better.engine.clone();
-                    match program.improve(better) {
+                    match program.replace_code(better) {
                         Ok(()) => self.renew(&program, &engine, start),
                         Err(why) => self.keep(&program, why),
                     }

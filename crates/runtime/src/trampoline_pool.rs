@@ -14,7 +14,7 @@ use crate::liveness::SessionId;
 use crate::memory::Memory;
 
 /// Bytes of address space that a pool takes. Only what is used takes memory.
-pub const ARENA_BYTES: usize = 32 << 20;
+pub const POOL_BYTES: usize = 32 << 20;
 
 /// One pool.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Pool {
     ///
     /// Those of [`Memory::new`] and [`Memory::seal_for_others`].
     pub fn new(name: &str) -> io::Result<Self> {
-        let memory = Memory::new(name, ARENA_BYTES)?;
+        let memory = Memory::new(name, POOL_BYTES)?;
         memory.seal_for_others()?;
         Ok(Self {
             memory,
@@ -57,7 +57,7 @@ impl Pool {
     ///
     /// Those of [`Self::new`] and [`Memory::take_from`].
     pub fn copy(&self) -> io::Result<Self> {
-        let memory = Memory::new(&SessionId::own().name("trampolines"), ARENA_BYTES)?;
+        let memory = Memory::new(&SessionId::own().name("trampolines"), POOL_BYTES)?;
         // The kernel copies it in one go. Through the mapping, each page would be a fault.
         memory.take_from(&self.memory, self.used)?;
         memory.seal_for_others()?;
@@ -95,7 +95,7 @@ impl Pool {
 
     /// Returns the number of bytes left.
     pub fn room(&self) -> usize {
-        ARENA_BYTES - self.used
+        POOL_BYTES - self.used
     }
 
     /// Places bytes, and returns the target's address of them.
@@ -197,14 +197,14 @@ impl Pool {
 
     /// True if the target's address lies in this pool.
     pub fn holds(&self, place: u64) -> bool {
-        (self.base..self.base + ARENA_BYTES as u64).contains(&place)
+        (self.base..self.base + POOL_BYTES as u64).contains(&place)
     }
 
     fn reserve(&mut self, len: usize, align: usize) -> io::Result<u64> {
         let start = self.used.next_multiple_of(align);
         let end = start
             .checked_add(len)
-            .filter(|end| *end <= ARENA_BYTES)
+            .filter(|end| *end <= POOL_BYTES)
             .ok_or(io::ErrorKind::OutOfMemory)?;
         self.used = end;
         Ok(self.base + start as u64)

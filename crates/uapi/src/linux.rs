@@ -57,6 +57,7 @@ pub const ROOT_CGROUP_ID: u64 = 1;
 pub const PR_SET_NAME: u64 = 15;
 pub const PR_GET_NAME: u64 = 16;
 pub const PR_SET_SECCOMP: u64 = 22;
+pub const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 
 // linux/seccomp.h
 pub const SECCOMP_SET_MODE_FILTER: u64 = 1;

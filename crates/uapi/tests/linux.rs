@@ -145,6 +145,7 @@ fn system_call_numbers_are_those_of_other_bindings() {
         SECCOMP = __NR_seccomp,
         EXECVEAT = __NR_execveat,
         PKEY_MPROTECT = __NR_pkey_mprotect,
+        IO_PGETEVENTS = __NR_io_pgetevents,
         CLONE3 = __NR_clone3,
         OPENAT2 = __NR_openat2,
         EPOLL_PWAIT2 = __NR_epoll_pwait2,

@@ -16,7 +16,6 @@
 //! | [`cpu`], [`node`] | the processor that the thread is on |
 //! | [`processor_flags`] | what the processor has, as the target's flags say it |
 //! | [`call_on_stack`], [`stop`] | a call on another stack; the end of the process |
-//! | [`USER_END`] | the end of user space |
 //!
 //! The rest of the agent relies on this: the platform's C calling convention is that of compiled
 //! programs; in a chain of frames the return address lies behind the caller's frame pointer; a page

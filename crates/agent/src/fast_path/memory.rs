@@ -3,9 +3,9 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use beeline_maps::PAGE;
+use beeline_uapi::linux::TASK_SIZE_MAX;
 use beeline_uapi::nr;
 
-use crate::arch::USER_END;
 use crate::sys;
 
 /// The size of what `getcpu` writes.
@@ -87,7 +87,7 @@ impl ToolMemory {
 
     #[inline]
     fn pages_of(&self, at: u64, len: u64, ok: impl Fn(u64) -> bool) -> bool {
-        let Some(end) = at.checked_add(len).filter(|end| *end <= USER_END) else {
+        let Some(end) = at.checked_add(len).filter(|end| *end <= TASK_SIZE_MAX) else {
             return false;
         };
         let mut page = at / PAGE;

@@ -12,11 +12,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use beeline_isa::abi::sized_read;
 use beeline_maps::PAGE;
 use beeline_uapi::Errno;
+use beeline_uapi::linux::TASK_SIZE_MAX;
 
 use super::convention::{Writable, shim};
 use super::{task, time};
 use crate::abi::{Context, FAULTS_CAUGHT, HOLE_ENTRIES, PAGE_ENTRIES};
-use crate::arch::{USER_END, guarded_copy, guarded_copy_string, guarded_load};
+use crate::arch::{guarded_copy, guarded_copy_string, guarded_load};
 use crate::{arch, sys};
 
 /// Bits of the tick beside a page's number: they wrap around in 19 hours.
@@ -243,7 +244,8 @@ unsafe fn copy_string_part(
 }
 
 fn in_user_space(from: u64, bytes: u64) -> bool {
-    from.checked_add(bytes).is_some_and(|end| end <= USER_END)
+    from.checked_add(bytes)
+        .is_some_and(|end| end <= TASK_SIZE_MAX)
 }
 
 fn faults_caught(context: &Context) -> bool {

@@ -6,7 +6,6 @@
 //!   system call that it was held in, and the registers with which it makes one. Users of the crate
 //!   see them, too; `as_raw` and `From` are for those users' own `arch` modules.
 //! - `SYSCALL`, `SYSCALL_LEN`: the instruction that makes a system call.
-//! - `ADDRESS_SPACE_END`: the end of user space.
 //! - `PROGRAMS`: the programs that Beeline serves, for messages.
 //! - `restore_stub`: a cell, see [`restore_stub`](crate::restore_stub). `CELL` is its size, `IP` the
 //!   place of the address that it leads to, `gate` its instruction; `cell` makes one,

@@ -1,11 +1,12 @@
 //! One thread of those that are held.
 
+use beeline_uapi::nr;
 use libc::{c_int, c_long};
 
 use crate::address_space::AddressSpace;
 use crate::arch::Registers;
 use crate::arch::restore_stub::{CELL, cell_around, left_behind};
-use crate::arch::syscalls::{self, SYS_IO_PGETEVENTS};
+use crate::arch::syscalls;
 use crate::holds::Hold;
 use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::remote::Borrowed;
@@ -210,7 +211,7 @@ const GIVE_UP_WHEN_STOPPED: &[c_long] = &[
     libc::SYS_semtimedop,
     libc::SYS_rt_sigtimedwait,
     libc::SYS_io_getevents,
-    SYS_IO_PGETEVENTS,
+    nr::IO_PGETEVENTS.cast_signed(),
     libc::SYS_io_uring_enter,
     libc::SYS_accept,
     libc::SYS_accept4,
@@ -230,5 +231,5 @@ const WAIT_WITH_MASK: &[c_long] = &[
     libc::SYS_pselect6,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
-    SYS_IO_PGETEVENTS,
+    nr::IO_PGETEVENTS.cast_signed(),
 ];

@@ -4,6 +4,7 @@ use beeline_agent::abi::PtRegs;
 use beeline_codegen::Machine;
 use beeline_hook::SYSCALL_LEN;
 use beeline_inject::Registers;
+use beeline_uapi::linux::HWCAP2_FSGSBASE;
 use libc::{c_long, user_regs_struct};
 use object::elf;
 
@@ -34,8 +35,6 @@ pub const VFORK: c_long = libc::SYS_vfork;
 ///
 /// [`Error::Machine`] if not.
 pub fn check() -> Result<(), Error> {
-    // From the kernel's asm/hwcap2.h.
-    const HWCAP2_FSGSBASE: u64 = 2;
     // SAFETY: `getauxval` only reads the auxiliary vector.
     let has_fsgsbase = unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 };
     match has_fsgsbase {

@@ -17,7 +17,7 @@ use crate::memory::{Memory, pages};
 use crate::patch;
 use crate::proc::start_time;
 use crate::target::{OURS, mapping};
-use crate::trampoline_pool::{ARENA_BYTES, Pool};
+use crate::trampoline_pool::{POOL_BYTES, Pool};
 
 /// The processes of a tool that have fast paths, or could not be given any.
 #[derive(Debug, Default)]
@@ -109,14 +109,14 @@ fn hook(
         .reach()
         .ok_or_else(|| fail("its instructions are too far apart".into()))?;
     let mut pool = Pool::new(&SessionId::own().name("fast-path")).map_err(os("creating a pool"))?;
-    let near = process.find_gap(reach, ARENA_BYTES as u64)?;
+    let near = process.find_gap(reach, POOL_BYTES as u64)?;
     let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
     let runs = ProtFlags::READ | ProtFlags::EXEC;
     let mut mappings = vec![
         Mapping {
             flags: OURS | MapFlags::FIXED_NOREPLACE,
             address: near,
-            ..mapping(pool.file(), ARENA_BYTES, runs)
+            ..mapping(pool.file(), POOL_BYTES, runs)
         },
         mapping(code.agent.file(), code.agent.len(), runs),
     ];

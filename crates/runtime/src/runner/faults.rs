@@ -10,7 +10,7 @@ use beeline_agent::signals::{UserContext, skip_load};
 
 thread_local! {
     /// The pool with the programs that this thread runs: its address and bytes.
-    static ARENA: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    static POOL: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 /// SIGSEGV and SIGBUS, and the action for each before.
@@ -21,7 +21,7 @@ static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::n
 /// thread runs programs.
 pub fn catch_in(pool: usize, len: usize) {
     static INSTALLED: Once = Once::new();
-    ARENA.set((pool, len));
+    POOL.set((pool, len));
     INSTALLED.call_once(|| {
         for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
             install(signal, before);
@@ -47,7 +47,7 @@ fn install(signal: i32, before: &OnceLock<libc::sigaction>) {
 /// Leaves a fault that is no program's load to the previous handler of the signal: the fault comes
 /// again.
 extern "C" fn on_fault(signal: i32, _: *mut libc::siginfo_t, context: *mut UserContext) {
-    let (pool, len) = ARENA.get();
+    let (pool, len) = POOL.get();
     // SAFETY: the kernel passes a frame that this handler may change, and the pool is mapped.
     if unsafe { skip_load(&mut *context, pool, len) } {
         return;

@@ -21,7 +21,7 @@ use crate::objects::{Object, Reachable};
 use crate::perf_ring::Ring;
 use crate::private::{Private, find_tid_offset};
 use crate::proc;
-use crate::trampoline_pool::{ARENA_BYTES, Pool};
+use crate::trampoline_pool::{POOL_BYTES, Pool};
 
 impl TargetMemory {
     /// Calls [`Self::map_what_is_missing`] for a site.
@@ -57,7 +57,7 @@ impl TargetMemory {
         let regions = hold.regions(&self.process)?;
         let gap = self
             .process
-            .find_gap_among(&regions, reach.clone(), ARENA_BYTES as u64)?;
+            .find_gap_among(&regions, reach.clone(), POOL_BYTES as u64)?;
         Ok(gap.is_none())
     }
 
@@ -94,7 +94,7 @@ impl TargetMemory {
         if let Some(pool) = &pool {
             let gap = self
                 .process
-                .find_gap_among(&regions, reach, ARENA_BYTES as u64);
+                .find_gap_among(&regions, reach, POOL_BYTES as u64);
             let place = gap?;
             let place = place.ok_or_else(|| {
                 self.error("there is no free address range near enough to the site")
@@ -102,7 +102,7 @@ impl TargetMemory {
             mappings.push(Mapping {
                 address: place,
                 flags: OURS | MapFlags::FIXED_NOREPLACE,
-                ..mapping(pool.file(), ARENA_BYTES, READ_EXECUTE)
+                ..mapping(pool.file(), POOL_BYTES, READ_EXECUTE)
             });
         }
         if first {
@@ -407,6 +407,6 @@ pub(super) fn replaced(pool: &Pool) -> Mapping<'_> {
     Mapping {
         address: pool.base(),
         flags: OURS | MapFlags::FIXED,
-        ..mapping(pool.file(), ARENA_BYTES, READ_EXECUTE)
+        ..mapping(pool.file(), POOL_BYTES, READ_EXECUTE)
     }
 }

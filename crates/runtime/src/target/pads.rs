@@ -22,7 +22,7 @@ use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::memory::{Memory, PAGE};
 use crate::shared::Shared;
-use crate::trampoline_pool::ARENA_BYTES;
+use crate::trampoline_pool::POOL_BYTES;
 
 /// A target's pads.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Landing {
 const PAD: u64 = JUMP_LEN as u64;
 /// Bytes left free at the start of the file, for the manifest.
 const HEAD: u64 = PAGE as u64;
-const LEN: u64 = ARENA_BYTES as u64;
+const LEN: u64 = POOL_BYTES as u64;
 /// The least distance between the starts of mappings around addresses that are needed together.
 const SHIFT: u64 = 32 * PAGE as u64;
 /// The number of places that are tried for one guard in one mapping, if what else is needed does
@@ -124,7 +124,7 @@ impl Pads {
     }
 
     fn file() -> std::io::Result<Memory> {
-        let file = Memory::new(&SessionId::own().name("trampolines"), ARENA_BYTES)?;
+        let file = Memory::new(&SessionId::own().name("trampolines"), POOL_BYTES)?;
         file.seal_for_others()?;
         Ok(file)
     }
@@ -158,7 +158,7 @@ impl Pads {
         self.bases.iter().map(|base| Mapping {
             address: *base,
             flags: OURS | MapFlags::FIXED,
-            ..mapping(self.file.file(), ARENA_BYTES, READ_EXECUTE)
+            ..mapping(self.file.file(), POOL_BYTES, READ_EXECUTE)
         })
     }
 
@@ -205,7 +205,7 @@ impl Pads {
         let mappings = draft.bases.iter().map(|base| Mapping {
             address: *base,
             flags: OURS | MapFlags::FIXED_NOREPLACE,
-            ..mapping(self.file.file(), ARENA_BYTES, READ_EXECUTE)
+            ..mapping(self.file.file(), POOL_BYTES, READ_EXECUTE)
         });
         let mappings: Vec<_> = mappings.collect();
         if !mappings.is_empty() {

@@ -20,5 +20,21 @@ layout! {
     }
 }
 
+// asm/segment.h, not for user space: selectors of its segments
+/// Code of 64 bits.
+pub const __USER_CS: u16 = 0x33;
+/// Data, and the stack.
+pub const __USER_DS: u16 = 0x2b;
+/// Its limit holds the current CPU and node.
+pub const __CPUNODE_SEG: u16 = 0x7b;
+
+// asm/page_64_types.h, not for user space
+/// The end of user space, without five-level paging: 47 bits less a guard page.
+pub const TASK_SIZE_MAX: u64 = (1 << 47) - 4096;
+
+// asm/hwcap2.h
+/// In `AT_HWCAP2`: user space may read and write the thread pointer.
+pub const HWCAP2_FSGSBASE: u64 = 1 << 1;
+
 // asm/seccomp.h
 pub const SECCOMP_ARCH_NATIVE: u32 = AUDIT_ARCH_X86_64;

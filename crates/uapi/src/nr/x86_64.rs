@@ -50,6 +50,7 @@ pub const PROCESS_VM_WRITEV: u64 = 311;
 pub const SECCOMP: u64 = 317;
 pub const EXECVEAT: u64 = 322;
 pub const PKEY_MPROTECT: u64 = 329;
+pub const IO_PGETEVENTS: u64 = 333;
 pub const CLONE3: u64 = 435;
 pub const OPENAT2: u64 = 437;
 pub const EPOLL_PWAIT2: u64 = 441;

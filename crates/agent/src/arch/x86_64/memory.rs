@@ -2,9 +2,6 @@
 
 use core::arch::asm;
 
-/// User space ends here (47 bits; with five-level paging only on request).
-pub const USER_END: u64 = 1 << 47;
-
 /// Copies bytes that do not overlap. Written out because the agent has no `memcpy`: a call to one
 /// would go through a table that needs relocations.
 ///

@@ -11,7 +11,7 @@ mod thread;
 
 pub use guarded_reads::{fault_fixup, guarded_copy, guarded_copy_string, guarded_load};
 pub use handler_code::HandlerCode;
-pub use memory::{USER_END, copy, shift, zero};
+pub use memory::{copy, shift, zero};
 pub use registers::PtRegs;
 pub use signal_frame::{BREAKPOINT_CODE, UserContext, is_breakpoint};
 pub use system_call::syscall6;

@@ -1,5 +1,6 @@
 //! The registers that the kernel stores for a signal handler, and restores behind it.
 
+use beeline_uapi::linux::{__USER_CS, __USER_DS};
 use beeline_uapi::signal::SI_KERNEL;
 
 use super::PtRegs;
@@ -8,9 +9,6 @@ use super::PtRegs;
 pub const BREAKPOINT_CODE: i32 = SI_KERNEL;
 
 const INT3: u8 = 0xcc;
-/// The kernel's `__USER_CS` and `__USER_DS`.
-const USER_CS: u64 = 0x33;
-const USER_DS: u64 = 0x2b;
 
 /// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
 /// (`arch/x86/include/uapi/asm/sigcontext.h`).
@@ -127,10 +125,10 @@ impl UserContext {
             // In no system call.
             orig_ax: u64::MAX,
             ip,
-            cs: USER_CS,
+            cs: u64::from(__USER_CS),
             flags: self.flags,
             sp: self.sp,
-            ss: USER_DS,
+            ss: u64::from(__USER_DS),
         }
     }
 

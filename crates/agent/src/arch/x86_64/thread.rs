@@ -1,5 +1,6 @@
 //! The running thread: its own memory, its CPU, its stack.
 
+use beeline_uapi::linux::__CPUNODE_SEG;
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 
@@ -42,9 +43,6 @@ pub unsafe fn thread_word(offset: i32) -> u32 {
     word
 }
 
-/// The kernel's selector of the segment with the CPU and its node as a limit, for user space.
-const CPUNODE_SEG: u64 = 0x7b;
-
 /// Returns the current CPU. `flags` are the [target's](crate::abi::Target::flags).
 #[inline(always)]
 pub fn cpu(flags: u32) -> u32 {
@@ -69,7 +67,7 @@ fn cpu_and_node(flags: u32) -> u32 {
     } else {
         // SAFETY: this reads a segment limit and changes nothing but the flags.
         unsafe {
-            asm!("lsl {0}, {1}", out(reg) cpu_and_node, in(reg) CPUNODE_SEG, options(nomem, nostack))
+            asm!("lsl {0}, {1}", out(reg) cpu_and_node, in(reg) u64::from(__CPUNODE_SEG), options(nomem, nostack))
         };
     }
     cpu_and_node as u32

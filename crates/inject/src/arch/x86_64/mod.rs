@@ -14,8 +14,5 @@ pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Its length in bytes.
 pub(crate) const SYSCALL_LEN: u64 = SYSCALL.len() as u64;
 
-/// The first address that user space can never have, less the guard page below it.
-pub(crate) const ADDRESS_SPACE_END: u64 = 0x7fff_ffff_f000;
-
 /// The programs that Beeline serves, for messages.
 pub(crate) const PROGRAMS: &str = "64-bit x86";

@@ -1,5 +1,6 @@
 //! The general registers of a held thread.
 
+use beeline_uapi::linux::__USER_CS;
 use std::mem::MaybeUninit;
 
 use libc::{pid_t, user_regs_struct};
@@ -11,8 +12,6 @@ use crate::ptrace::{named, request};
 /// The value of `orig_rax` where no system call is to be restarted.
 pub(super) const NO_CALL: u64 = u64::MAX;
 
-/// The code segment of 64-bit programs.
-const CODE_64: u64 = 0x33;
 /// The trap flag: one instruction at a time.
 const TRAP_FLAG: u64 = 1 << 8;
 
@@ -84,7 +83,7 @@ impl Registers {
 
     /// True if the thread runs 64-bit code.
     pub fn is_64_bit(&self) -> bool {
-        self.0.cs == CODE_64
+        self.0.cs == u64::from(__USER_CS)
     }
 
     /// Returns the number of the system call that the thread was held in, negative if in none.

@@ -2,6 +2,7 @@
 //!
 //! `syscall` keeps the flags, so they are the thread's own all along.
 
+use beeline_uapi::linux::PR_SET_SYSCALL_USER_DISPATCH;
 use std::mem::{offset_of, size_of};
 
 use libc::user_regs_struct;
@@ -51,9 +52,6 @@ pub(crate) struct Values {
 /// The offset of the code: the `syscall`.
 const CODE: u64 = size_of::<Values>() as u64;
 const WORDS: usize = size_of::<Values>() / 8;
-
-/// From the kernel's linux/prctl.h.
-const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
 
 /// The offset in a cell of the address at which the thread goes on; before it, its stack pointer
 /// there.

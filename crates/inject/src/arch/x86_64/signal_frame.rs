@@ -1,5 +1,6 @@
 //! The frame that the kernel saves on a stack for a signal handler: `struct rt_sigframe`.
 
+use beeline_uapi::linux::{__USER_CS, __USER_DS};
 use beeline_uapi::signal::SI_KERNEL;
 
 /// From the start of a signal frame, where the restorer's address is, to the saved instruction
@@ -34,15 +35,13 @@ impl Context {
     /// It is known by the part of `struct sigcontext_64` that holds rsp, rip, eflags, and cs, gs,
     /// fs, ss as four halves of 16 bits.
     pub fn recognize(stack: &[u64], at: usize) -> Option<Self> {
-        const CS: u64 = 0x33;
-        const SS: u64 = 0x2b;
         // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be
         // without interrupts (9).
         const ALWAYS: u64 = 1 << 1 | 1 << 9;
         const NEVER: u64 = 1 << 3 | 1 << 5 | 1 << 15 | !((1 << 22) - 1);
         let &[sp, ip, flags, selectors] = stack.get(at..at + 4)?.as_array()?;
-        let code = selectors & 0xffff == CS;
-        let stack_segment = matches!(selectors >> 48, SS | 0);
+        let code = selectors as u16 == __USER_CS;
+        let stack_segment = matches!((selectors >> 48) as u16, __USER_DS | 0);
         let plausible = flags & ALWAYS == ALWAYS && flags & NEVER == 0 && sp != 0;
         if !(code && stack_segment && plausible) {
             return None;
