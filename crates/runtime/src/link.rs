@@ -138,7 +138,7 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// The error names the file and says why a probe cannot be there.
+    /// [`Error::Site`] with the file and the reason that no probe can be there.
     pub fn place(&self, path: &Path, offset: u64) -> Result<FilePlace, Error> {
         let file = self.file(path)?;
         let why = |why| Error::Site {

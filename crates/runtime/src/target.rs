@@ -173,7 +173,8 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// Those of reading and writing the child's memory and of mapping files into it.
+    /// [`Error::Inject`] if the child's memory cannot be read or written, or a file cannot be mapped
+    /// there.
     pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
         if self.memory().environment.is_none() {
             return Ok(None);
@@ -307,7 +308,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// Those of stopping the process.
+    /// [`Error::Inject`] if the process cannot be stopped, or has ended.
     pub fn have_others_give_way(
         &self,
         regions: &[Region],
@@ -368,7 +369,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// Those of mapping a ring into the process.
+    /// [`Error::Inject`] if a ring cannot be mapped into the process.
     pub fn rings_changed(&mut self, map: Id) -> Result<(), Error> {
         self.sites.memory.rings_changed(map)
     }
@@ -377,7 +378,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// Those of mapping a map into the process.
+    /// [`Error::Inject`] if a map cannot be mapped into the process.
     pub fn object_added(&mut self, map: Id, object: &Object) -> Result<(), Error> {
         self.sites.memory.object_added(map, object)
     }

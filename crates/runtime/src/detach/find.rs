@@ -52,7 +52,7 @@ pub(crate) fn detach_own(pid: i32, session: SessionId) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// The error says why the process may not be looked at.
+/// [`Error::Inject`] if the process has ended or may not be traced.
 pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
     presences(&open(pid)?)
 }
