@@ -101,8 +101,8 @@ fn compiled(scratch: &Scratch) -> anyhow::Result<PathBuf> {
     Ok(object)
 }
 
-/// Runs a command to its end; returns its peak memory in kilobytes, as of its last milliseconds.
-/// What `wait4(2)` says counts the memory of the process that has started it, too.
+/// Runs a command to its end; returns its peak memory in kilobytes, sampled every 2 ms: a rise in
+/// the last 2 ms may be missed. `ru_maxrss` would include the parent's peak, inherited across exec.
 fn peak(command: &mut Command) -> anyhow::Result<f64> {
     let mut child = command.stdout(Stdio::null()).spawn()?;
     let file = format!("/proc/{}/status", child.id());
@@ -119,6 +119,7 @@ fn peak(command: &mut Command) -> anyhow::Result<f64> {
         thread::sleep(Duration::from_millis(2));
     };
     ensure!(status.success(), "{command:?} failed");
+    ensure!(peak > 0.0, "{command:?} has ended too soon");
     Ok(peak)
 }
 

@@ -52,12 +52,19 @@ fn a_breakpoint_serves_a_process_with_a_thread_that_blocks_all_signals() {
     }
 }
 
-/// Starts the target, and a tool that counts its calls of a function.
-fn counting(engine: Engine, function: &str) -> Result<(Scratch, Workload, Tool), String> {
+/// Starts the target, tells it something, and starts a tool that counts its calls of a function.
+fn counting(
+    engine: Engine,
+    function: &str,
+    first: Option<&str>,
+) -> Result<(Scratch, Workload, Tool), String> {
     let bpftrace = find_program("bpftrace")?;
     let scratch = Scratch::new();
     let program = scratch.build("masks.c");
-    let target = Workload::start(&program);
+    let mut target = Workload::start(&program);
+    if let Some(first) = first {
+        assert_eq!(target.tell(first), "done 0");
+    }
     let mut command = engine.command(&bpftrace);
     command.args(["-p", &target.pid().to_string()]);
     let script = format!("uprobe:{}:{function} {{ @ = count(); }}", program.display());
@@ -74,7 +81,7 @@ fn counts(ended: Ended) -> Vec<String> {
 /// Calls the probed function in handlers that block all signals, one of them installed behind the
 /// tool's back, in a thread that has just blocked them, and in calls that block them as they wait. Returns what the tool has counted.
 fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
-    let (_scratch, mut target, tool) = counting(engine, "probed")?;
+    let (_scratch, mut target, tool) = counting(engine, "probed", None)?;
     let (first, second) = (libc::SIGUSR1, libc::SIGUSR2);
     assert_eq!(target.tell(&format!("handler {first}")), "done 1");
     for signal in [first, libc::SIGTRAP] {
@@ -86,18 +93,20 @@ fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
     for calls in 3..=80 {
         assert_eq!(target.tell("thread"), format!("done {calls}"));
     }
-    for kind in 0..4 {
-        let calls = 81 + kind;
+    for (calls, kind) in (81..).zip(0..4) {
         assert_eq!(
             target.tell(&format!("wait {kind}")),
             format!("done {calls}")
         );
     }
+    for (calls, kind) in (85..).zip(0..4) {
+        assert_eq!(target.tell(&format!("far {kind}")), format!("done {calls}"));
+    }
     let ended = tool.interrupt();
     for signal in [first, second, libc::SIGTRAP] {
         assert_eq!(target.tell(&format!("mask {signal}")), "blocks");
     }
-    assert_eq!(target.tell("handler 10"), "done 85");
+    assert_eq!(target.tell("handler 10"), "done 89");
     target.finish();
     Ok(counts(ended))
 }
@@ -107,14 +116,14 @@ fn handlers_and_threads_that_block_all_signals_come_to_a_breakpoint() {
     let _turn = Turn::take();
     let kernel = need!(hits_with_signals_blocked(Engine::Kernel));
     let ours = need!(hits_with_signals_blocked(Engine::Beeline));
-    assert_eq!(kernel, ["@: 84"]);
+    assert_eq!(kernel, ["@: 88"]);
     assert_eq!(ours, kernel);
 }
 
 /// Calls the probed function in children that share the memory and have reset their handlers, and
 /// in a thread. Returns what the tool has counted.
 fn hits_beside_children(engine: Engine) -> Result<Vec<String>, String> {
-    let (_scratch, mut target, tool) = counting(engine, "probed")?;
+    let (_scratch, mut target, tool) = counting(engine, "probed", None)?;
     for calls in 1..=10 {
         assert_eq!(target.tell("vfork"), format!("done {calls}"));
     }
@@ -149,9 +158,12 @@ fn a_kernel_uprobe_may_come_where_threads_and_handlers_block_all_signals() {
         "vfork",
         "wait 0",
         "wait 1",
+        "wait 2",
         "wait 3",
+        "main",
     ] {
-        let (scratch, mut target, tool) = need!(counting(Engine::Beeline, "plain"));
+        let first = (word == "main").then_some("block");
+        let (scratch, mut target, tool) = need!(counting(Engine::Beeline, "plain", first));
         let program = scratch.path().join("masks");
         let offset = file_offset(&program, "plain").expect("a function of the workload");
         assert_eq!(first_byte(target.pid(), &program, offset), JUMP);
@@ -164,4 +176,21 @@ fn a_kernel_uprobe_may_come_where_threads_and_handlers_block_all_signals() {
         target.finish();
     }
     kernel.finish();
+}
+
+/// The main thread is the one that makes calls for Beeline.
+#[test]
+fn a_main_thread_that_blocks_all_signals_comes_to_probes() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    for function in ["probed", "plain"] {
+        let (_scratch, mut target, tool) =
+            need!(counting(Engine::Beeline, function, Some("block")));
+        assert_eq!(blocking(target.pid()), 0, "{function}");
+        assert_eq!(target.tell("main"), "done 1", "{function}");
+        assert_eq!(counts(tool.interrupt()), ["@: 1"], "{function}");
+        assert_eq!(blocking(target.pid()), 1, "as it was before: {function}");
+        assert_eq!(target.tell("main"), "done 2", "{function}");
+        target.finish();
+    }
 }

@@ -1,9 +1,8 @@
 //! Runs a command and makes one of its system calls fail, by tracing its threads with ptrace.
 //! Children that it forks are not traced.
 //!
-//! A call that it has a target make is seen by the command's own requests of ptrace: it gives a
-//! thread registers with which that stands at a `syscall` instruction, and later takes the result
-//! from them.
+//! The command's own requests of ptrace show the calls that it has a target make: it gives a thread
+//! registers that place it at a `syscall` instruction, and later takes the result from them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -125,7 +124,7 @@ enum State {
     Failing,
     /// In a `brk` with another argument than this, the thread's own.
     Asking(u64),
-    /// Has this thread of a target make a call, of which the result is to be the case's error.
+    /// Has this thread of a target make a call, whose result is to be the case's error.
     Borrowing(pid_t),
     /// In a request for the registers that have the result of such a call, to be written here.
     Taking(u64),

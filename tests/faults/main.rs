@@ -3,8 +3,8 @@
 //!
 //! A first run counts the calls that could fail; then each of them fails in turn, in a session of
 //! its own. The test tries a sample of them, chosen by `BEELINE_SEED`; with `BEELINE_SOAK`, as many
-//! as fit into so many seconds. `BEELINE_FAULT`, as in "openat 17 EMFILE" or "target:mmap 2 ENOMEM", tries that
-//! one.
+//! as fit into so many seconds. `BEELINE_FAULT`, as in "openat 17 EMFILE" or "target:mmap 2
+//! ENOMEM", tries that one.
 
 mod calls;
 mod injector;
@@ -46,6 +46,12 @@ fn try_all(mode: &'static str, caller: Caller) {
         return println!("{told}");
     }
     let counts = world.dry_run();
+    let unseen: Vec<_> = CALLS
+        .iter()
+        .filter(|call| call.caller == caller && caller == Caller::Target && counts(call) == 0)
+        .map(|call| call.name)
+        .collect();
+    assert!(unseen.is_empty(), "not seen: {unseen:?}");
     let seed = seed();
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut cases = in_order(caller, &counts, &mut dice);
@@ -68,6 +74,7 @@ fn try_all(mode: &'static str, caller: Caller) {
             wrong.push(format!("{mode}: {case}: {:?}", outcome.wrong));
         }
     }
+    assert!(met > 0, "none of {all} calls was made to fail");
     println!(
         "seed {seed}: {mode}: {tried} of {all} tried, {met} met, {} wrong",
         wrong.len()

@@ -2,13 +2,15 @@
  *
  * It says "ready". "handler N": in a handler for signal N that blocks all signals, which was installed at the start for SIGUSR1 and
  * SIGTRAP, and is installed by "install" for SIGUSR2. "thread": in a thread that has blocked all signals just before and looks at its
- * mask afterwards. "wait K": in a handler while sigsuspend (0), ppoll (1), pselect (2) or epoll_pwait (3) waits with all other signals
- * blocked. "vfork": in a child that shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N"
+ * mask afterwards. "main": in the main thread, which blocks all signals once "block" has said so. "wait K": in a handler while sigsuspend
+ * (0), ppoll (1), pselect (2) or epoll_pwait (3) waits with all other signals blocked; "far K": with a mask that lies over the end of a
+ * page, far from the stack. "vfork": in a child that shares the memory and has reset its handlers. Each answers "done CALLS". "install" and "mask N"
  * answer "blocks" if the handler's mask has SIGTRAP, else "lets in". At end of file it exits with code 7. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +34,7 @@ static volatile int calls;
 
 static void call(void)
 {
-    calls += probed(3) / plain(2);
+    calls += probed(3) - plain(1);
 }
 
 static void handle(int signal)
@@ -75,30 +77,38 @@ static void in_thread(void)
     pthread_join(thread, 0);
 }
 
+/* Room for a mask that begins on one page and ends on the next. */
+static sigset_t *across_pages(void)
+{
+    static char pages[3 * 4096];
+    return (sigset_t *)((((uintptr_t)pages + 4096) & ~4095ul) + 4096 - 4);
+}
+
 /* Has a signal's handler run while a call waits with all other signals blocked. */
-static void in_wait(int kind)
+static void in_wait(int kind, sigset_t *mask)
 {
     sigset_t one, others, before;
     sigemptyset(&one);
     sigaddset(&one, SIGUSR1);
     sigfillset(&others);
     sigdelset(&others, SIGUSR1);
+    memcpy(mask, &others, 8);
     sigprocmask(SIG_BLOCK, &one, &before);
     raise(SIGUSR1);
     if (kind == 0)
-        sigsuspend(&others);
+        sigsuspend(mask);
     else if (kind == 1)
-        ppoll(0, 0, 0, &others);
+        ppoll(0, 0, 0, mask);
     else if (kind == 2)
-        pselect(0, 0, 0, 0, 0, &others);
+        pselect(0, 0, 0, 0, 0, mask);
     else {
         int epoll = epoll_create1(0);
         struct epoll_event event;
-        epoll_pwait(epoll, &event, 1, -1, &others);
+        epoll_pwait(epoll, &event, 1, -1, mask);
         close(epoll);
     }
     sigprocmask(SIG_SETMASK, &before, 0);
-    if (!sigismember(&others, SIGTRAP))
+    if (memcmp(mask, &others, 8))
         printf("wrong mask, ");
 }
 
@@ -130,7 +140,15 @@ int main(void)
         else if (strncmp(line, "thread", 6) == 0)
             in_thread();
         else if (strncmp(line, "wait", 4) == 0)
-            in_wait(signal);
+            in_wait(signal, &(sigset_t){0});
+        else if (strncmp(line, "far", 3) == 0)
+            in_wait(signal, across_pages());
+        else if (strncmp(line, "block", 5) == 0) {
+            sigset_t all;
+            sigfillset(&all);
+            sigprocmask(SIG_SETMASK, &all, 0);
+        } else if (strncmp(line, "main", 4) == 0)
+            call();
         else if (strncmp(line, "vfork", 5) == 0)
             in_child();
         else if (strncmp(line, "install", 7) == 0)

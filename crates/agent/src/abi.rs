@@ -171,9 +171,9 @@ pub const USERS_SEEN: u32 = 16;
 /// alternate one, and the next signal's frame would be put at the top of that, over the handler
 /// that is still running.
 pub const ROOMY_STACKS: u32 = 32;
-/// In [`Target::flags`]: there are breakpoints, or jumps in which a kernel uprobe makes threads trap,
-/// so nothing in the target may block SIGTRAP. The kernel ends a process if a thread that blocks it
-/// comes to one.
+/// In [`Target::flags`]: there are breakpoints, or jumps in which a kernel uprobe makes threads
+/// trap, so nothing in the target may block SIGTRAP. The kernel ends a process if a thread that
+/// blocks it comes to one.
 pub const TRAPS_NEEDED: u32 = 64;
 const _: () = assert!(
     (FAULTS_CAUGHT

@@ -22,8 +22,8 @@ use crate::proxy::Certificates;
 use crate::run::{self, exit_code};
 use crate::say;
 
-/// Options of `beeline run` that have no effect in a guest. `--engine` is not among them: it may
-/// come from the environment.
+/// Options of `beeline run` that have no effect in a guest, and are refused. Nor has `--engine`, but
+/// clap takes BEELINE_ENGINE for that option.
 const LOCAL: [&str; 6] = [
     "all",
     "pid",
@@ -38,7 +38,7 @@ const LOCAL: [&str; 6] = [
 pub struct Where {
     /// Run the tool's programs in a virtual machine, where `beeline guest` runs: vsock:CID[:PORT],
     /// uds:PATH[:PORT] (Firecracker, Cloud Hypervisor, vhost-device-vsock), unix:PATH,
-    /// tcp:ADDRESS:PORT, serial:PATH. Its kernel compiles the programs and limits their memory
+    /// tcp:ADDRESS:PORT, serial:PATH. The guest's kernel compiles the programs and limits their memory
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = LOCAL)]
     #[allow(
         rustdoc::broken_intra_doc_links,

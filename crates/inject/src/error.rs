@@ -123,7 +123,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A system call run in the target failed.
-    #[error("{} in process {pid} failed: {errno}{}", name_of(*number), remedy_there(*errno))]
+    #[error("{} in process {pid} failed: {errno}{}", name_of(*number), remedy_there(*number, *errno))]
     Syscall {
         /// The target.
         pid: i32,
@@ -279,11 +279,12 @@ fn name_of(number: i64) -> String {
 }
 
 /// Returns the remedy if a limit of the target's is reached.
-fn remedy_there(errno: Errno) -> &'static str {
-    match errno {
-        Errno::NOMEM => {
+fn remedy_there(number: i64, errno: Errno) -> &'static str {
+    match (errno, number) {
+        (Errno::NOMEM, libc::SYS_mmap | libc::SYS_mprotect) => {
             "; it may map no more memory: raise its limit (prlimit --as), that of its cgroup, or vm.max_map_count"
         }
+        (Errno::NOMEM, libc::SYS_munmap) => "; it has too many mappings: raise vm.max_map_count",
         _ => "",
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::remote::Remote;
 use crate::{Error, Stopped, ptrace};
 
 /// A thread that no longer blocks a signal.
@@ -32,7 +33,7 @@ impl Stopped {
     /// [`Error::Exited`] if the target has been killed.
     pub fn unblock(&mut self, signal: i32) -> Result<Unblocking, Error> {
         let signal = bit(signal);
-        self.run(move |remote| {
+        self.with_own_masks(move |remote| {
             let mut outcome = Unblocking::default();
             let threads = remote.threads.tracees.iter();
             for thread in threads.filter(|one| one.is_held()) {
@@ -70,7 +71,7 @@ impl Stopped {
         signal: i32,
         unblocked: BTreeSet<Unblocked>,
     ) -> Result<(), Error> {
-        self.run(move |remote| {
+        self.with_own_masks(move |remote| {
             let threads = remote.threads.tracees.iter();
             for thread in threads.filter(|one| one.is_held()) {
                 let tid = thread.tid;
@@ -90,7 +91,7 @@ impl Stopped {
     ///
     /// [`Error::Exited`] if the target has been killed.
     pub fn block_in(&mut self, signal: i32, thread_pointers: BTreeSet<u64>) -> Result<(), Error> {
-        self.run(move |remote| {
+        self.with_own_masks(move |remote| {
             let threads = remote.threads.tracees.iter();
             for thread in threads.filter(|one| one.is_held()) {
                 let tid = thread.tid;
@@ -100,6 +101,18 @@ impl Stopped {
                 }
             }
             Ok(())
+        })
+    }
+
+    /// Does some work where every thread has its own mask. A thread that makes calls for Beeline
+    /// blocks all signals, and what changes then would be lost when it is restored.
+    fn with_own_masks<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Remote) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.run(move |remote| {
+            remote.restore_all()?;
+            work(remote)
         })
     }
 }

@@ -403,16 +403,6 @@ impl Stopped {
         self.run(move |remote| remote.call(number, arguments))
     }
 
-    /// Restores threads that made calls here, as they block all signals meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Exited`] if a thread has been killed; [`Error::Ptrace`], [`Error::Memory`] or
-    /// [`Error::Intercepted`] if one cannot be restored.
-    pub fn restore_threads(&mut self) -> Result<(), Error> {
-        self.run(Remote::restore_all)
-    }
-
     /// Maps a file that is open here into the target. See [`Stopped::map_files`].
     ///
     /// # Errors

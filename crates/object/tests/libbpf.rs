@@ -230,13 +230,13 @@ fn embedded_objects() -> Vec<(String, Vec<u8>)> {
             header.starts_with(b"\x7fELF\x02\x01\x01") && header[16..20] == [1, 0, 247, 0]
         });
         for (number, start) in starts.enumerate() {
-            let u32_at = |at: usize, len: usize| {
+            let number_at = |at: usize, len: usize| {
                 let mut bytes = [0; 8];
                 bytes[..len].copy_from_slice(&data[start + at..][..len]);
                 u64::from_le_bytes(bytes) as usize
             };
             // The section headers come last.
-            let end = u32_at(40, 8) + u32_at(58, 2) * u32_at(60, 2);
+            let end = number_at(40, 8) + number_at(58, 2) * number_at(60, 2);
             objects.push((
                 format!("{name}.{number}"),
                 data[start..start + end].to_vec(),

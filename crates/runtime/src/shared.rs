@@ -74,7 +74,7 @@ impl Shared {
         })
     }
 
-    /// Notes threads of a process that no longer block SIGTRAP, because breakpoints need that.
+    /// Notes threads of a process that no longer block SIGTRAP, because they may trap.
     pub fn note_unblocked(&self, pid: i32, threads: Vec<Unblocked>) {
         if !threads.is_empty() {
             let mut unblocked = self.unblocked();

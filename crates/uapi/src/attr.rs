@@ -15,7 +15,8 @@ pub const ATTR_LIMIT: usize = 4096;
 /// The bytes of an object's name, with its NUL.
 pub const BPF_OBJ_NAME_LEN: usize = 16;
 
-/// The offset of a field of an attribute's structure, in bytes: `attr_offset!(MapCreate.map_flags)`.
+/// The offset of a field of an attribute's structure, in bytes, as in
+/// `attr_offset!(MapCreate.map_flags)`.
 #[macro_export]
 macro_rules! attr_offset {
     ($of:ident . $field:ident) => {

@@ -1,4 +1,4 @@
-//! The layouts and numbers of BTF, with the kernel's names (`linux/btf.h`). `beeline-btf` reads them.
+//! The layouts and numbers of BTF, with the kernel's names (`linux/btf.h`). `beeline-btf` reads it.
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 

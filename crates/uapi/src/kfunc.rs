@@ -1,4 +1,6 @@
-//! Properties of kernel functions that programs may call: `KF_*` of `linux/btf.h`, without the prefix.
+//! Properties of kernel functions that programs may call: `KF_*` of the kernel's own `linux/btf.h`,
+//! without the prefix. No other binding has them; the verifier's tests compare what they amount to
+//! with the running kernel's verdicts.
 
 /// The result is owned, until it is released.
 pub const ACQUIRE: u32 = 1 << 0;

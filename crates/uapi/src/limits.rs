@@ -34,9 +34,9 @@ pub const MAX_FUNCINFO_REC_SIZE: usize = 252;
 /// The most bytes of BTF (`kernel/bpf/btf.c`).
 pub const BTF_MAX_SIZE: u32 = 16 << 20;
 /// The longest licence of a program, without its NUL (`kernel/bpf/syscall.c`).
-pub const BPF_LICENSE_LEN: usize = 127;
+pub const LONGEST_LICENSE: usize = 127;
 /// The longest name of a raw tracepoint, without its NUL (`kernel/bpf/syscall.c`).
-pub const RAW_TP_NAME_LEN: usize = 127;
+pub const LONGEST_RAW_TRACEPOINT_NAME: usize = 127;
 /// Room for a kernel function's name (`linux/kallsyms.h`).
 pub const KSYM_NAME_LEN: usize = 512;
 /// The largest block of memory, with pages of 4 KiB (`linux/slab.h`).

@@ -43,7 +43,8 @@ pub struct Signals {
     pub blocking: [AtomicU64; BLOCKING],
     /// The number of threads that were noted in [`Self::blocking`].
     pub noted: AtomicU64,
-    /// The addresses of masks that lack SIGTRAP while a call waits with them, and zeros.
+    /// Notes on masks that lack SIGTRAP while a call waits with them, and zeros: an address, and in
+    /// the 16 bits above it some of the thread's pointer.
     pub waiting: [AtomicU64; BLOCKING],
 }
 

@@ -13,6 +13,7 @@ use beeline_uapi::nr;
 use super::Call;
 use crate::abi::syscalls::ENTER;
 use crate::abi::{TRAP_BIT, TRAPS_NEEDED};
+use crate::arch;
 use crate::sys;
 
 /// Sees to the mask of a call that is about to be made, or has returned.
@@ -85,33 +86,34 @@ impl Masks<'_> {
         let Some([mask]) = self.0.words(address) else {
             return;
         };
+        let note = note(address);
         if mask & TRAP_BIT == 0 {
             self.forget(address);
-        } else if (self.take(address, address) || self.take(0, address))
+        } else if (self.take(note, note) || self.take(0, note))
             && !self.write(address, mask & !TRAP_BIT)
         {
-            self.take(address, 0);
+            self.take(note, 0);
         }
     }
 
     fn put_back(&self, address: u64) {
-        if self.take(address, 0)
+        if self.take(note(address), 0)
             && let Some([mask]) = self.0.words(address)
         {
             self.write(address, mask | TRAP_BIT);
         }
     }
 
-    /// Forgets a mask: a call that a handler has left by a jump may have noted the place.
+    /// Forgets a mask of this thread's: a call that a handler has left by a jump may have noted it.
     fn forget(&self, address: u64) {
-        self.take(address, 0);
+        self.take(note(address), 0);
     }
 
-    /// True if a mask is noted.
+    /// True if this thread has noted a mask.
     fn has(&self, address: u64) -> bool {
-        self.waiting()
-            .iter()
-            .any(|place| place.load(Relaxed) == address)
+        let note = note(address);
+        let mut noted = self.waiting().iter();
+        noted.any(|place| place.load(Relaxed) == note)
     }
 
     /// Replaces one note by another. Returns false if there is none.
@@ -135,4 +137,13 @@ impl Masks<'_> {
         // SAFETY: the mask is here.
         unsafe { sys::write_memory(pid, address, from, len) == len as i64 }
     }
+}
+
+/// Returns the note of this thread on a mask: its address, with the thread's pointer in the bits
+/// that no address has. Threads may wait with one mask in common.
+fn note(address: u64) -> u64 {
+    let thread = arch::thread_pointer() as u64;
+    // Pointers of threads differ in these bits: there is a stack between two of them.
+    let tag = (thread >> 12) ^ (thread >> 28);
+    address ^ tag << 48
 }

@@ -7,7 +7,7 @@ use beeline_btf::Btf;
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory};
-use beeline_uapi::limits::RAW_TP_NAME_LEN;
+use beeline_uapi::limits::LONGEST_RAW_TRACEPOINT_NAME;
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::attr::{LinkCreate, RawTracepointOpen};
@@ -109,7 +109,11 @@ impl<'a> Links<'a> {
                 self.link_traced(program, wanted.cookie)
             }
             ProgramType::RAW_TRACEPOINT => {
-                let name = functions::printable(&self.memory.string(wanted.name, RAW_TP_NAME_LEN)?);
+                let name = functions::printable(
+                    &self
+                        .memory
+                        .string(wanted.name, LONGEST_RAW_TRACEPOINT_NAME)?,
+                );
                 self.link_raw_tracepoint(program, &name, wanted.cookie)
             }
             _ => Err(Errno::EINVAL),

@@ -13,7 +13,7 @@ use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::{FuncInfo, LineInfo};
 use beeline_uapi::limits::{
-    BPF_COMPLEXITY_LIMIT_INSNS, BPF_LICENSE_LEN, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE,
+    BPF_COMPLEXITY_LIMIT_INSNS, LONGEST_LICENSE, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE,
     MAX_USED_MAPS,
 };
 use beeline_uapi::{Errno, ProgramType, flags};
@@ -65,7 +65,7 @@ impl<'a> Programs<'a> {
         wanted.log.check()?;
         self.check_target(&wanted)?;
         let mut charge = self.backend.charge(wanted.bytes())?;
-        let license = self.memory.string(wanted.license, BPF_LICENSE_LEN)?;
+        let license = self.memory.string(wanted.license, LONGEST_LICENSE)?;
         let btf = self.program_btf(&wanted)?;
         let func_info = self.records(&wanted.func_info, size_of::<FuncInfo>())?;
         let line_info = self.records(&wanted.line_info, size_of::<LineInfo>())?;

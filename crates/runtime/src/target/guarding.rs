@@ -52,10 +52,15 @@ impl Sites {
             self.await_trap_unblocked(hold)?;
         } else if landing.is_some() && !self.memory.signals().are_traps_let_in() {
             // From now on, so that no thread is killed between the arrival of a kernel uprobe and
-            // the next look for one. A thread that blocks SIGTRAP all the same is none the worse.
-            let outcome = self.memory.signals().check_trap_unblocked(hold);
-            if let Err(error) = outcome {
-                tracing::debug!(%error, "SIGTRAP stays blocked");
+            // the next look for one. A thread that blocks SIGTRAP all the same is looked at later.
+            let pid = self.memory.process.pid();
+            match self.memory.signals().let_traps_in(hold) {
+                Ok(None) => {}
+                Ok(Some(tid)) => {
+                    self.neighbours.leaves_blocked = true;
+                    tracing::debug!(pid, tid, "a thread blocks SIGTRAP for now");
+                }
+                Err(error) => tracing::debug!(pid, %error, "SIGTRAP was not unblocked"),
             }
         }
         if !is_others {

@@ -73,7 +73,7 @@ impl Sites {
     /// Attaches one of the agent's own links, if a jump can do it.
     ///
     /// A breakpoint could not change the arguments, and it kills a thread that blocks SIGTRAP. In
-    /// that case, and on failure, nothing changes.
+    /// that case, and on failure, no code changes.
     pub fn hook_native(
         &mut self,
         (address, place): (u64, &FilePlace),

@@ -53,6 +53,8 @@ pub(super) struct Neighbours {
     settling: Duration,
     /// When Beeline last waited in vain for threads that block SIGTRAP.
     blocked: Option<Instant>,
+    /// True if a thread blocked it when the first jump came, and could not be changed then.
+    pub leaves_blocked: bool,
     /// When threads that have begun to block it were last looked for.
     unblocked: Option<Instant>,
     /// The threads that blocked it then.
@@ -412,13 +414,14 @@ impl Sites {
         outcome
     }
 
-    /// Looks for threads that have come to block SIGTRAP since a site became a breakpoint, or since
-    /// kernel uprobes make threads trap in jumps. They would be killed there. A running thread may
-    /// block it for a moment only.
+    /// Looks for threads that block SIGTRAP where a site is a breakpoint, or kernel uprobes make
+    /// threads trap in jumps. They would be killed there. A running thread may block it for a moment
+    /// only.
     pub fn unblock_late(&mut self) {
         let is_breakpoint = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
-        let is_at_risk =
-            self.neighbours.looked.is_some() || self.hooked.values().any(is_breakpoint);
+        let is_at_risk = self.neighbours.looked.is_some()
+            || self.neighbours.leaves_blocked
+            || self.hooked.values().any(is_breakpoint);
         let last = self.neighbours.unblocked.unwrap_or(self.memory.since);
         let has_failed = self
             .neighbours
@@ -429,6 +432,7 @@ impl Sites {
         }
         self.neighbours.unblocked = Some(Instant::now());
         let blocking = self.memory.signals().threads_blocking_traps();
+        self.neighbours.leaves_blocked &= !blocking.is_empty();
         let before = &self.neighbours.blocking;
         let lasts = |one: &patch::Blocking| !one.is_running || before.contains(&one.tid);
         let is_due = blocking.iter().any(lasts);

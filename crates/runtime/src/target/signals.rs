@@ -101,24 +101,33 @@ impl Signals<'_> {
         })
     }
 
-    /// Makes threads that block SIGTRAP stop blocking it, if possible, and handlers of signals not
-    /// block it any more. A breakpoint would kill them.
+    /// Has threads and handlers not block SIGTRAP, from now on. A breakpoint would kill a thread that
+    /// does, and so would a kernel uprobe upon a jump. Returns a thread that blocks it still, if there
+    /// is one.
     ///
     /// # Errors
     ///
-    /// [`Error::Target`] if a thread still blocks SIGTRAP, [`Error::Inject`] if the process cannot
+    /// [`Error::Target`] if the process runs another program by now, [`Error::Inject`] if it cannot
     /// be stopped, or `rt_sigaction(2)` fails in it.
-    pub fn check_trap_unblocked(self, hold: &mut Hold<'_>) -> Result<(), Error> {
+    pub fn let_traps_in(self, hold: &mut Hold<'_>) -> Result<Option<i32>, Error> {
         // While Beeline holds it, no other session does; another session's calls are made with all
         // signals blocked.
         let outcome = hold.with(&self.0.process, |stopped| {
-            stopped.restore_threads()?;
             self.spare_handlers(stopped)?;
             Ok(stopped.unblock(libc::SIGTRAP)?)
         })?;
         let pid = self.0.process.pid();
         self.0.shared.note_unblocked(pid, outcome.changed);
-        match outcome.blocking {
+        Ok(outcome.blocking)
+    }
+
+    /// Prepares for a breakpoint: see [`Self::let_traps_in`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::let_traps_in`], and [`Error::Target`] if a thread still blocks SIGTRAP.
+    pub fn check_trap_unblocked(self, hold: &mut Hold<'_>) -> Result<(), Error> {
+        match self.let_traps_in(hold)? {
             None => Ok(()),
             Some(tid) => Err(self.0.error(format!(
                 "the site can only be hooked by a breakpoint, and thread {tid} blocks SIGTRAP: it would be killed there"

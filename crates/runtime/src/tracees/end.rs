@@ -114,7 +114,7 @@ fn leave_all(shared: &Shared, diagnostics: &Diagnostics) {
 }
 
 /// Makes the threads block SIGTRAP again that did so when the session came, unless another
-/// session is there, which may need breakpoints.
+/// session is there, with sites where threads may trap.
 ///
 /// A process that cannot be held any more has ended, or goes on well without this.
 fn block_traps_again(shared: &Shared, pid: i32) {

@@ -46,8 +46,8 @@ pub(super) const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// Calls by which threads block signals, for good or as long as they wait. In targets with
-/// breakpoints the agent watches them before, and those that wait also behind.
+/// Calls by which threads block signals, for good or as long as they wait. Where threads may trap
+/// the agent watches them before, and those that wait also behind.
 pub(in super::super) const MASKS: [&[libc::c_long]; 2] = [&BLOCK, BLOCK.split_at(1).1];
 /// The first one does not wait.
 const BLOCK: [libc::c_long; 6] = [

@@ -410,11 +410,11 @@ impl Stub<'_> {
     fn ask_exit(&mut self, number: u32, done: u64) -> Result<(), EmitError> {
         if self.plan.keeps_flags {
             self.frame_with_flags();
-            self.put_u32(number);
+            self.put_number(number);
             self.call_below_frame(self.common.exit)?;
             self.end_frame_with_flags();
         } else {
-            self.put_u32(number);
+            self.put_number(number);
             self.ask(self.common.exit)?;
         }
         self.code.jump(done)
@@ -460,7 +460,7 @@ impl Stub<'_> {
         self.code.relative(CALL, common)
     }
 
-    fn put_u32(&mut self, number: u32) {
+    fn put_number(&mut self, number: u32) {
         self.code.put(MOV_ECX);
         self.code.put(&number.to_le_bytes());
     }
