@@ -15,6 +15,7 @@ use std::ops::Range;
 mod joined;
 
 use beeline_uapi::btf::{BTF_MAGIC, BTF_VERSION, BtfHeader, BtfMember, BtfType};
+use beeline_uapi::limits::MAX_RESOLVE_DEPTH;
 
 pub use beeline_uapi::btf::{int, kind, linkage};
 pub use joined::{Joined, Layout};
@@ -30,8 +31,6 @@ const HEADER: usize = size_of::<BtfHeader>();
 const TYPE: usize = size_of::<BtfType>();
 /// The bytes of a member, and of a section's variable.
 const MEMBER: usize = size_of::<BtfMember>();
-/// The most types behind types that are followed.
-const DEEPEST: u32 = 32;
 /// The most members that one look-up visits: anonymous structures may hold each other many times
 /// over.
 const MEMBERS_VISITED: u32 = 100_000;
@@ -197,7 +196,7 @@ impl<'a> Btf<'a> {
 
     /// Returns the type behind `typedef`s and qualifiers.
     pub fn resolve(&self, mut id: u32) -> Option<(u32, Type<'a>)> {
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             let it = self.get(id)?;
             match it.kind {
                 kind::TYPEDEF
@@ -215,7 +214,7 @@ impl<'a> Btf<'a> {
     /// Returns the bytes of a type.
     pub fn size(&self, id: u32) -> Option<u32> {
         let (mut id, mut count) = (id, 1u32);
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             let (_, it) = self.resolve(id)?;
             match it.kind {
                 kind::PTR => return count.checked_mul(8),
@@ -347,7 +346,7 @@ impl<'a> Btf<'a> {
     pub fn field(&self, structure: u32, path: &str) -> Option<Field> {
         let (mut id, mut offset, mut visits) = (structure, 0u32, MEMBERS_VISITED);
         for name in path.split('.') {
-            let member = self.member(id, name.as_bytes(), DEEPEST, &mut visits)?;
+            let member = self.member(id, name.as_bytes(), MAX_RESOLVE_DEPTH, &mut visits)?;
             offset = offset.checked_add(member.offset)?;
             id = member.type_id;
         }

@@ -43,3 +43,36 @@ pub const KSYM_NAME_LEN: usize = 512;
 pub const KMALLOC_MAX_SIZE: u32 = 4 << 20;
 /// The largest value of a CPU's own (`linux/percpu.h`).
 pub const PCPU_MIN_UNIT_SIZE: u32 = 32 << 10;
+/// The distance that a pointer may be moved (`linux/bpf_verifier.h`).
+pub const BPF_MAX_VAR_OFF: i64 = 1 << 29;
+/// The deepest chain of calls, in functions, the program's entry included (`linux/bpf_verifier.h`).
+pub const MAX_CALL_FRAMES: usize = 8;
+/// The most arguments of a program's own function: as many as registers pass.
+pub const MAX_BPF_FUNC_REG_ARGS: usize = 5;
+/// The most special fields of a type.
+pub const BTF_FIELDS_MAX: usize = 11;
+/// The furthest that a packet's bytes are known to be there (`kernel/bpf/verifier.c`).
+pub const MAX_PACKET_OFF: i64 = 0xffff;
+/// The least stack of a function that gets one of its own (`kernel/bpf/verifier.c`).
+pub const BPF_PRIV_STACK_MIN_SIZE: u32 = 64;
+/// The largest value of a CPU's own that programs allocate (`kernel/bpf/verifier.c`).
+pub const BPF_GLOBAL_PERCPU_MA_MAX_SIZE: u32 = 512;
+/// The most paths that the verifier puts off (`kernel/bpf/verifier.c`).
+pub const BPF_COMPLEXITY_LIMIT_JMP_SEQ: usize = 8192;
+/// The most rounds that carry facts back through a loop (`kernel/bpf/verifier.c`).
+pub const MAX_BACKEDGE_ITERS: usize = 64;
+/// The most types behind or inside one another (`kernel/bpf/btf.c`).
+pub const MAX_RESOLVE_DEPTH: u32 = 32;
+/// The most numbers in the path of a relocation (`tools/lib/bpf/relo_core.h`).
+pub const BPF_CORE_SPEC_MAX_LEN: usize = 64;
+/// The bytes before a packet's headers, so that that of IP is aligned (`linux/skbuff.h`).
+pub const NET_IP_ALIGN: i64 = 2;
+
+// The kernel has no names for these.
+
+/// The stack of callers at which a function may no longer make a tail call
+/// (`check_max_stack_depth_subprog` in `kernel/bpf/verifier.c`).
+pub const MAX_STACK_ABOVE_TAIL_CALL: u32 = 256;
+/// The bytes of the biggest argument of a function that programs are attached to
+/// (`btf_distill_func_proto` in `kernel/bpf/btf.c`).
+pub const MAX_FUNC_ARG_SIZE: u32 = 16;

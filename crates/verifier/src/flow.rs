@@ -5,15 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::{BadInsn, Imm64, Insn, Op, Operand};
 use beeline_uapi::Errno;
-use beeline_uapi::limits::BPF_COMPLEXITY_LIMIT_INSNS;
+use beeline_uapi::limits::{BPF_COMPLEXITY_LIMIT_INSNS, MAX_CALL_FRAMES};
 
 use crate::reject::Reject;
 
 /// The longest program, in slots; the kernel's limit for privileged users.
 pub const MAX_INSNS: usize = BPF_COMPLEXITY_LIMIT_INSNS as usize;
-/// The deepest chain of calls, in functions, the program's entry included; as in the kernel
-/// (`MAX_CALL_FRAMES`).
-pub const MAX_FRAMES: usize = 8;
 
 /// A program of defined instructions with jumps and calls that all lead to instructions of the
 /// right function.
@@ -198,7 +195,7 @@ impl Flow {
     /// Returns the longest chain of calls in functions, 1 if there are no calls.
     ///
     /// # Errors
-    /// `E2BIG` above [`MAX_FRAMES`].
+    /// `E2BIG` above [`MAX_CALL_FRAMES`].
     pub fn frame_depth(&self) -> Result<usize, Reject> {
         self.deepest(|_| 1)
     }
@@ -206,7 +203,7 @@ impl Flow {
     /// Returns the largest sum of `cost` (called with a function's number) over a chain of calls.
     ///
     /// # Errors
-    /// `E2BIG` if a chain has more than [`MAX_FRAMES`] functions, as recursion always has.
+    /// `E2BIG` if a chain has more than [`MAX_CALL_FRAMES`] functions, as recursion always has.
     pub fn deepest(&self, cost: impl Fn(usize) -> usize) -> Result<usize, Reject> {
         let calls = self.calls();
         // By function: the cost of the most expensive chain of so many calls that ends in it.
@@ -215,7 +212,7 @@ impl Flow {
             *entry = Some(cost(0));
         }
         let mut deepest = 0;
-        for _ in 0..MAX_FRAMES {
+        for _ in 0..MAX_CALL_FRAMES {
             deepest = chains.iter().flatten().copied().fold(deepest, usize::max);
             let mut longer = vec![None; chains.len()];
             for &(caller, callee) in &calls {
@@ -232,7 +229,10 @@ impl Flow {
         }
         Err(Reject::program(
             Errno::E2BIG,
-            format!("the call stack of {} frames is too deep", MAX_FRAMES + 1),
+            format!(
+                "the call stack of {} frames is too deep",
+                MAX_CALL_FRAMES + 1
+            ),
         ))
     }
 

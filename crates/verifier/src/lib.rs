@@ -18,7 +18,7 @@ mod reject;
 mod replace;
 mod resolve;
 
-pub use flow::{Flow, Function, MAX_FRAMES, MAX_INSNS};
+pub use flow::{Flow, Function, MAX_INSNS};
 pub use reject::Reject;
 pub use resolve::{Unresolved, resolve};
 

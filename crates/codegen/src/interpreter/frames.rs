@@ -3,7 +3,7 @@
 use std::ptr::with_exposed_provenance_mut as place;
 
 use beeline_isa::FRAME_POINTER;
-use beeline_verifier::MAX_FRAMES;
+use beeline_uapi::limits::MAX_CALL_FRAMES;
 
 use super::Moment;
 use super::machine::{Machine, Registers, Stop, fault};
@@ -30,10 +30,13 @@ impl Machine<'_> {
     ///
     /// `Stop::Fault` if the call stack is too deep.
     pub fn call_frame(&mut self, slot: usize) -> Result<(), Stop> {
-        if self.depth + 1 >= MAX_FRAMES {
+        if self.depth + 1 >= MAX_CALL_FRAMES {
             return Err(fault(
                 slot,
-                format!("the call stack of {} frames is too deep", MAX_FRAMES + 1),
+                format!(
+                    "the call stack of {} frames is too deep",
+                    MAX_CALL_FRAMES + 1
+                ),
             ));
         }
         self.depth += 1;

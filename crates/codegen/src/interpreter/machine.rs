@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use beeline_isa::abi::Run;
 use beeline_isa::{Atomic, FRAME_POINTER, MAY_GOTO_LIMIT};
-use beeline_verifier::MAX_FRAMES;
+use beeline_uapi::limits::MAX_CALL_FRAMES;
 
 use super::frames::never_written;
 use super::helper_calls::Held;
@@ -21,7 +21,7 @@ use crate::engine::Fault;
 pub(super) type Registers = [u64; 16];
 
 /// The bytes of stack of all functions that can be active.
-pub(super) const STACK_BYTES: usize = MAX_FRAMES * FRAME_BYTES as usize;
+pub(super) const STACK_BYTES: usize = MAX_CALL_FRAMES * FRAME_BYTES as usize;
 
 /// A program while it runs.
 pub(super) struct Machine<'a> {
@@ -106,7 +106,7 @@ impl Machine<'_> {
         given: u16,
     ) -> Result<u64, Stop> {
         let steps: &[Step] = &self.program.steps;
-        let mut frames = [Frame::default(); MAX_FRAMES];
+        let mut frames = [Frame::default(); MAX_CALL_FRAMES];
         let base = self.depth;
         let mut pc = start;
         let mut may_goto = MAY_GOTO_LIMIT;

@@ -2,11 +2,10 @@
 //! one of its fields.
 
 use beeline_btf::{Btf, Type, kind};
+use beeline_uapi::limits::BPF_CORE_SPEC_MAX_LEN;
 
 use super::{Relocation, Senseless, Sensible, What, are_comparable, bare, essential, types};
 
-/// The most numbers in one path, and structures inside one another.
-const LONGEST: usize = 64;
 /// The most members that one search visits: anonymous structures may hold each other many times
 /// over.
 const MEMBERS_VISITED: u32 = 100_000;
@@ -133,7 +132,9 @@ fn numbers(access: &[u8]) -> Sensible<Vec<u32>> {
     let parts = access.split(|byte| *byte == b':');
     let number = |part: &[u8]| std::str::from_utf8(part).ok()?.parse().ok();
     let numbers: Option<Vec<u32>> = parts.map(number).collect();
-    numbers.filter(|it| it.len() <= LONGEST).ok_or(Senseless)
+    numbers
+        .filter(|it| it.len() <= BPF_CORE_SPEC_MAX_LEN)
+        .ok_or(Senseless)
 }
 
 /// Returns the same path from a type of the kernel's, if it has one.
@@ -192,7 +193,7 @@ fn field<'a>(
                 kernel,
                 visits: MEMBERS_VISITED,
             };
-            let Some(found) = search.member(at, LONGEST)? else {
+            let Some(found) = search.member(at, BPF_CORE_SPEC_MAX_LEN)? else {
                 return Ok(false);
             };
             target.bit_offset += found.bit_offset;
@@ -276,7 +277,7 @@ impl<'a> Search<'_, 'a, '_> {
 /// not differ.
 fn are_compatible(btf: &Btf<'_>, local: u32, kernel: &Btf<'_>, target: u32) -> Sensible<bool> {
     let (mut local, mut target) = (local, target);
-    for _ in 0..LONGEST {
+    for _ in 0..BPF_CORE_SPEC_MAX_LEN {
         let (_, ours) = bare(btf, local)?;
         let (_, theirs) = bare(kernel, target)?;
         let is_composite = |it: Type<'_>| matches!(it.kind, kind::STRUCT | kind::UNION);

@@ -4,7 +4,8 @@ use beeline_btf::{Btf, Type, int, kind};
 
 use super::{Senseless, Sensible, are_comparable, bare, essential};
 
-/// The most types behind and inside one another that are compared.
+/// The most types behind and inside one another that are compared: libbpf's number, as the
+/// kernel compares fewer.
 const DEEPEST: u32 = 32;
 /// The most types that one comparison looks at: members may have members, many times over.
 const MOST: u32 = 100_000;

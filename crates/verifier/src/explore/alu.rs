@@ -3,15 +3,13 @@
 
 use beeline_isa::{Alu, Op, Operand, Size};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BPF_MAX_VAR_OFF;
 
 use super::print::alu_name;
 use super::state_text::type_name;
 use super::{Check, Explorer, no};
 use crate::scalar::Scalar;
 use crate::state::{ADD_CONST, ADD_CONST_NARROW, ADD_CONST_WIDE, Flags, Reg, Type};
-
-/// `BPF_MAX_VAR_OFF`: the distance that a pointer may be moved.
-pub(super) const MOST_OFFSET: i64 = 1 << 29;
 
 impl Explorer<'_> {
     pub(super) fn arithmetic(&mut self, op: Op) -> Check {
@@ -350,7 +348,7 @@ impl Explorer<'_> {
 
     /// Checks that offsets stay far from where they would wrap (`check_reg_sane_offset`).
     fn check_sane(&self, reg: &Reg, name: &str) -> Check {
-        let outside = |value: i64| value >= MOST_OFFSET || value <= -MOST_OFFSET;
+        let outside = |value: i64| value >= BPF_MAX_VAR_OFF || value <= -BPF_MAX_VAR_OFF;
         let why = match reg.var.constant().map(u64::cast_signed) {
             Some(value) if outside(value) => {
                 format!("math between {name} pointer and {value} is not allowed")

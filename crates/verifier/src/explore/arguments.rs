@@ -2,9 +2,9 @@
 
 mod types;
 
+use beeline_uapi::limits::BPF_MAX_VAR_OFF;
 use beeline_uapi::{Errno, HelperId, MapType};
 
-use super::alu::MOST_OFFSET;
 use super::helper::Meta;
 use super::memory::By;
 use super::stack::Range;
@@ -207,7 +207,7 @@ impl Explorer<'_> {
                 ),
             );
         }
-        if var.wide.umax >= MOST_OFFSET as u64 {
+        if var.wide.umax >= BPF_MAX_VAR_OFF as u64 {
             return no(
                 Errno::EACCES,
                 format!(

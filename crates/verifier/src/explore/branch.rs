@@ -2,6 +2,7 @@
 
 use beeline_isa::{Cond, FRAME_POINTER, Operand};
 use beeline_uapi::MapType;
+use beeline_uapi::limits::MAX_PACKET_OFF;
 
 use super::shape::target;
 use super::{Check, Explorer, Next};
@@ -11,9 +12,6 @@ use crate::state::{
     ADD_CONST, ADD_CONST_NARROW, AT_PKT_END, BEYOND_PKT_END, Flags, HeldKind, Linked, LinkedPlace,
     MapId, Reg, State, Type,
 };
-
-/// `MAX_PACKET_OFF`.
-const MOST_PACKET: i64 = 0xffff;
 
 /// A conditional jump.
 #[derive(Clone, Copy)]
@@ -496,8 +494,8 @@ fn extend(state: &mut State, at: &Reg, open: bool) {
     if at.off < 0 || (at.off == 0 && open) {
         return;
     }
-    if at.var.wide.umax > MOST_PACKET as u64
-        || i64::from(at.off) + at.var.wide.umax as i64 > MOST_PACKET
+    if at.var.wide.umax > MAX_PACKET_OFF as u64
+        || i64::from(at.off) + at.var.wide.umax as i64 > MAX_PACKET_OFF
     {
         return;
     }

@@ -2,9 +2,10 @@
 
 use beeline_isa::Op;
 use beeline_uapi::Errno;
+use beeline_uapi::limits::MAX_CALL_FRAMES;
 
 use super::{Check, Explorer, Next, kernel_call, no};
-use crate::flow::{Flow, MAX_FRAMES};
+use crate::flow::Flow;
 use crate::program::Program;
 use crate::state::{Flags, Frame, Reg, State, Type};
 use crate::types::FunctionArg;
@@ -228,7 +229,7 @@ fn calls_any(flow: &Flow, function: usize, is_it: impl Fn(Op) -> bool) -> bool {
 /// Enters a new frame (`setup_func_entry`).
 pub(super) fn enter(state: &mut State, function: usize, callsite: usize) -> Check {
     let depth = state.frames.len();
-    if depth >= MAX_FRAMES {
+    if depth >= MAX_CALL_FRAMES {
         return no(
             Errno::E2BIG,
             format!("the call stack of {} frames is too deep", depth + 1),

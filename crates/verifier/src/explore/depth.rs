@@ -3,19 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::{Op, STACK_BYTES};
+use beeline_uapi::limits::{BPF_PRIV_STACK_MIN_SIZE, MAX_CALL_FRAMES, MAX_STACK_ABOVE_TAIL_CALL};
 use beeline_uapi::{Errno, HelperId, ProgramType};
 
 use super::{Check, no};
-use crate::flow::{Flow, MAX_FRAMES};
+use crate::flow::Flow;
 use crate::program::Program;
 
 /// `MAX_BPF_STACK`.
 const MOST: u32 = STACK_BYTES.unsigned_abs();
-/// `BPF_PRIV_STACK_MIN_SIZE`: a function with as much gets a stack of its own if the machine has
-/// such.
-const WORTH_OWN_STACK: u32 = 64;
-/// The limit of the stack above a function that makes a tail call.
-const MOST_ABOVE_TAIL_CALL: u32 = 256;
 const TAIL_CALL: Op = Op::CallHelper {
     id: HelperId::TAIL_CALL,
 };
@@ -52,7 +48,7 @@ impl CallChains<'_> {
         for frames in 1.. {
             let mut longer = BTreeMap::new();
             for (&function, &above) in &chains {
-                if function != 0 && tail_calls[function] && above >= MOST_ABOVE_TAIL_CALL {
+                if function != 0 && tail_calls[function] && above >= MAX_STACK_ABOVE_TAIL_CALL {
                     return no(
                         Errno::EACCES,
                         format!(
@@ -69,7 +65,7 @@ impl CallChains<'_> {
             if longer.is_empty() {
                 break;
             }
-            if frames >= MAX_FRAMES {
+            if frames >= MAX_CALL_FRAMES {
                 return no(
                     Errno::E2BIG,
                     format!("the call stack of {} frames is too deep !", frames),
@@ -146,7 +142,7 @@ impl CallChains<'_> {
     /// Returns the stack with a function's own.
     fn depth_with(&self, function: usize, above: u32, frames: usize, private: bool) -> Check<u32> {
         let own = self.stack_bytes[function].next_multiple_of(16);
-        if private && own >= WORTH_OWN_STACK {
+        if private && own >= BPF_PRIV_STACK_MIN_SIZE {
             if own <= MOST {
                 return Ok(above);
             }

@@ -9,11 +9,10 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use beeline_uapi::limits::MAX_BACKEDGE_ITERS;
+
 use super::{Check, Explorer};
 use crate::state::{State, StateId};
-
-/// `MAX_BACKEDGE_ITERS`.
-const MOST_ROUNDS: usize = 64;
 
 /// A loop as one chain of calls reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -116,7 +115,7 @@ impl Explorer<'_> {
             changed = false;
             rounds += 1;
             for way in &mut ways_back {
-                if rounds > MOST_ROUNDS {
+                if rounds > MAX_BACKEDGE_ITERS {
                     self.everything_matters(way);
                     continue;
                 }

@@ -2,8 +2,8 @@
 
 use beeline_uapi::Errno;
 use beeline_uapi::flags::{ANY_ALIGNMENT, RDONLY_PROG, STRICT_ALIGNMENT, WRONLY_PROG};
+use beeline_uapi::limits::{BPF_MAX_VAR_OFF, NET_IP_ALIGN};
 
-use super::alu::MOST_OFFSET;
 use super::state_text::type_name;
 use super::{Check, Explorer, no};
 use crate::program::FieldKind;
@@ -319,7 +319,7 @@ impl Explorer<'_> {
                 format!("{why}\nR{number} min value is outside of the allowed memory range"),
             );
         }
-        if var.wide.umax >= MOST_OFFSET as u64 {
+        if var.wide.umax >= BPF_MAX_VAR_OFF as u64 {
             return no(
                 Errno::EACCES,
                 format!(
@@ -431,13 +431,12 @@ impl Explorer<'_> {
     /// Checks the alignment in packets, which begin two bytes past a multiple of four
     /// (`check_pkt_ptr_alignment`).
     fn check_packet_alignment(&self, reg: &Reg, access: &Access) -> Check {
-        const IP_ALIGN: i64 = 2;
         let flags = self.program.kind.flags;
         let strict = access.strict || is_strict(flags);
         if !strict || access.size == 1 {
             return Ok(());
         }
-        let fixed = IP_ALIGN + i64::from(reg.off) + i64::from(access.off);
+        let fixed = NET_IP_ALIGN + i64::from(reg.off) + i64::from(access.off);
         let at = reg.var.bits.add(Tnum::known(fixed.cast_unsigned()));
         if at.is_aligned(access.size as u64) {
             return Ok(());
@@ -445,7 +444,7 @@ impl Explorer<'_> {
         no(
             Errno::EACCES,
             format!(
-                "misaligned packet access off {IP_ALIGN}+{}+{}+{} size {}",
+                "misaligned packet access off {NET_IP_ALIGN}+{}+{}+{} size {}",
                 reg.var.bits, reg.off, access.off, access.size
             ),
         )

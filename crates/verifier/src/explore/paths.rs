@@ -1,12 +1,10 @@
 //! Paths: the walk follows one, and puts the others off (`do_check`, `push_stack`).
 
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BPF_COMPLEXITY_LIMIT_JMP_SEQ;
 
 use super::{Check, Explorer, Next, no};
 use crate::state::{Frame, State};
-
-/// `BPF_COMPLEXITY_LIMIT_JMP_SEQ`.
-const MOST_PENDING: usize = 8192;
 
 /// A path to be followed later.
 pub(super) struct Pending {
@@ -120,7 +118,7 @@ impl Explorer<'_> {
             previous: self.insn,
             log: self.log.len(),
         });
-        if self.pending.len() > MOST_PENDING {
+        if self.pending.len() > BPF_COMPLEXITY_LIMIT_JMP_SEQ {
             let pending = self.pending.len().to_string();
             return no(Errno::E2BIG, too_many.replace("{}", &pending));
         }

@@ -3,8 +3,8 @@
 
 use beeline_isa::STACK_BYTES;
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BPF_MAX_VAR_OFF;
 
-use super::alu::MOST_OFFSET;
 use super::memory::Access;
 use super::{Check, Explorer, no};
 use crate::state::{Byte, Object, Reg, SLOT, Slot, Type, place};
@@ -50,7 +50,9 @@ impl Explorer<'_> {
                 let first = variable.cast_signed().wrapping_add(off);
                 (first, first.wrapping_add(size.into()))
             }
-            None if reg.var.wide.smax >= MOST_OFFSET || reg.var.wide.smin <= -MOST_OFFSET => {
+            None if reg.var.wide.smax >= BPF_MAX_VAR_OFF
+                || reg.var.wide.smin <= -BPF_MAX_VAR_OFF =>
+            {
                 return no(
                     Errno::EACCES,
                     format!("invalid unbounded variable-offset{verb} stack R{number}"),

@@ -1,6 +1,7 @@
 //! Arguments of a program's functions, by their types and tags (`btf_prepare_func_args`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::limits::{MAX_BPF_FUNC_REG_ARGS, MAX_RESOLVE_DEPTH};
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::table::{
@@ -41,9 +42,6 @@ pub enum FunctionArg {
     },
 }
 
-/// The number that registers can hold.
-const MOST_ARGS: usize = 5;
-
 const CTX: u32 = 1 << 0;
 const NONNULL: u32 = 1 << 1;
 const TRUSTED: u32 = 1 << 2;
@@ -64,10 +62,10 @@ pub(super) fn of(
         return Err((Errno::EFAULT, format!("Invalid type of function {name}()")));
     };
     let params: Vec<u32> = types.params(prototype).map(|param| param.type_id).collect();
-    if params.len() > MOST_ARGS {
+    if params.len() > MAX_BPF_FUNC_REG_ARGS {
         let count = params.len();
         return refuse(format!(
-            "Global function {name}() with {count} > {MOST_ARGS} args. Buggy compiler."
+            "Global function {name}() with {count} > {MAX_BPF_FUNC_REG_ARGS} args. Buggy compiler."
         ));
     }
     if !is_number(types.skip_modifiers(prototype.refers_to()).1) {
@@ -263,7 +261,7 @@ impl Param<'_> {
     /// Returns whether it is a `bpf_user_pt_regs_t *`, which its name tells.
     fn is_user_regs(&self, pointer: Type<'_>) -> bool {
         let mut it = self.types.at(pointer.refers_to());
-        for _ in 0..super::table::DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             if it.kind == kind::TYPEDEF {
                 return it.name == b"bpf_user_pt_regs_t";
             }

@@ -2,16 +2,12 @@
 //! (`check_attach_btf_id`, `bpf_check_attach_target`).
 
 use beeline_btf::{Type, kind};
-use beeline_uapi::limits::MAX_BPF_FUNC_ARGS;
+use beeline_uapi::limits::{MAX_BPF_FUNC_ARGS, MAX_FUNC_ARG_SIZE};
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::table::{TypeTable, is_number, is_struct, kind_name, text};
 use super::{KernelTypes, Refused, context, lsm};
 use crate::program::Kind;
-
-pub(super) const MOST_ARGS: usize = MAX_BPF_FUNC_ARGS as usize;
-/// The bytes of the biggest argument.
-const BIGGEST_ARG: u32 = 16;
 
 /// Functions that tracing programs themselves go through (`btf_id_deny`).
 const DENIED: [&str; 7] = [
@@ -265,7 +261,7 @@ impl Place<'_> {
             return refuse(String::new());
         };
         let count = prototype.count();
-        if count > MOST_ARGS {
+        if count > MAX_BPF_FUNC_ARGS as usize {
             return refuse(format!(
                 "The function {name} has {count} arguments. Too many."
             ));
@@ -291,7 +287,7 @@ impl Place<'_> {
                         "The function {name} arg{index} type {kind} is unsupported."
                     ));
                 }
-                Some(bytes) if bytes > BIGGEST_ARG => {
+                Some(bytes) if bytes > MAX_FUNC_ARG_SIZE => {
                     return refuse(format!(
                         "The function {name} arg{index} type {kind} is unsupported."
                     ));

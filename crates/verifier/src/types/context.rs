@@ -2,15 +2,15 @@
 //! iterators and operations (`btf_ctx_access`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::limits::MAX_BPF_FUNC_ARGS;
 use beeline_uapi::{AttachType, ProgramType};
 
-use super::attach::MOST_ARGS;
 use super::table::{is_small_int, is_struct, kind_name, shown, text};
 use super::{KernelTypes, Member, Trust, lsm, nullable};
 use crate::program::Kind;
 
 /// The bytes of a context that holds the arguments of a function.
-const MOST_BYTES: i32 = 8 * MOST_ARGS as i32;
+const MOST_BYTES: i32 = 8 * MAX_BPF_FUNC_ARGS.cast_signed();
 
 /// The target of a program, as far as its context goes.
 struct Attached<'a> {

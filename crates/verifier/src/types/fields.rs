@@ -2,13 +2,12 @@
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::{BTF_FIELDS_MAX, MAX_RESOLVE_DEPTH};
 
 use super::KernelTypes;
-use super::table::{DEEPEST, TypeTable, is_struct, text};
+use super::table::{TypeTable, is_struct, text};
 use crate::program::{FieldKind, MapField};
 
-/// `BTF_FIELDS_MAX`.
-const MOST_FIELDS: usize = 11;
 /// The most members that one look visits: a type may hold others many times over.
 const MOST_VISITS: u32 = 100_000;
 /// Structures of the kernel with owned pointers that may be kept in maps, because a destructor
@@ -230,7 +229,7 @@ impl<'a> Search<'a> {
         let mut arrays = 0;
         while let Some((element, elements)) = it.array() {
             arrays += 1;
-            if arrays == DEEPEST {
+            if arrays == MAX_RESOLVE_DEPTH {
                 return Err(Errno::E2BIG);
             }
             count = count.wrapping_mul(elements);
@@ -304,7 +303,7 @@ impl<'a> Search<'a> {
         count: u32,
         depth: u32,
     ) -> Result<Vec<MapField>, Errno> {
-        if depth >= DEEPEST {
+        if depth >= MAX_RESOLVE_DEPTH {
             return Err(Errno::E2BIG);
         }
         let inner = self.structure(id, it, depth)?;
@@ -396,7 +395,7 @@ impl<'a> Search<'a> {
 
 fn extend(found: &mut Vec<MapField>, fields: Vec<MapField>) -> Result<(), Errno> {
     found.extend(fields);
-    if found.len() > MOST_FIELDS {
+    if found.len() > BTF_FIELDS_MAX {
         return Err(Errno::E2BIG);
     }
     Ok(())
@@ -432,7 +431,7 @@ fn repeated_each(
     if count > 1 && !many {
         return Err(Errno::EINVAL);
     }
-    if count as usize > MOST_FIELDS {
+    if count as usize > BTF_FIELDS_MAX {
         return Err(Errno::E2BIG);
     }
     let place = |index: u32| MapField {

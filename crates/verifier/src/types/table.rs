@@ -4,9 +4,7 @@ use std::sync::OnceLock;
 
 use beeline_btf::{BitMember, Btf, OwnedBtf, Param, Type, kind};
 use beeline_uapi::Errno;
-
-/// The most types behind types that are followed; `MAX_RESOLVE_DEPTH`.
-pub(super) const DEEPEST: u32 = 32;
+use beeline_uapi::limits::MAX_RESOLVE_DEPTH;
 
 /// BTF with an index of its names, which is built when the first name is looked up.
 #[derive(Debug)]
@@ -77,7 +75,7 @@ impl TypeTable {
 
     /// Returns the type behind `typedef`s and qualifiers, with its number.
     pub(super) fn skip_modifiers(&self, mut id: u32) -> (u32, Type<'_>) {
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             let it = self.at(id);
             if !is_modifier(it) {
                 return (id, it);
@@ -201,7 +199,7 @@ impl TypeTable {
     /// Returns the bytes of a type and of the elements of arrays; the error is an errno.
     pub(super) fn sized(&self, mut id: u32) -> Result<Sized<'_>, Errno> {
         let (mut in_array, mut count, mut element_id) = (false, 1u32, id);
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             let it = self.at(id);
             let size = match it.kind {
                 kind::PTR => 8,

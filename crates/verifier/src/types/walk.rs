@@ -2,9 +2,10 @@
 
 use beeline_btf::{BitMember, Type, kind};
 use beeline_uapi::Errno;
+use beeline_uapi::limits::MAX_RESOLVE_DEPTH;
 
 use super::Refused;
-use super::table::{DEEPEST, Sized, TypeTable, is_struct, shown, text};
+use super::table::{Sized, TypeTable, is_struct, shown, text};
 
 /// The end of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,7 @@ impl TypeTable {
     /// begin there.
     pub(super) fn walk(&self, structure: u32, off: u32, size: u32) -> Result<Step<'_>, Refused> {
         let (mut id, mut off, mut untrusted) = (structure, off, false);
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             match self.step(id, off, size, &mut untrusted)? {
                 Step::Struct { id: inner } => (id, off) = (inner, 0),
                 end => return Ok(end),
@@ -52,7 +53,7 @@ impl TypeTable {
         if strict {
             return false;
         }
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             let Ok(Step::Struct { id: inner }) = self.step(id, off, 1, &mut false) else {
                 return false;
             };
@@ -73,7 +74,7 @@ impl TypeTable {
         untrusted: &mut bool,
     ) -> Result<Step<'_>, Refused> {
         let (_, mut it) = self.skip_modifiers(structure);
-        for _ in 0..DEEPEST {
+        for _ in 0..MAX_RESOLVE_DEPTH {
             if !is_struct(it) {
                 return Err((
                     Errno::EINVAL,

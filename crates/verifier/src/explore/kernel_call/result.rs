@@ -1,15 +1,13 @@
 //! The content of r0 after a call of a kernel function (`check_kfunc_call`, `check_special_kfunc`).
 
 use beeline_uapi::Errno;
+use beeline_uapi::limits::BPF_GLOBAL_PERCPU_MA_MAX_SIZE;
 
 use super::super::{Check, Explorer, no};
 use super::{Call, Meta};
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, Object, Reg, Type};
 use crate::types::ParamType;
 use crate::types::kernel_functions::flags;
-
-/// `BPF_GLOBAL_PERCPU_MA_MAX_SIZE`.
-const MOST_PER_CPU: u32 = 512;
 
 impl Explorer<'_> {
     pub(super) fn set_kernel_result(&mut self, call: &Call<'_>, meta: &Meta) -> Check {
@@ -118,10 +116,12 @@ impl Explorer<'_> {
         if !per_cpu {
             return Ok(reg);
         }
-        if bytes > MOST_PER_CPU {
+        if bytes > BPF_GLOBAL_PERCPU_MA_MAX_SIZE {
             return no(
                 Errno::EINVAL,
-                format!("bpf_percpu_obj_new type size ({bytes}) is greater than {MOST_PER_CPU}"),
+                format!(
+                    "bpf_percpu_obj_new type size ({bytes}) is greater than {BPF_GLOBAL_PERCPU_MA_MAX_SIZE}"
+                ),
             );
         }
         if !types.has_only_numbers(btf_id) {
