@@ -4,7 +4,13 @@
 //! several modules conflict. Here all of them follow each other in one BTF. [`Joined::number`]
 //! finds a module's type N in it, and [`Joined::place`] returns the module of a number.
 
-use crate::{Btf, MEMBER, TYPE, kind, kind_of, rest_len, sections, to_bytes, u32_at};
+use std::mem::offset_of;
+
+use beeline_uapi::btf::{
+    BtfArray, BtfEnum, BtfEnum64, BtfMember, BtfParam, BtfType, BtfVarSecinfo, info_kind, rest_len,
+};
+
+use crate::{Btf, TYPE, info_at, kind, sections, to_bytes, u32_at};
 
 /// The types of a kernel and of some of its modules.
 #[derive(Debug, Clone)]
@@ -134,7 +140,7 @@ impl Layout {
 fn count(types: &[u8]) -> Option<u32> {
     let (mut at, mut count) = (0, 0);
     while at < types.len() {
-        at += TYPE + rest_len(u32_at(types, at + 4)?)?;
+        at += TYPE + rest_len(info_at(types, at)?)?;
         count += 1;
     }
     (at == types.len()).then_some(count)
@@ -145,9 +151,9 @@ impl Shift {
         let mut moved = types.to_vec();
         let mut at = 0;
         while at < types.len() {
-            let info = u32_at(types, at + 4)?;
+            let info = info_at(types, at)?;
             let end = at + TYPE + rest_len(info)?;
-            self.one(moved.get_mut(at..end)?, kind_of(info))?;
+            self.one(moved.get_mut(at..end)?, info_kind(info))?;
             at = end;
         }
         Some(moved)
@@ -166,21 +172,41 @@ impl Shift {
             | kind::FUNC_PROTO
             | kind::VAR
             | kind::DECL_TAG
-            | kind::TYPE_TAG => self.number(it, 8)?,
+            | kind::TYPE_TAG => self.number(it, offset_of!(BtfType, size_or_type))?,
             _ => {}
         }
         let rest = it.get_mut(TYPE..)?;
         // The bytes of an entry, and the words in it that are strings and numbers of types.
         let (size, string, number) = match kind {
             kind::ARRAY => {
-                self.number(rest, 0)?;
-                return self.number(rest, 4);
+                self.number(rest, offset_of!(BtfArray, r#type))?;
+                return self.number(rest, offset_of!(BtfArray, index_type));
             }
-            kind::STRUCT | kind::UNION => (MEMBER, Some(0), Some(4)),
-            kind::FUNC_PROTO => (8, Some(0), Some(4)),
-            kind::ENUM => (8, Some(0), None),
-            kind::ENUM64 => (MEMBER, Some(0), None),
-            kind::DATASEC => (MEMBER, None, Some(0)),
+            kind::STRUCT | kind::UNION => (
+                size_of::<BtfMember>(),
+                Some(offset_of!(BtfMember, name_off)),
+                Some(offset_of!(BtfMember, r#type)),
+            ),
+            kind::FUNC_PROTO => (
+                size_of::<BtfParam>(),
+                Some(offset_of!(BtfParam, name_off)),
+                Some(offset_of!(BtfParam, r#type)),
+            ),
+            kind::ENUM => (
+                size_of::<BtfEnum>(),
+                Some(offset_of!(BtfEnum, name_off)),
+                None,
+            ),
+            kind::ENUM64 => (
+                size_of::<BtfEnum64>(),
+                Some(offset_of!(BtfEnum64, name_off)),
+                None,
+            ),
+            kind::DATASEC => (
+                size_of::<BtfVarSecinfo>(),
+                None,
+                Some(offset_of!(BtfVarSecinfo, r#type)),
+            ),
             _ => return Some(()),
         };
         for entry in rest.chunks_exact_mut(size) {

@@ -10,11 +10,23 @@
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
+use std::mem::offset_of;
 use std::ops::Range;
+
+/// Returns a field of a structure that begins the bytes.
+macro_rules! field {
+    ($bytes:expr, $of:ident.$field:ident) => {
+        u32_at($bytes, offset_of!($of, $field))
+    };
+}
 
 mod joined;
 
-use beeline_uapi::btf::{BTF_MAGIC, BTF_VERSION, BtfHeader, BtfMember, BtfType};
+use beeline_uapi::btf::{
+    BTF_MAGIC, BTF_VERSION, BtfArray, BtfDeclTag, BtfEnum, BtfEnum64, BtfHeader, BtfMember,
+    BtfParam, BtfType, BtfVar, BtfVarSecinfo, info_kflag, info_kind, info_vlen, member_bit_offset,
+    member_bitfield_size, rest_len,
+};
 use beeline_uapi::limits::MAX_RESOLVE_DEPTH;
 
 pub use beeline_uapi::btf::{int, kind, linkage};
@@ -29,8 +41,6 @@ pub const MAGIC_AND_VERSION: [u8; 3] = {
 const HEADER: usize = size_of::<BtfHeader>();
 /// The bytes of a type's start.
 const TYPE: usize = size_of::<BtfType>();
-/// The bytes of a member, and of a section's variable.
-const MEMBER: usize = size_of::<BtfMember>();
 /// The most members that one look-up visits: anonymous structures may hold each other many times
 /// over.
 const MEMBERS_VISITED: u32 = 100_000;
@@ -141,7 +151,7 @@ impl<'a> Btf<'a> {
         let mut at = 0;
         while at < types.len() {
             starts.push(u32::try_from(at).ok()?);
-            let info = u32_at(types, at + 4)?;
+            let info = info_at(types, at)?;
             at = at.checked_add(TYPE + rest_len(info)?)?;
         }
         (at == types.len()).then_some(Self {
@@ -160,20 +170,21 @@ impl<'a> Btf<'a> {
     /// Returns the kind of a type, without reading the rest of it.
     pub fn kind(&self, id: u32) -> Option<u8> {
         let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
-        u32_at(self.types, start + 4).map(kind_of)
+        info_at(self.types, start).map(info_kind)
     }
 
     /// Returns the type with a number; `None` for 0, which is `void`.
     pub fn get(&self, id: u32) -> Option<Type<'a>> {
         let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
-        let info = u32_at(self.types, start + 4)?;
+        let it = self.types.get(start..)?;
+        let info = field!(it, BtfType.info)?;
         let rest = start + TYPE;
         Some(Type {
-            kind: kind_of(info),
-            name: self.string(u32_at(self.types, start)?)?,
-            size_or_type: u32_at(self.types, start + 8)?,
-            count: info as u16,
-            bitfields: info >> 31 != 0,
+            kind: info_kind(info),
+            name: self.string(field!(it, BtfType.name_off)?)?,
+            size_or_type: field!(it, BtfType.size_or_type)?,
+            count: info_vlen(info),
+            bitfields: info_kflag(info),
             rest: self.types.get(rest..rest + rest_len(info)?)?,
         })
     }
@@ -219,8 +230,8 @@ impl<'a> Btf<'a> {
             match it.kind {
                 kind::PTR => return count.checked_mul(8),
                 kind::ARRAY => {
-                    count = count.checked_mul(u32_at(it.rest, 8)?)?;
-                    id = u32_at(it.rest, 0)?;
+                    count = count.checked_mul(field!(it.rest, BtfArray.nelems)?)?;
+                    id = field!(it.rest, BtfArray.r#type)?;
                 }
                 kind::INT
                 | kind::STRUCT
@@ -242,20 +253,16 @@ impl<'a> Btf<'a> {
             kind::STRUCT | kind::UNION => of.rest,
             _ => &[],
         };
-        rest.chunks_exact(MEMBER).filter_map(move |member| {
-            let word = u32_at(member, 8)?;
-            let (bit_offset, bits) = if of.bitfields {
-                (word & 0xff_ffff, word >> 24)
-            } else {
-                (word, 0)
-            };
-            Some(BitMember {
-                name: string_at(strings, u32_at(member, 0)?)?,
-                type_id: u32_at(member, 4)?,
-                bit_offset,
-                bits,
+        rest.chunks_exact(size_of::<BtfMember>())
+            .filter_map(move |member| {
+                let (bit_offset, bits) = bits(field!(member, BtfMember.offset)?, of.bitfields);
+                Some(BitMember {
+                    name: string_at(strings, field!(member, BtfMember.name_off)?)?,
+                    type_id: field!(member, BtfMember.r#type)?,
+                    bit_offset,
+                    bits,
+                })
             })
-        })
     }
 
     /// Returns the variables of a section.
@@ -264,13 +271,14 @@ impl<'a> Btf<'a> {
             kind::DATASEC => of.rest,
             _ => &[],
         };
-        rest.chunks_exact(MEMBER).filter_map(|variable| {
-            Some(Variable {
-                type_id: u32_at(variable, 0)?,
-                offset: u32_at(variable, 4)?,
-                size: u32_at(variable, 8)?,
+        rest.chunks_exact(size_of::<BtfVarSecinfo>())
+            .filter_map(|variable| {
+                Some(Variable {
+                    type_id: field!(variable, BtfVarSecinfo.r#type)?,
+                    offset: field!(variable, BtfVarSecinfo.offset)?,
+                    size: field!(variable, BtfVarSecinfo.size)?,
+                })
             })
-        })
     }
 
     /// Returns the parameters of a function's prototype.
@@ -280,30 +288,32 @@ impl<'a> Btf<'a> {
             kind::FUNC_PROTO => of.rest,
             _ => &[],
         };
-        rest.chunks_exact(8).filter_map(move |param| {
-            Some(Param {
-                name: string_at(strings, u32_at(param, 0)?)?,
-                type_id: u32_at(param, 4)?,
+        rest.chunks_exact(size_of::<BtfParam>())
+            .filter_map(move |param| {
+                Some(Param {
+                    name: string_at(strings, field!(param, BtfParam.name_off)?)?,
+                    type_id: field!(param, BtfParam.r#type)?,
+                })
             })
-        })
     }
 
     /// Returns the values of an enumeration.
     pub fn enumerators(&self, of: Type<'a>) -> impl Iterator<Item = Enumerator<'a>> + use<'a> {
         let strings = self.strings;
         let (rest, size) = match of.kind {
-            kind::ENUM => (of.rest, 8),
-            kind::ENUM64 => (of.rest, MEMBER),
-            _ => (&[][..], 8),
+            kind::ENUM => (of.rest, size_of::<BtfEnum>()),
+            kind::ENUM64 => (of.rest, size_of::<BtfEnum64>()),
+            _ => (&[][..], size_of::<BtfEnum>()),
         };
         rest.chunks_exact(size).filter_map(move |it| {
-            let low = u32_at(it, 4)?;
-            let value = match u32_at(it, 8) {
+            // Both kinds have the name first, then the low half.
+            let low = field!(it, BtfEnum64.val_lo32)?;
+            let value = match field!(it, BtfEnum64.val_hi32) {
                 Some(high) => u64::from(high) << 32 | u64::from(low),
                 None => i64::from(low.cast_signed()).cast_unsigned(),
             };
             Some(Enumerator {
-                name: string_at(strings, u32_at(it, 0)?)?,
+                name: string_at(strings, field!(it, BtfEnum64.name_off)?)?,
                 value,
             })
         })
@@ -317,26 +327,25 @@ impl<'a> Btf<'a> {
             kind::DATASEC => (&[][..], of.rest),
             _ => (&[][..], &[][..]),
         };
-        let members = members.chunks_exact(MEMBER).filter_map(move |member| {
-            let (word, bits) = (u32_at(member, 8)?, of.bitfields);
-            let (offset, size) = if bits {
-                (word & 0xff_ffff, word >> 24)
-            } else {
-                (word, 0)
-            };
-            (offset % 8 == 0 && size == 0).then_some(Member {
-                name: self.string(u32_at(member, 0)?)?,
-                type_id: u32_at(member, 4)?,
-                offset: offset / 8,
-            })
-        });
-        let variables = variables.chunks_exact(MEMBER).filter_map(|variable| {
-            Some(Member {
-                name: &[],
-                type_id: u32_at(variable, 0)?,
-                offset: u32_at(variable, 4)?,
-            })
-        });
+        let members = members
+            .chunks_exact(size_of::<BtfMember>())
+            .filter_map(move |member| {
+                let (offset, size) = bits(field!(member, BtfMember.offset)?, of.bitfields);
+                (offset % 8 == 0 && size == 0).then_some(Member {
+                    name: self.string(field!(member, BtfMember.name_off)?)?,
+                    type_id: field!(member, BtfMember.r#type)?,
+                    offset: offset / 8,
+                })
+            });
+        let variables = variables
+            .chunks_exact(size_of::<BtfVarSecinfo>())
+            .filter_map(|variable| {
+                Some(Member {
+                    name: &[],
+                    type_id: field!(variable, BtfVarSecinfo.r#type)?,
+                    offset: field!(variable, BtfVarSecinfo.offset)?,
+                })
+            });
         members.chain(variables)
     }
 
@@ -359,7 +368,7 @@ impl<'a> Btf<'a> {
     fn member(&self, id: u32, name: &[u8], depth: u32, visits: &mut u32) -> Option<Member<'a>> {
         let (_, mut it) = self.resolve(id)?;
         if it.kind == kind::ARRAY {
-            it = self.resolve(u32_at(it.rest, 0)?)?.1;
+            it = self.resolve(field!(it.rest, BtfArray.r#type)?)?.1;
         }
         let depth = depth.checked_sub(1)?;
         for member in self.members(it) {
@@ -436,7 +445,8 @@ impl Type<'_> {
 
     /// Returns the member or parameter that a declaration's tag is for; -1 for the whole.
     pub fn component(&self) -> Option<i32> {
-        (self.kind == kind::DECL_TAG).then(|| u32_at(self.rest, 0).map(u32::cast_signed))?
+        (self.kind == kind::DECL_TAG)
+            .then(|| field!(self.rest, BtfDeclTag.component_idx).map(u32::cast_signed))?
     }
 
     /// Returns the number of the type that a variable, pointer or qualifier refers to; for others
@@ -448,7 +458,7 @@ impl Type<'_> {
     /// Returns the place of a variable's or function's definition: [`linkage`].
     pub fn linkage(&self) -> Option<u32> {
         match self.kind {
-            kind::VAR => u32_at(self.rest, 0),
+            kind::VAR => field!(self.rest, BtfVar.linkage),
             kind::FUNC => Some(self.count.into()),
             _ => None,
         }
@@ -456,21 +466,26 @@ impl Type<'_> {
 
     /// Returns an integer's encoding: bits of [`int`].
     pub fn int_encoding(&self) -> Option<u32> {
-        let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
-        Some(word >> 24 & 0xf)
+        self.int_word().map(int::encoding)
     }
 
     /// Returns the bit of its bytes at which an integer begins, as old compilers described bit
     /// fields; else 0.
     pub fn int_bit_offset(&self) -> Option<u32> {
-        let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
-        Some(word >> 16 & 0xff)
+        self.int_word().map(int::offset)
+    }
+
+    fn int_word(&self) -> Option<u32> {
+        (self.kind == kind::INT).then(|| u32_at(self.rest, 0))?
     }
 
     /// Returns an array's element type and count.
     pub fn array(&self) -> Option<(u32, u32)> {
         (self.kind == kind::ARRAY).then_some(())?;
-        Some((u32_at(self.rest, 0)?, u32_at(self.rest, 8)?))
+        Some((
+            field!(self.rest, BtfArray.r#type)?,
+            field!(self.rest, BtfArray.nelems)?,
+        ))
     }
 }
 
@@ -498,38 +513,30 @@ fn sections(data: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     if !data.starts_with(&MAGIC_AND_VERSION) {
         return None;
     }
-    let header = u32_at(data, 4)?;
+    let header = field!(data, BtfHeader.hdr_len)?;
     let section = |at: usize| {
         let start = (header as usize).checked_add(u32_at(data, at)? as usize)?;
         Some(start..start.checked_add(u32_at(data, at + 4)? as usize)?)
     };
-    Some((section(8)?, section(16)?))
+    let (types, strings) = (
+        offset_of!(BtfHeader, type_off),
+        offset_of!(BtfHeader, str_off),
+    );
+    Some((section(types)?, section(strings)?))
 }
 
-fn kind_of(info: u32) -> u8 {
-    (info >> 24) as u8 & 0x1f
+/// Returns a member's offset and size in bits, by its last word.
+fn bits(offset: u32, bitfields: bool) -> (u32, u32) {
+    if bitfields {
+        (member_bit_offset(offset), member_bitfield_size(offset))
+    } else {
+        (offset, 0)
+    }
 }
 
-/// Returns the bytes that follow a `struct btf_type`, by its second word; `None` for an unknown
-/// kind.
-fn rest_len(info: u32) -> Option<usize> {
-    let count = (info & 0xffff) as usize;
-    Some(match kind_of(info) {
-        kind::INT | kind::VAR | kind::DECL_TAG => 4,
-        kind::ARRAY => 12,
-        kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => count * MEMBER,
-        kind::ENUM | kind::FUNC_PROTO => count * 8,
-        kind::PTR
-        | kind::FWD
-        | kind::TYPEDEF
-        | kind::VOLATILE
-        | kind::CONST
-        | kind::RESTRICT
-        | kind::FUNC
-        | kind::FLOAT
-        | kind::TYPE_TAG => 0,
-        _ => return None,
-    })
+/// Returns the second word of the type that begins at an offset.
+fn info_at(types: &[u8], at: usize) -> Option<u32> {
+    u32_at(types, at + offset_of!(BtfType, info))
 }
 
 fn u32_at(data: &[u8], at: usize) -> Option<u32> {

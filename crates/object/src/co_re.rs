@@ -15,6 +15,7 @@ mod types;
 mod value;
 
 use std::collections::HashMap;
+use std::mem::offset_of;
 
 use beeline_btf::{Btf, Type, kind};
 use beeline_isa::opcode::{
@@ -22,6 +23,7 @@ use beeline_isa::opcode::{
     ST, STX, W,
 };
 use beeline_isa::{INSN_BYTES, Insn};
+use beeline_uapi::info::{CoreRelo, core_relo};
 
 use crate::Error;
 use crate::elf::Elf;
@@ -29,9 +31,6 @@ use crate::ext::{Ext, word};
 use crate::kernel::{Kernel, KernelNames};
 use spec::Spec;
 use value::Number;
-
-/// The bytes of `struct bpf_core_relo`: offset in the section, type, access, kind.
-const RELOCATION: usize = 16;
 
 /// `enum bpf_core_relo_kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,7 +208,7 @@ fn relocations<'a>(
         let parts = ext.core.iter();
         let mut of_section = Vec::new();
         for part in parts.filter(|it| Some(it.section.as_str()) == name) {
-            if part.size < RELOCATION {
+            if part.size < size_of::<CoreRelo>() {
                 return Err(Error::Core("their size is not the known one".into()));
             }
             for record in part.records.chunks_exact(part.size) {
@@ -228,27 +227,27 @@ fn relocations<'a>(
 
 impl<'a> Relocation<'a> {
     fn of(record: &[u8], btf: &Btf<'a>) -> Option<Self> {
-        let at = word(record, 0)? as usize;
-        let what = match word(record, 12)? {
-            0 => What::FieldOffset,
-            1 => What::FieldSize,
-            2 => What::FieldExists,
-            3 => What::FieldSigned,
-            4 => What::FieldLeftShift,
-            5 => What::FieldRightShift,
-            6 => What::LocalType,
-            7 => What::TargetType,
-            8 => What::TypeExists,
-            9 => What::TypeSize,
-            10 => What::EnumeratorExists,
-            11 => What::EnumeratorValue,
-            12 => What::TypeMatches,
+        let at = word(record, offset_of!(CoreRelo, insn_off))? as usize;
+        let what = match word(record, offset_of!(CoreRelo, kind))? {
+            core_relo::FIELD_BYTE_OFFSET => What::FieldOffset,
+            core_relo::FIELD_BYTE_SIZE => What::FieldSize,
+            core_relo::FIELD_EXISTS => What::FieldExists,
+            core_relo::FIELD_SIGNED => What::FieldSigned,
+            core_relo::FIELD_LSHIFT_U64 => What::FieldLeftShift,
+            core_relo::FIELD_RSHIFT_U64 => What::FieldRightShift,
+            core_relo::TYPE_ID_LOCAL => What::LocalType,
+            core_relo::TYPE_ID_TARGET => What::TargetType,
+            core_relo::TYPE_EXISTS => What::TypeExists,
+            core_relo::TYPE_SIZE => What::TypeSize,
+            core_relo::ENUMVAL_EXISTS => What::EnumeratorExists,
+            core_relo::ENUMVAL_VALUE => What::EnumeratorValue,
+            core_relo::TYPE_MATCHES => What::TypeMatches,
             _ => return None,
         };
         at.is_multiple_of(INSN_BYTES).then_some(Self {
             slot: at / INSN_BYTES,
-            type_id: word(record, 4)?,
-            access: btf.string(word(record, 8)?)?,
+            type_id: word(record, offset_of!(CoreRelo, type_id))?,
+            access: btf.string(word(record, offset_of!(CoreRelo, access_str_off))?)?,
             what,
         })
     }

@@ -2,6 +2,7 @@
 
 use beeline_btf::Btf;
 use beeline_isa::INSN_BYTES;
+use beeline_uapi::info::LineInfo;
 
 use crate::elf::Elf;
 use crate::ext::{Records, word};
@@ -64,12 +65,12 @@ pub(crate) fn lines(btf: &Btf<'_>, info: &[[u32; 4]]) -> Vec<Line> {
         let string = btf.string(offset).unwrap_or_default();
         String::from_utf8_lossy(string).into_owned()
     };
-    let line = |&[insn, file, text, place]: &[u32; 4]| Line {
-        insn: insn as usize,
-        file: string(file),
-        line: place >> 10,
-        column: place & 0x3ff,
-        text: string(text).trim().to_owned(),
+    let line = |info: LineInfo| Line {
+        insn: info.insn_off as usize,
+        file: string(info.file_name_off),
+        line: info.line(),
+        column: info.column(),
+        text: string(info.line_off).trim().to_owned(),
     };
-    info.iter().map(line).collect()
+    info.iter().map(|&words| line(words.into())).collect()
 }

@@ -1,17 +1,23 @@
 //! The file's types as a kernel takes them. Compilers leave open where a section's variables are,
 //! and describe things that others define. libbpf fills in what it knows, and so does this.
 
+use std::mem::offset_of;
 use std::ops::RangeInclusive;
 
 use beeline_btf::{Btf, Type, int, kind, linkage, to_bytes};
+use beeline_uapi::btf::{BtfHeader, BtfParam, BtfType, BtfVarSecinfo, info, info_vlen, rest_len};
 
 use crate::elf::Elf;
 use crate::ext::word;
 use crate::maps::MapDefinition;
 
-/// The bytes of `struct btf_type` and `struct btf_var_secinfo`.
-const TYPE: usize = 12;
-const VARIABLE: usize = 12;
+/// The bytes of a type's start, and its words.
+const TYPE: usize = size_of::<BtfType>();
+const INFO: usize = offset_of!(BtfType, info);
+const SIZE_OR_TYPE: usize = offset_of!(BtfType, size_or_type);
+/// The words of a section's variable.
+const OFFSET: usize = offset_of!(BtfVarSecinfo, offset);
+const SIZE: usize = offset_of!(BtfVarSecinfo, size);
 /// The variable that stands for each of the kernel's functions in `.ksyms`.
 const DUMMY: &[u8] = b"dummy_ksym\0";
 const INT_BYTES: u32 = 4;
@@ -39,10 +45,14 @@ pub(crate) fn complete(
     options: &[(String, u32)],
 ) -> Vec<u8> {
     let section = |at: usize| {
-        let start = word(data, 4)?.checked_add(word(data, at)?)? as usize;
+        let start =
+            word(data, offset_of!(BtfHeader, hdr_len))?.checked_add(word(data, at)?)? as usize;
         data.get(start..start.checked_add(word(data, at + 4)? as usize)?)
     };
-    let (Some(types), Some(strings)) = (section(8), section(16)) else {
+    let (Some(types), Some(strings)) = (
+        section(offset_of!(BtfHeader, type_off)),
+        section(offset_of!(BtfHeader, str_off)),
+    ) else {
         return data.to_vec();
     };
     let mut types = Types {
@@ -100,8 +110,8 @@ impl Types<'_> {
     /// Returns a section's variables: the place among its words, and the number of the variable's
     /// type.
     fn variables_of(&self, section: u32) -> Vec<(usize, u32)> {
-        let count = (self.get(section, 4) & 0xffff) as usize;
-        let places = (0..count).map(|number| TYPE + number * VARIABLE);
+        let count = usize::from(info_vlen(self.get(section, INFO)));
+        let places = (0..count).map(|number| TYPE + number * size_of::<BtfVarSecinfo>());
         places.map(|at| (at, self.get(section, at))).collect()
     }
 
@@ -119,7 +129,7 @@ impl Types<'_> {
                 })
                 && !self.is_program(it.name)
             {
-                self.put(id, 4, u32::from(kind::FUNC) << 24 | linkage::STATIC);
+                self.put(id, INFO, info(kind::FUNC, linkage::STATIC as u16));
             }
         }
     }
@@ -136,21 +146,24 @@ impl Types<'_> {
     /// Returns the end of the last byte that a section's variables take.
     fn end_of_variables(&self, id: u32) -> u32 {
         let places = self.variables_of(id).into_iter().map(|(place, _)| place);
-        let ends = places.map(|at| self.get(id, at + 4).saturating_add(self.get(id, at + 8)));
+        let ends = places.map(|at| {
+            self.get(id, at + OFFSET)
+                .saturating_add(self.get(id, at + SIZE))
+        });
         ends.max().unwrap_or(0)
     }
 
     /// Completes a section of the file: its size, and the places of its variables.
     fn variables(&mut self, id: u32, section: Type<'_>) {
         let name = String::from_utf8_lossy(section.name);
-        let is_open = self.get(id, 8) == 0;
+        let is_open = self.get(id, SIZE_OR_TYPE) == 0;
         if is_open {
             let size = match self.elf.section(&name) {
                 Some((_, section)) => section.size as u32,
                 // The compiler has put its variables elsewhere in the end.
                 None => self.end_of_variables(id),
             };
-            self.put(id, 8, size);
+            self.put(id, SIZE_OR_TYPE, size);
         }
         for (place, variable) in self.variables_of(id) {
             let Some(it) = self.btf.get(variable) else {
@@ -167,7 +180,7 @@ impl Types<'_> {
                 continue;
             };
             if is_open {
-                self.put(id, place + 4, value as u32);
+                self.put(id, place + OFFSET, value as u32);
             }
             if is_hidden {
                 self.put(variable, TYPE, linkage::STATIC);
@@ -190,40 +203,44 @@ impl Types<'_> {
         for (place, symbol) in variables {
             match dummy.filter(|_| is_function(self, symbol)) {
                 Some((dummy, name)) => {
-                    self.name_parameters(self.get(symbol, 8), name);
+                    self.name_parameters(self.get(symbol, SIZE_OR_TYPE), name);
                     self.put(id, place, dummy);
-                    self.put(symbol, 4, u32::from(kind::FUNC) << 24 | linkage::GLOBAL);
+                    self.put(symbol, INFO, info(kind::FUNC, linkage::GLOBAL as u16));
                 }
                 None => {
                     self.put(symbol, TYPE, linkage::GLOBAL);
-                    self.put(symbol, 8, number);
+                    self.put(symbol, SIZE_OR_TYPE, number);
                 }
             }
-            self.put(id, place + 4, offset);
-            self.put(id, place + 8, INT_BYTES);
+            self.put(id, place + OFFSET, offset);
+            self.put(id, place + SIZE, INT_BYTES);
             offset += INT_BYTES;
         }
-        self.put(id, 8, offset);
+        self.put(id, SIZE_OR_TYPE, offset);
     }
 
     /// Names the parameters of a function that is defined, which must have names.
     fn name_parameters(&mut self, prototype: u32, name: u32) {
-        let count = (self.get(prototype, 4) & 0xffff) as usize;
-        for at in (0..count).map(|number| TYPE + number * 8) {
-            if self.get(prototype, at) == 0 && self.get(prototype, at + 4) != 0 {
-                self.put(prototype, at, name);
+        let count = usize::from(info_vlen(self.get(prototype, INFO)));
+        for at in (0..count).map(|number| TYPE + number * size_of::<BtfParam>()) {
+            let (its_name, its_type) = (
+                at + offset_of!(BtfParam, name_off),
+                at + offset_of!(BtfParam, r#type),
+            );
+            if self.get(prototype, its_name) == 0 && self.get(prototype, its_type) != 0 {
+                self.put(prototype, its_name, name);
             }
         }
     }
 
     fn configuration(&mut self, id: u32, size: u32, options: &[(String, u32)]) {
-        self.put(id, 8, size);
+        self.put(id, SIZE_OR_TYPE, size);
         for (place, variable) in self.variables_of(id) {
             let name = self.btf.get(variable).map_or(&[][..], |it| it.name);
             let option = options.iter().find(|(it, _)| it.as_bytes() == name);
             if let Some((_, offset)) = option {
                 self.put(variable, TYPE, linkage::GLOBAL);
-                self.put(id, place + 4, *offset);
+                self.put(id, place + OFFSET, *offset);
             }
         }
     }
@@ -237,16 +254,15 @@ impl Types<'_> {
         if let Some(id) = self.numbers().find(is_int) {
             return id;
         }
-        /// The encoding, an offset of 0, and the number of bits.
-        const SIGNED_32_BITS: u32 = int::SIGNED << 24 | 32;
+        const SIGNED_32_BITS: u32 = int::word(int::SIGNED, 32);
         let name = self.string(b"int\0");
-        self.add(&[name, u32::from(kind::INT) << 24, INT_BYTES, SIGNED_32_BITS])
+        self.add(&[name, info(kind::INT, 0), INT_BYTES, SIGNED_32_BITS])
     }
 
     /// Returns the dummy variable, and its name.
     fn dummy(&mut self, number: u32) -> (u32, u32) {
         let name = self.string(DUMMY);
-        let words = [name, u32::from(kind::VAR) << 24, number, linkage::GLOBAL];
+        let words = [name, info(kind::VAR, 0), number, linkage::GLOBAL];
         (self.add(&words), name)
     }
 
@@ -266,7 +282,8 @@ impl Types<'_> {
     /// Sorts variables by their offsets.
     fn sort(&mut self, section: u32) {
         let variables = self.variables_of(section);
-        let record = |types: &Self, at: usize| [0, 4, 8].map(|it| types.get(section, at + it));
+        let record =
+            |types: &Self, at: usize| [0, OFFSET, SIZE].map(|it| types.get(section, at + it));
         let mut records: Vec<_> = variables.iter().map(|(at, _)| record(self, *at)).collect();
         records.sort_by_key(|[_, offset, _]| *offset);
         for ((at, _), record) in variables.iter().zip(records) {
@@ -281,21 +298,12 @@ impl Types<'_> {
     }
 }
 
-/// Returns the starts of types. The data behind a type depends on its kind and the number of its
-/// members.
+/// Returns the starts of types.
 fn places(types: &[u8]) -> Vec<usize> {
     let (mut places, mut at) = (Vec::new(), 0);
-    while let Some(info) = word(types, at + 4) {
+    while let Some(info) = word(types, at + INFO) {
         places.push(at);
-        let (kind, count) = ((info >> 24) as u8 & 0x1f, (info & 0xffff) as usize);
-        at += TYPE
-            + match kind {
-                kind::INT | kind::VAR | kind::DECL_TAG => 4,
-                kind::ARRAY => 12,
-                kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => 12 * count,
-                kind::ENUM | kind::FUNC_PROTO => 8 * count,
-                _ => 0,
-            };
+        at += TYPE + rest_len(info).unwrap_or(0);
     }
     places
 }

@@ -93,6 +93,14 @@ layout! {
         line_col: u32,
     }
 
+    /// `struct bpf_core_relo`; `kind` is one of [`core_relo`].
+    pub struct CoreRelo {
+        insn_off: u32,
+        type_id: u32,
+        access_str_off: u32,
+        kind: u32,
+    }
+
     /// `struct bpf_btf_info`.
     pub struct BtfInfo {
         btf: u64,
@@ -217,7 +225,47 @@ layout! {
     }
 }
 
+impl LineInfo {
+    /// `BPF_LINE_INFO_LINE_NUM`, from 1.
+    pub const fn line(&self) -> u32 {
+        self.line_col >> 10
+    }
+
+    /// `BPF_LINE_INFO_LINE_COL`, from 1; 0 if not known.
+    pub const fn column(&self) -> u32 {
+        self.line_col & 0x3ff
+    }
+}
+
+impl From<[u32; 4]> for LineInfo {
+    fn from([insn_off, file_name_off, line_off, line_col]: [u32; 4]) -> Self {
+        Self {
+            insn_off,
+            file_name_off,
+            line_off,
+            line_col,
+        }
+    }
+}
+
 impl ProgInfo {
     /// In [`Self::bits`]: the licence is compatible with the GPL.
     pub const GPL_COMPATIBLE: u32 = 1;
+}
+
+/// `enum bpf_core_relo_kind`: `BPF_CORE_*`.
+pub mod core_relo {
+    pub const FIELD_BYTE_OFFSET: u32 = 0;
+    pub const FIELD_BYTE_SIZE: u32 = 1;
+    pub const FIELD_EXISTS: u32 = 2;
+    pub const FIELD_SIGNED: u32 = 3;
+    pub const FIELD_LSHIFT_U64: u32 = 4;
+    pub const FIELD_RSHIFT_U64: u32 = 5;
+    pub const TYPE_ID_LOCAL: u32 = 6;
+    pub const TYPE_ID_TARGET: u32 = 7;
+    pub const TYPE_EXISTS: u32 = 8;
+    pub const TYPE_SIZE: u32 = 9;
+    pub const ENUMVAL_EXISTS: u32 = 10;
+    pub const ENUMVAL_VALUE: u32 = 11;
+    pub const TYPE_MATCHES: u32 = 12;
 }

@@ -7,7 +7,11 @@ use std::mem::offset_of;
 use aya_obj::generated as theirs;
 use beeline_btf::{Btf, kind};
 use beeline_uapi::attr;
-use beeline_uapi::btf::{self, BtfHeader, BtfMember, BtfType};
+use beeline_uapi::btf::{
+    self, BtfArray, BtfDeclTag, BtfEnum, BtfEnum64, BtfHeader, BtfMember, BtfParam, BtfType,
+    BtfVar, BtfVarSecinfo,
+};
+use beeline_uapi::info::{CoreRelo, LineInfo, core_relo};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -68,6 +72,13 @@ fn btf_is_that_of_other_bindings() {
         str_off, str_len);
     same_fields!(BtfType = btf_type: name_off, info);
     same_fields!(BtfMember = btf_member: name_off, offset);
+    same_fields!(BtfArray = btf_array: index_type, nelems);
+    same_fields!(BtfEnum = btf_enum: name_off, val);
+    same_fields!(BtfParam = btf_param: name_off);
+    same_fields!(BtfVar = btf_var: linkage);
+    same_fields!(BtfVarSecinfo = btf_var_secinfo: offset, size);
+    same_fields!(BtfDeclTag = btf_decl_tag: component_idx);
+    same_fields!(CoreRelo = bpf_core_relo: insn_off, type_id, access_str_off, kind);
     same_numbers! {
         kind: INT = BTF_KIND_INT PTR = BTF_KIND_PTR ARRAY = BTF_KIND_ARRAY
             STRUCT = BTF_KIND_STRUCT UNION = BTF_KIND_UNION ENUM = BTF_KIND_ENUM
@@ -97,6 +108,66 @@ fn btf_is_that_of_other_bindings() {
     ] {
         assert_eq!([variable, function as u32], [ours; 2]);
     }
+}
+
+#[test]
+fn kinds_of_relocations_are_those_of_other_bindings() {
+    macro_rules! same_kinds {
+        ($($ours:ident = $theirs:ident)*) => {
+            $(assert_eq!(core_relo::$ours, theirs::bpf_core_relo_kind::$theirs as u32);)*
+        };
+    }
+    same_kinds! {
+        FIELD_BYTE_OFFSET = BPF_CORE_FIELD_BYTE_OFFSET
+        FIELD_BYTE_SIZE = BPF_CORE_FIELD_BYTE_SIZE
+        FIELD_EXISTS = BPF_CORE_FIELD_EXISTS
+        FIELD_SIGNED = BPF_CORE_FIELD_SIGNED
+        FIELD_LSHIFT_U64 = BPF_CORE_FIELD_LSHIFT_U64
+        FIELD_RSHIFT_U64 = BPF_CORE_FIELD_RSHIFT_U64
+        TYPE_ID_LOCAL = BPF_CORE_TYPE_ID_LOCAL
+        TYPE_ID_TARGET = BPF_CORE_TYPE_ID_TARGET
+        TYPE_EXISTS = BPF_CORE_TYPE_EXISTS
+        TYPE_SIZE = BPF_CORE_TYPE_SIZE
+        ENUMVAL_EXISTS = BPF_CORE_ENUMVAL_EXISTS
+        ENUMVAL_VALUE = BPF_CORE_ENUMVAL_VALUE
+        TYPE_MATCHES = BPF_CORE_TYPE_MATCHES
+    }
+}
+
+/// The other bindings lack this one.
+#[test]
+fn values_of_64_bits_are_those_of_the_running_kernel() {
+    let Ok(data) = fs::read("/sys/kernel/btf/vmlinux") else {
+        return eprintln!("skipped: the kernel does not show its types");
+    };
+    let btf = Btf::parse(&data).expect("the kernel's types");
+    let [id] = btf.find([(kind::STRUCT, "btf_enum64")]);
+    if id == 0 {
+        return eprintln!("skipped: the kernel has no such values");
+    }
+    let mut theirs = Vec::new();
+    flattened(&btf, id, 0, &mut theirs);
+    let ours = fields!(BtfEnum64: name_off, val_lo32, val_hi32);
+    let ours = ours.into_iter().map(|(name, at)| (name.to_owned(), at));
+    assert_eq!(theirs, ours.collect::<Vec<_>>());
+    assert_eq!(btf.size(id), Some(size_of::<BtfEnum64>() as u32));
+}
+
+#[test]
+fn words_are_taken_apart_as_the_kernel_does() {
+    let info = btf::info(kind::ENUM64, 0x1234) | 1 << 31;
+    assert_eq!(btf::info_kind(info), kind::ENUM64);
+    assert_eq!(btf::info_vlen(info), 0x1234);
+    assert!(btf::info_kflag(info) && !btf::info_kflag(!(1 << 31)));
+    assert_eq!(btf::member_bitfield_size(0x0312_3456), 3);
+    assert_eq!(btf::member_bit_offset(0x0312_3456), 0x12_3456);
+    assert_eq!(btf::int::word(btf::int::SIGNED, 32), 0x0100_0020);
+    let word = 0xf412_0056;
+    assert_eq!(btf::int::encoding(word), btf::int::BOOL);
+    assert_eq!(btf::int::offset(word), 0x12);
+    assert_eq!(btf::int::bits(word), 0x56);
+    let line = LineInfo::from([0, 0, 0, 7 << 10 | 1023]);
+    assert_eq!((line.line(), line.column()), (7, 1023));
 }
 
 /// A union's or structure's fields, with those of its unnamed members; `at` is its own offset.

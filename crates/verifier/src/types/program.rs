@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use beeline_btf::{kind, linkage};
 use beeline_isa::Insn;
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, info};
 
 use super::fields::{self, Holder};
 use super::table::{TypeTable, is_number, text};
@@ -200,12 +200,12 @@ impl ProgramTypes {
     /// Returns the line that an instruction comes from: the last one at or before it.
     pub fn line(&self, insn: usize) -> Option<SourceLine<'_>> {
         let after = self.lines.partition_point(|info| info[0] as usize <= insn);
-        let [_, file, line, place] = *self.lines.get(after.checked_sub(1)?)?;
+        let info = info::LineInfo::from(*self.lines.get(after.checked_sub(1)?)?);
         Some(SourceLine {
-            file: text(self.types.view().string(file)?),
-            text: text(self.types.view().string(line)?),
-            line: place >> 10,
-            column: place & 0x3ff,
+            file: text(self.types.view().string(info.file_name_off)?),
+            text: text(self.types.view().string(info.line_off)?),
+            line: info.line(),
+            column: info.column(),
         })
     }
 
