@@ -20,6 +20,7 @@
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
 //! | [`info`] | `struct bpf_prog_info` and its kin |
 //! | [`btf`] | `linux/btf.h` |
+//! | [`context`] | `struct __sk_buff` and its kin |
 //! | [`fields`] | structures in bytes of any length |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
@@ -37,6 +38,7 @@
 pub mod attr;
 mod bpf;
 pub mod btf;
+pub mod context;
 mod errno;
 pub mod fields;
 pub mod flags;

@@ -59,13 +59,16 @@ pub const BPF_PRIV_STACK_MIN_SIZE: u32 = 64;
 pub const BPF_GLOBAL_PERCPU_MA_MAX_SIZE: u32 = 512;
 /// The most paths that the verifier puts off (`kernel/bpf/verifier.c`).
 pub const BPF_COMPLEXITY_LIMIT_JMP_SEQ: usize = 8192;
+/// The most bytes of a tracepoint's record (`linux/trace_events.h`).
+pub const PERF_MAX_TRACE_SIZE: u32 = 8192;
 /// The most rounds that carry facts back through a loop (`kernel/bpf/verifier.c`).
 pub const MAX_BACKEDGE_ITERS: usize = 64;
 /// The most types behind or inside one another (`kernel/bpf/btf.c`).
 pub const MAX_RESOLVE_DEPTH: u32 = 32;
 /// The most numbers in the path of a relocation (`tools/lib/bpf/relo_core.h`).
 pub const BPF_CORE_SPEC_MAX_LEN: usize = 64;
-/// The bytes before a packet's headers, so that that of IP is aligned (`linux/skbuff.h`).
+/// The bytes before a packet that align its IP header, on machines that need it
+/// (`linux/skbuff.h`). The verifier assumes them on all.
 pub const NET_IP_ALIGN: i64 = 2;
 
 // The kernel has no names for these.

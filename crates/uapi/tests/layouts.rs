@@ -1,5 +1,5 @@
-//! The layouts of attributes, compared with two sources: generated bindings from another project,
-//! and the running kernel's own types.
+//! The layouts of attributes, types and contexts, compared with two sources: generated bindings
+//! from another project, and the running kernel's own types.
 
 use std::fs;
 use std::mem::offset_of;
@@ -342,4 +342,61 @@ fn layouts_of_links_are_those_of_the_running_kernel() {
         let (_, theirs) = found.unwrap_or_else(|| panic!("no {field}"));
         assert_eq!(at, *theirs, "{field}");
     }
+}
+
+#[test]
+fn contexts_are_those_of_the_running_kernel() {
+    let Ok(data) = fs::read("/sys/kernel/btf/vmlinux") else {
+        return eprintln!("skipped: the kernel does not show its types");
+    };
+    let btf = Btf::parse(&data).expect("the kernel's types");
+    use beeline_uapi::context::*;
+    macro_rules! same {
+        ($ours:ident = $theirs:ident: $($field:ident),* $(,)?) => {
+            let [id] = btf.find([(kind::STRUCT, stringify!($theirs))]);
+            let mut theirs = Vec::new();
+            flattened(&btf, id, 0, &mut theirs);
+            $(
+                let name = stringify!($field).trim_start_matches("r#");
+                // An older kernel may lack the structure, or its last fields.
+                if let Some((_, theirs)) = theirs.iter().find(|(other, _)| other == name) {
+                    assert_eq!(offset_of!($ours, $field), *theirs, "{}.{name}", stringify!($theirs));
+                }
+            )*
+        };
+    }
+    same!(SkBuff = __sk_buff: len, pkt_type, mark, queue_mapping, protocol, vlan_present, vlan_tci,
+        vlan_proto, priority, ingress_ifindex, ifindex, tc_index, cb, hash, tc_classid, data,
+        data_end, napi_id, family, remote_ip4, local_ip4, remote_ip6, local_ip6, remote_port,
+        local_port, data_meta, flow_keys, tstamp, wire_len, gso_segs, sk, gso_size, tstamp_type,
+        hwtstamp);
+    same!(XdpMd = xdp_md: data, data_end, data_meta, ingress_ifindex, rx_queue_index,
+        egress_ifindex);
+    same!(NfCtx = bpf_nf_ctx: state, skb);
+    same!(Sock = bpf_sock: bound_dev_if, family, r#type, protocol, mark, priority, src_ip4,
+        src_ip6, src_port, dst_port, dst_ip4, dst_ip6, state, rx_queue_mapping);
+    same!(TcpSock = bpf_tcp_sock: snd_cwnd, srtt_us, rtt_min, snd_ssthresh, rcv_nxt, snd_nxt,
+        snd_una, mss_cache, ecn_flags, rate_delivered, rate_interval_us, packets_out, retrans_out,
+        total_retrans, segs_in, data_segs_in, segs_out, data_segs_out, lost_out, sacked_out,
+        bytes_received, bytes_acked, dsack_dups, delivered, delivered_ce, icsk_retransmits);
+    same!(XdpSock = bpf_xdp_sock: queue_id);
+    same!(SockOps = bpf_sock_ops: op, args, family, remote_ip4, local_ip4, remote_ip6, local_ip6,
+        remote_port, local_port, is_fullsock, snd_cwnd, srtt_us, bpf_sock_ops_cb_flags, state,
+        rtt_min, snd_ssthresh, rcv_nxt, snd_nxt, snd_una, mss_cache, ecn_flags, rate_delivered,
+        rate_interval_us, packets_out, retrans_out, total_retrans, segs_in, data_segs_in, segs_out,
+        data_segs_out, lost_out, sacked_out, sk_txhash, bytes_received, bytes_acked, sk, skb_data,
+        skb_data_end, skb_len, skb_tcp_flags, skb_hwtstamp);
+    same!(SkMsgMd = sk_msg_md: data, data_end, family, remote_ip4, local_ip4, remote_ip6,
+        local_ip6, remote_port, local_port, size, sk);
+    same!(SkReuseportMd = sk_reuseport_md: data, data_end, len, eth_protocol, ip_protocol,
+        bind_inany, hash, sk, migrating_sk);
+    same!(SkLookup = bpf_sk_lookup: sk, family, protocol, remote_ip4, remote_ip6, remote_port,
+        local_ip4, local_ip6, local_port, ingress_ifindex);
+    same!(SockAddr = bpf_sock_addr: user_family, user_ip4, user_ip6, user_port, family, r#type,
+        protocol, msg_src_ip4, msg_src_ip6, sk);
+    same!(Sockopt = bpf_sockopt: sk, optval, optval_end, level, optname, optlen, retval);
+    same!(Sysctl = bpf_sysctl: write, file_pos);
+    same!(CgroupDevCtx = bpf_cgroup_dev_ctx: access_type, major, minor);
+    same!(FlowKeys = bpf_flow_keys: nhoff, thoff, addr_proto, is_frag, is_first_frag, is_encap,
+        ip_proto, n_proto, sport, dport, ipv6_src, ipv6_dst, flags, flow_label);
 }

@@ -19,6 +19,7 @@ mod table;
 mod tracing;
 
 use beeline_uapi::ProgramType;
+use beeline_uapi::context::FlowKeys;
 use table::{ALL, Row, find};
 
 use crate::program::Kind;
@@ -171,7 +172,5 @@ pub fn socket_access(structure: SocketKind, off: i32, size: u32) -> Option<Field
 ///
 /// If not: "invalid access to flow keys off=%d size=%d".
 pub fn flow_keys_access(off: i32, size: u32) -> bool {
-    /// The bytes of the structure.
-    const FLOW_KEYS: i64 = 56;
-    off >= 0 && i64::from(off) + i64::from(size) <= FLOW_KEYS
+    off >= 0 && i64::from(off) + i64::from(size) <= size_of::<FlowKeys>() as i64
 }

@@ -2,9 +2,10 @@
 //! addresses, options, sysctl and devices.
 
 use beeline_uapi::AttachType;
+use beeline_uapi::context::{CgroupDevCtx, SockAddr, Sockopt, Sysctl};
 
 use super::Field;
-use super::table::{ALL, B4, B8, PART_OF_4, Row, row};
+use super::table::{ALL, B4, B8, PART_OF_4, Row, at, row};
 use crate::program::Kind;
 
 /// `sock_addr` for IPv4, except `sendmsg`.
@@ -39,30 +40,34 @@ pub(super) fn address_family(kind: &Kind) -> u32 {
 
 /// `struct bpf_sock_addr`.
 pub(super) const SOCK_ADDR: &[Row] = &[
-    row("user_family", 0, 4).read(B4, ALL),
-    row("user_ip4", 4, 4)
+    row(at!(SockAddr.user_family)).read(B4, ALL),
+    row(at!(SockAddr.user_ip4))
         .read(PART_OF_4, IPV4 | IPV4_SEND)
         .write(B4, IPV4 | IPV4_SEND),
-    row("user_ip6", 8, 16)
+    row(at!(SockAddr.user_ip6))
         .read(PART_OF_4, IPV6 | IPV6_SEND)
         .write(B4, IPV6 | IPV6_SEND),
-    row("user_ip6 by halves", 8, 16)
+    // By halves.
+    row(at!(SockAddr.user_ip6))
         .read(B8, IPV6 | IPV6_SEND)
         .write(B8, IPV6 | IPV6_SEND),
-    row("user_port", 24, 4).read(PART_OF_4, ALL).write(B4, ALL),
-    row("family", 28, 4).read(B4, ALL),
-    row("type", 32, 4).read(B4, ALL),
-    row("protocol", 36, 4).read(B4, ALL),
-    row("msg_src_ip4", 40, 4)
+    row(at!(SockAddr.user_port))
+        .read(PART_OF_4, ALL)
+        .write(B4, ALL),
+    row(at!(SockAddr.family)).read(B4, ALL),
+    row(at!(SockAddr.r#type)).read(B4, ALL),
+    row(at!(SockAddr.protocol)).read(B4, ALL),
+    row(at!(SockAddr.msg_src_ip4))
         .read(PART_OF_4, IPV4_SEND)
         .write(B4, IPV4_SEND),
-    row("msg_src_ip6", 44, 16)
+    row(at!(SockAddr.msg_src_ip6))
         .read(PART_OF_4, IPV6_SEND)
         .write(B4, IPV6_SEND),
-    row("msg_src_ip6, the aligned half", 44, 16)
+    // The aligned half.
+    row(at!(SockAddr.msg_src_ip6))
         .read(B8, IPV6_SEND)
         .write(B8, IPV6_SEND),
-    row("sk", 64, 8)
+    row(at!(SockAddr.sk))
         .read(B8, ALL)
         .gives(Field::Socket { or_null: false }),
 ];
@@ -83,28 +88,30 @@ pub(super) fn sockopt_direction(kind: &Kind) -> u32 {
 
 /// `struct bpf_sockopt`.
 pub(super) const SOCKOPT: &[Row] = &[
-    row("sk", 0, 8)
+    row(at!(Sockopt.sk))
         .read(B8, ALL)
         .gives(Field::Socket { or_null: false }),
-    row("optval", 8, 8).read(B8, ALL).gives(Field::Packet),
-    row("optval_end", 16, 8)
+    row(at!(Sockopt.optval)).read(B8, ALL).gives(Field::Packet),
+    row(at!(Sockopt.optval_end))
         .read(B8, ALL)
         .gives(Field::PacketEnd),
-    row("level", 24, 4).read(B4, ALL).write(B4, SET),
-    row("optname", 28, 4).read(B4, ALL).write(B4, SET),
-    row("optlen", 32, 4).read(B4, ALL).write(B4, ALL),
-    row("retval", 36, 4).read(B4, GET).write(B4, GET),
+    row(at!(Sockopt.level)).read(B4, ALL).write(B4, SET),
+    row(at!(Sockopt.optname)).read(B4, ALL).write(B4, SET),
+    row(at!(Sockopt.optlen)).read(B4, ALL).write(B4, ALL),
+    row(at!(Sockopt.retval)).read(B4, GET).write(B4, GET),
 ];
 
 /// `struct bpf_sysctl`.
 pub(super) const SYSCTL: &[Row] = &[
-    row("write", 0, 4).read(PART_OF_4, ALL),
-    row("file_pos", 4, 4).read(PART_OF_4, ALL).write(B4, ALL),
+    row(at!(Sysctl.write)).read(PART_OF_4, ALL),
+    row(at!(Sysctl.file_pos))
+        .read(PART_OF_4, ALL)
+        .write(B4, ALL),
 ];
 
 /// `struct bpf_cgroup_dev_ctx`.
 pub(super) const DEVICE: &[Row] = &[
-    row("access_type", 0, 4).read(PART_OF_4, ALL),
-    row("major", 4, 4).read(B4, ALL),
-    row("minor", 8, 4).read(B4, ALL),
+    row(at!(CgroupDevCtx.access_type)).read(PART_OF_4, ALL),
+    row(at!(CgroupDevCtx.major)).read(B4, ALL),
+    row(at!(CgroupDevCtx.minor)).read(B4, ALL),
 ];

@@ -1,9 +1,10 @@
 //! Contexts of programs that see packets: `struct __sk_buff`, `struct xdp_md`, `struct bpf_nf_ctx`.
 
+use beeline_uapi::context::{NfCtx, SkBuff, XdpMd};
 use beeline_uapi::{AttachType, ProgramType};
 
 use super::Field;
-use super::table::{ALL, ANY, B1, B4, B8, PART_OF_4, Row, row};
+use super::table::{ALL, ANY, B1, B4, B8, PART_OF_4, Row, at, row};
 use crate::program::Kind;
 
 /// `socket_filter`.
@@ -35,62 +36,64 @@ pub(super) fn family(kind: &Kind) -> u32 {
 
 /// `struct __sk_buff`.
 pub(super) const SK_BUFF: &[Row] = &[
-    row("len", 0, 4).read(PART_OF_4, SKB),
-    row("pkt_type", 4, 4).read(PART_OF_4, SKB),
-    row("mark", 8, 4)
+    row(at!(SkBuff.len)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.pkt_type)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.mark))
         .read(PART_OF_4, SKB & !STREAM)
         .write(B4, TC | CGROUP | LWT),
-    row("queue_mapping", 12, 4)
+    row(at!(SkBuff.queue_mapping))
         .read(PART_OF_4, SKB)
         .write(B4, TC),
-    row("protocol", 16, 4).read(PART_OF_4, SKB),
-    row("vlan_present", 20, 4).read(PART_OF_4, SKB),
-    row("vlan_tci", 24, 4).read(PART_OF_4, SKB),
-    row("vlan_proto", 28, 4).read(PART_OF_4, SKB),
-    row("priority", 32, 4)
+    row(at!(SkBuff.protocol)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.vlan_present)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.vlan_tci)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.vlan_proto)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.priority))
         .read(PART_OF_4, SKB)
         .write(B4, TC | CGROUP | LWT | STREAM),
-    row("ingress_ifindex", 36, 4).read(PART_OF_4, SKB),
-    row("ifindex", 40, 4).read(PART_OF_4, SKB),
-    row("tc_index", 44, 4)
+    row(at!(SkBuff.ingress_ifindex)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.ifindex)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.tc_index))
         .read(PART_OF_4, SKB)
         .write(B4, TC | STREAM),
-    row("cb", 48, 20)
+    row(at!(SkBuff.cb))
         .read(ANY, SKB)
         .write(ANY, FILTER | TC | CGROUP | LWT),
-    row("hash", 68, 4).read(PART_OF_4, SKB),
-    row("tc_classid", 72, 4).read(PART_OF_4, TC).write(B4, TC),
-    row("data", 76, 4)
+    row(at!(SkBuff.hash)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.tc_classid))
+        .read(PART_OF_4, TC)
+        .write(B4, TC),
+    row(at!(SkBuff.data))
         .read(B4, TC | CGROUP | LWT | STREAM | DISSECTOR)
         .gives(Field::Packet),
-    row("data_end", 80, 4)
+    row(at!(SkBuff.data_end))
         .read(B4, TC | CGROUP | LWT | STREAM | DISSECTOR)
         .gives(Field::PacketEnd),
-    row("napi_id", 84, 4).read(PART_OF_4, SKB),
-    row("family", 88, 4).read(PART_OF_4, CGROUP | STREAM),
-    row("remote_ip4", 92, 4).read(B4, CGROUP | STREAM),
-    row("local_ip4", 96, 4).read(B4, CGROUP | STREAM),
-    row("remote_ip6", 100, 16).read(B4, CGROUP | STREAM),
-    row("local_ip6", 116, 16).read(B4, CGROUP | STREAM),
-    row("remote_port", 132, 4).read(PART_OF_4, CGROUP | STREAM),
-    row("local_port", 136, 4).read(PART_OF_4, CGROUP | STREAM),
-    row("data_meta", 140, 4)
+    row(at!(SkBuff.napi_id)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.family)).read(PART_OF_4, CGROUP | STREAM),
+    row(at!(SkBuff.remote_ip4)).read(B4, CGROUP | STREAM),
+    row(at!(SkBuff.local_ip4)).read(B4, CGROUP | STREAM),
+    row(at!(SkBuff.remote_ip6)).read(B4, CGROUP | STREAM),
+    row(at!(SkBuff.local_ip6)).read(B4, CGROUP | STREAM),
+    row(at!(SkBuff.remote_port)).read(PART_OF_4, CGROUP | STREAM),
+    row(at!(SkBuff.local_port)).read(PART_OF_4, CGROUP | STREAM),
+    row(at!(SkBuff.data_meta))
         .read(B4, TC)
         .gives(Field::PacketMeta),
-    row("flow_keys", 144, 8)
+    row(at!(SkBuff.flow_keys))
         .read(B8, DISSECTOR)
         .gives(Field::FlowKeys),
-    row("tstamp", 152, 8)
+    row(at!(SkBuff.tstamp))
         .read(B8, TC | CGROUP)
         .write(B8, TC | CGROUP),
-    row("wire_len", 160, 4).read(PART_OF_4, TC),
-    row("gso_segs", 164, 4).read(PART_OF_4, SKB),
-    row("sk", 168, 8)
+    row(at!(SkBuff.wire_len)).read(PART_OF_4, TC),
+    row(at!(SkBuff.gso_segs)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.sk))
         .read(B8, SKB)
         .gives(Field::SockCommon { or_null: true }),
-    row("gso_size", 176, 4).read(PART_OF_4, SKB),
-    row("tstamp_type", 180, 1).read(B1, TC),
-    row("hwtstamp", 184, 8).read(B8, TC | CGROUP),
+    row(at!(SkBuff.gso_size)).read(PART_OF_4, SKB),
+    row(at!(SkBuff.tstamp_type)).read(B1, TC),
+    row(at!(SkBuff.hwtstamp)).read(B8, TC | CGROUP),
 ];
 
 /// XDP programs of device maps, which know the packet's destination.
@@ -108,22 +111,24 @@ pub(super) fn xdp_family(kind: &Kind) -> u32 {
 
 /// `struct xdp_md`.
 pub(super) const XDP_MD: &[Row] = &[
-    row("data", 0, 4).read(B4, ALL).gives(Field::Packet),
-    row("data_end", 4, 4).read(B4, ALL).gives(Field::PacketEnd),
-    row("data_meta", 8, 4)
+    row(at!(XdpMd.data)).read(B4, ALL).gives(Field::Packet),
+    row(at!(XdpMd.data_end))
+        .read(B4, ALL)
+        .gives(Field::PacketEnd),
+    row(at!(XdpMd.data_meta))
         .read(B4, ALL)
         .gives(Field::PacketMeta),
-    row("ingress_ifindex", 12, 4).read(B4, ALL),
-    row("rx_queue_index", 16, 4).read(B4, ALL),
-    row("egress_ifindex", 20, 4).read(B4, EGRESS),
+    row(at!(XdpMd.ingress_ifindex)).read(B4, ALL),
+    row(at!(XdpMd.rx_queue_index)).read(B4, ALL),
+    row(at!(XdpMd.egress_ifindex)).read(B4, EGRESS),
 ];
 
 /// `struct bpf_nf_ctx`.
 pub(super) const NF_CTX: &[Row] = &[
-    row("state", 0, 8)
+    row(at!(NfCtx.state))
         .read(B8, ALL)
         .gives(trusted("nf_hook_state")),
-    row("skb", 8, 8).read(B8, ALL).gives(trusted("sk_buff")),
+    row(at!(NfCtx.skb)).read(B8, ALL).gives(trusted("sk_buff")),
 ];
 
 const fn trusted(name: &'static str) -> Field {

@@ -1,9 +1,10 @@
 //! Contexts of programs at sockets, and the structures behind pointers to sockets.
 
 use beeline_uapi::AttachType;
+use beeline_uapi::context::{SkLookup, SkMsgMd, SkReuseportMd, Sock, SockOps, TcpSock, XdpSock};
 
 use super::Field;
-use super::table::{ALL, B4, B8, HALF_OF_4, LOW_OF_4, PART_OF_2, PART_OF_4, Row, row};
+use super::table::{ALL, B4, B8, HALF_OF_4, LOW_OF_4, PART_OF_2, PART_OF_4, Row, at, row};
 use crate::program::Kind;
 
 /// `cgroup_sock` at a socket's creation or end.
@@ -30,156 +31,168 @@ pub(super) fn hook(kind: &Kind) -> u32 {
 
 /// `struct bpf_sock`.
 pub(super) const SOCK: &[Row] = &[
-    row("bound_dev_if", 0, 4)
+    row(at!(Sock.bound_dev_if))
         .read(B4, LIFE | COMMON | FULL)
         .write(B4, LIFE),
-    row("family", 4, 4).read(LOW_OF_4, ALL),
-    row("type", 8, 4).read(LOW_OF_4, MORE),
-    row("protocol", 12, 4).read(LOW_OF_4, MORE),
-    row("mark", 16, 4).read(B4, LIFE | FULL).write(B4, LIFE),
-    row("priority", 20, 4).read(B4, LIFE | FULL).write(B4, LIFE),
-    row("src_ip4", 24, 4).read(PART_OF_4, BIND4 | COMMON | FULL),
-    row("src_ip6", 28, 16).read(PART_OF_4, BIND6 | COMMON | FULL),
-    row("src_port", 44, 4).read(LOW_OF_4, BIND4 | BIND6 | COMMON | FULL),
-    row("dst_port", 48, 2).read(PART_OF_2, ALL),
-    row("dst_port and its padding", 48, 4).read(B4, ALL),
-    row("dst_ip4", 52, 4).read(PART_OF_4, ALL),
-    row("dst_ip6", 56, 16).read(PART_OF_4, ALL),
-    row("state", 72, 4).read(LOW_OF_4, ALL),
-    row("rx_queue_mapping", 76, 4).read(LOW_OF_4, ALL),
+    row(at!(Sock.family)).read(LOW_OF_4, ALL),
+    row(at!(Sock.r#type)).read(LOW_OF_4, MORE),
+    row(at!(Sock.protocol)).read(LOW_OF_4, MORE),
+    row(at!(Sock.mark)).read(B4, LIFE | FULL).write(B4, LIFE),
+    row(at!(Sock.priority))
+        .read(B4, LIFE | FULL)
+        .write(B4, LIFE),
+    row(at!(Sock.src_ip4)).read(PART_OF_4, BIND4 | COMMON | FULL),
+    row(at!(Sock.src_ip6)).read(PART_OF_4, BIND6 | COMMON | FULL),
+    row(at!(Sock.src_port)).read(LOW_OF_4, BIND4 | BIND6 | COMMON | FULL),
+    row(at!(Sock.dst_port)).read(PART_OF_2, ALL),
+    // With its padding.
+    row(at!(Sock.dst_port)).first(4).read(B4, ALL),
+    row(at!(Sock.dst_ip4)).read(PART_OF_4, ALL),
+    row(at!(Sock.dst_ip6)).read(PART_OF_4, ALL),
+    row(at!(Sock.state)).read(LOW_OF_4, ALL),
+    row(at!(Sock.rx_queue_mapping)).read(LOW_OF_4, ALL),
 ];
 
 /// `struct bpf_tcp_sock`.
 pub(super) const TCP_SOCK: &[Row] = &[
-    row("snd_cwnd", 0, 4).read(B4, ALL),
-    row("srtt_us", 4, 4).read(B4, ALL),
-    row("rtt_min", 8, 4).read(B4, ALL),
-    row("snd_ssthresh", 12, 4).read(B4, ALL),
-    row("rcv_nxt", 16, 4).read(B4, ALL),
-    row("snd_nxt", 20, 4).read(B4, ALL),
-    row("snd_una", 24, 4).read(B4, ALL),
-    row("mss_cache", 28, 4).read(B4, ALL),
-    row("ecn_flags", 32, 4).read(B4, ALL),
-    row("rate_delivered", 36, 4).read(B4, ALL),
-    row("rate_interval_us", 40, 4).read(B4, ALL),
-    row("packets_out", 44, 4).read(B4, ALL),
-    row("retrans_out", 48, 4).read(B4, ALL),
-    row("total_retrans", 52, 4).read(B4, ALL),
-    row("segs_in", 56, 4).read(B4, ALL),
-    row("data_segs_in", 60, 4).read(B4, ALL),
-    row("segs_out", 64, 4).read(B4, ALL),
-    row("data_segs_out", 68, 4).read(B4, ALL),
-    row("lost_out", 72, 4).read(B4, ALL),
-    row("sacked_out", 76, 4).read(B4, ALL),
-    row("bytes_received", 80, 8).read(B8, ALL),
-    row("bytes_acked", 88, 8).read(B8, ALL),
-    row("dsack_dups", 96, 4).read(B4, ALL),
-    row("delivered", 100, 4).read(B4, ALL),
-    row("delivered_ce", 104, 4).read(B4, ALL),
-    row("icsk_retransmits", 108, 4).read(B4, ALL),
+    row(at!(TcpSock.snd_cwnd)).read(B4, ALL),
+    row(at!(TcpSock.srtt_us)).read(B4, ALL),
+    row(at!(TcpSock.rtt_min)).read(B4, ALL),
+    row(at!(TcpSock.snd_ssthresh)).read(B4, ALL),
+    row(at!(TcpSock.rcv_nxt)).read(B4, ALL),
+    row(at!(TcpSock.snd_nxt)).read(B4, ALL),
+    row(at!(TcpSock.snd_una)).read(B4, ALL),
+    row(at!(TcpSock.mss_cache)).read(B4, ALL),
+    row(at!(TcpSock.ecn_flags)).read(B4, ALL),
+    row(at!(TcpSock.rate_delivered)).read(B4, ALL),
+    row(at!(TcpSock.rate_interval_us)).read(B4, ALL),
+    row(at!(TcpSock.packets_out)).read(B4, ALL),
+    row(at!(TcpSock.retrans_out)).read(B4, ALL),
+    row(at!(TcpSock.total_retrans)).read(B4, ALL),
+    row(at!(TcpSock.segs_in)).read(B4, ALL),
+    row(at!(TcpSock.data_segs_in)).read(B4, ALL),
+    row(at!(TcpSock.segs_out)).read(B4, ALL),
+    row(at!(TcpSock.data_segs_out)).read(B4, ALL),
+    row(at!(TcpSock.lost_out)).read(B4, ALL),
+    row(at!(TcpSock.sacked_out)).read(B4, ALL),
+    row(at!(TcpSock.bytes_received)).read(B8, ALL),
+    row(at!(TcpSock.bytes_acked)).read(B8, ALL),
+    row(at!(TcpSock.dsack_dups)).read(B4, ALL),
+    row(at!(TcpSock.delivered)).read(B4, ALL),
+    row(at!(TcpSock.delivered_ce)).read(B4, ALL),
+    row(at!(TcpSock.icsk_retransmits)).read(B4, ALL),
 ];
 
 /// `struct bpf_xdp_sock`.
-pub(super) const XDP_SOCK: &[Row] = &[row("queue_id", 0, 4).read(B4, ALL)];
+pub(super) const XDP_SOCK: &[Row] = &[row(at!(XdpSock.queue_id)).read(B4, ALL)];
 
 /// `struct bpf_sock_ops`.
 pub(super) const SOCK_OPS: &[Row] = &[
-    row("op", 0, 4).read(B4, ALL),
-    row("reply", 4, 4).read(B4, ALL).write(B4, ALL),
-    row("replylong", 8, 12).read(B4, ALL),
-    row("family", 20, 4).read(B4, ALL),
-    row("remote_ip4", 24, 4).read(B4, ALL),
-    row("local_ip4", 28, 4).read(B4, ALL),
-    row("remote_ip6", 32, 16).read(B4, ALL),
-    row("local_ip6", 48, 16).read(B4, ALL),
-    row("remote_port", 64, 4).read(B4, ALL),
-    row("local_port", 68, 4).read(B4, ALL),
-    row("is_fullsock", 72, 4).read(B4, ALL),
-    row("snd_cwnd", 76, 4).read(B4, ALL),
-    row("srtt_us", 80, 4).read(B4, ALL),
-    row("bpf_sock_ops_cb_flags", 84, 4).read(B4, ALL),
-    row("state", 88, 4).read(B4, ALL),
-    row("rtt_min", 92, 4).read(B4, ALL),
-    row("snd_ssthresh", 96, 4).read(B4, ALL),
-    row("rcv_nxt", 100, 4).read(B4, ALL),
-    row("snd_nxt", 104, 4).read(B4, ALL),
-    row("snd_una", 108, 4).read(B4, ALL),
-    row("mss_cache", 112, 4).read(B4, ALL),
-    row("ecn_flags", 116, 4).read(B4, ALL),
-    row("rate_delivered", 120, 4).read(B4, ALL),
-    row("rate_interval_us", 124, 4).read(B4, ALL),
-    row("packets_out", 128, 4).read(B4, ALL),
-    row("retrans_out", 132, 4).read(B4, ALL),
-    row("total_retrans", 136, 4).read(B4, ALL),
-    row("segs_in", 140, 4).read(B4, ALL),
-    row("data_segs_in", 144, 4).read(B4, ALL),
-    row("segs_out", 148, 4).read(B4, ALL),
-    row("data_segs_out", 152, 4).read(B4, ALL),
-    row("lost_out", 156, 4).read(B4, ALL),
-    row("sacked_out", 160, 4).read(B4, ALL),
-    row("sk_txhash", 164, 4).read(B4, ALL).write(B4, ALL),
-    row("bytes_received", 168, 8).read(B8, ALL),
-    row("bytes_acked", 176, 8).read(B8, ALL),
-    row("sk", 184, 8)
+    row(at!(SockOps.op)).read(B4, ALL),
+    row(at!(SockOps.args)).first(4).read(B4, ALL).write(B4, ALL),
+    row(at!(SockOps.args)).read(B4, ALL),
+    row(at!(SockOps.family)).read(B4, ALL),
+    row(at!(SockOps.remote_ip4)).read(B4, ALL),
+    row(at!(SockOps.local_ip4)).read(B4, ALL),
+    row(at!(SockOps.remote_ip6)).read(B4, ALL),
+    row(at!(SockOps.local_ip6)).read(B4, ALL),
+    row(at!(SockOps.remote_port)).read(B4, ALL),
+    row(at!(SockOps.local_port)).read(B4, ALL),
+    row(at!(SockOps.is_fullsock)).read(B4, ALL),
+    row(at!(SockOps.snd_cwnd)).read(B4, ALL),
+    row(at!(SockOps.srtt_us)).read(B4, ALL),
+    row(at!(SockOps.bpf_sock_ops_cb_flags)).read(B4, ALL),
+    row(at!(SockOps.state)).read(B4, ALL),
+    row(at!(SockOps.rtt_min)).read(B4, ALL),
+    row(at!(SockOps.snd_ssthresh)).read(B4, ALL),
+    row(at!(SockOps.rcv_nxt)).read(B4, ALL),
+    row(at!(SockOps.snd_nxt)).read(B4, ALL),
+    row(at!(SockOps.snd_una)).read(B4, ALL),
+    row(at!(SockOps.mss_cache)).read(B4, ALL),
+    row(at!(SockOps.ecn_flags)).read(B4, ALL),
+    row(at!(SockOps.rate_delivered)).read(B4, ALL),
+    row(at!(SockOps.rate_interval_us)).read(B4, ALL),
+    row(at!(SockOps.packets_out)).read(B4, ALL),
+    row(at!(SockOps.retrans_out)).read(B4, ALL),
+    row(at!(SockOps.total_retrans)).read(B4, ALL),
+    row(at!(SockOps.segs_in)).read(B4, ALL),
+    row(at!(SockOps.data_segs_in)).read(B4, ALL),
+    row(at!(SockOps.segs_out)).read(B4, ALL),
+    row(at!(SockOps.data_segs_out)).read(B4, ALL),
+    row(at!(SockOps.lost_out)).read(B4, ALL),
+    row(at!(SockOps.sacked_out)).read(B4, ALL),
+    row(at!(SockOps.sk_txhash)).read(B4, ALL).write(B4, ALL),
+    row(at!(SockOps.bytes_received)).read(B8, ALL),
+    row(at!(SockOps.bytes_acked)).read(B8, ALL),
+    row(at!(SockOps.sk))
         .read(B8, ALL)
         .gives(Field::Socket { or_null: true }),
-    row("skb_data", 192, 8).read(B8, ALL).gives(Field::Packet),
-    row("skb_data_end", 200, 8)
+    row(at!(SockOps.skb_data))
+        .read(B8, ALL)
+        .gives(Field::Packet),
+    row(at!(SockOps.skb_data_end))
         .read(B8, ALL)
         .gives(Field::PacketEnd),
-    row("skb_len", 208, 4).read(B4, ALL),
-    row("skb_tcp_flags", 212, 4).read(LOW_OF_4, ALL),
-    row("skb_hwtstamp", 216, 8).read(B8, ALL),
+    row(at!(SockOps.skb_len)).read(B4, ALL),
+    row(at!(SockOps.skb_tcp_flags)).read(LOW_OF_4, ALL),
+    row(at!(SockOps.skb_hwtstamp)).read(B8, ALL),
 ];
 
 /// `struct sk_msg_md`.
 pub(super) const SK_MSG: &[Row] = &[
-    row("data", 0, 8).read(B8, ALL).gives(Field::Packet),
-    row("data_end", 8, 8).read(B8, ALL).gives(Field::PacketEnd),
-    row("family", 16, 4).read(B4, ALL),
-    row("remote_ip4", 20, 4).read(B4, ALL),
-    row("local_ip4", 24, 4).read(B4, ALL),
-    row("remote_ip6", 28, 16).read(B4, ALL),
-    row("local_ip6", 44, 16).read(B4, ALL),
-    row("remote_port", 60, 4).read(B4, ALL),
-    row("local_port", 64, 4).read(B4, ALL),
-    row("size", 68, 4).read(B4, ALL),
-    row("sk", 72, 8)
+    row(at!(SkMsgMd.data)).read(B8, ALL).gives(Field::Packet),
+    row(at!(SkMsgMd.data_end))
+        .read(B8, ALL)
+        .gives(Field::PacketEnd),
+    row(at!(SkMsgMd.family)).read(B4, ALL),
+    row(at!(SkMsgMd.remote_ip4)).read(B4, ALL),
+    row(at!(SkMsgMd.local_ip4)).read(B4, ALL),
+    row(at!(SkMsgMd.remote_ip6)).read(B4, ALL),
+    row(at!(SkMsgMd.local_ip6)).read(B4, ALL),
+    row(at!(SkMsgMd.remote_port)).read(B4, ALL),
+    row(at!(SkMsgMd.local_port)).read(B4, ALL),
+    row(at!(SkMsgMd.size)).read(B4, ALL),
+    row(at!(SkMsgMd.sk))
         .read(B8, ALL)
         .gives(Field::Socket { or_null: false }),
 ];
 
 /// `struct sk_reuseport_md`.
 pub(super) const SK_REUSEPORT: &[Row] = &[
-    row("data", 0, 8).read(B8, ALL).gives(Field::Packet),
-    row("data_end", 8, 8).read(B8, ALL).gives(Field::PacketEnd),
-    row("len", 16, 4).read(PART_OF_4, ALL),
-    row("eth_protocol", 20, 4).read(HALF_OF_4, ALL),
-    row("ip_protocol", 24, 4).read(PART_OF_4, ALL),
-    row("bind_inany", 28, 4).read(PART_OF_4, ALL),
-    row("hash", 32, 4).read(B4, ALL),
-    row("sk", 40, 8)
+    row(at!(SkReuseportMd.data))
+        .read(B8, ALL)
+        .gives(Field::Packet),
+    row(at!(SkReuseportMd.data_end))
+        .read(B8, ALL)
+        .gives(Field::PacketEnd),
+    row(at!(SkReuseportMd.len)).read(PART_OF_4, ALL),
+    row(at!(SkReuseportMd.eth_protocol)).read(HALF_OF_4, ALL),
+    row(at!(SkReuseportMd.ip_protocol)).read(PART_OF_4, ALL),
+    row(at!(SkReuseportMd.bind_inany)).read(PART_OF_4, ALL),
+    row(at!(SkReuseportMd.hash)).read(B4, ALL),
+    row(at!(SkReuseportMd.sk))
         .read(B8, ALL)
         .gives(Field::Socket { or_null: false }),
-    row("migrating_sk", 48, 8)
+    row(at!(SkReuseportMd.migrating_sk))
         .read(B8, ALL)
         .gives(Field::SockCommon { or_null: true }),
 ];
 
 /// `struct bpf_sk_lookup`.
 pub(super) const SK_LOOKUP: &[Row] = &[
-    row("sk", 0, 8)
+    row(at!(SkLookup.sk))
         .read(B8, ALL)
         .gives(Field::Socket { or_null: true }),
-    row("family", 8, 4).read(PART_OF_4, ALL),
-    row("protocol", 12, 4).read(PART_OF_4, ALL),
-    row("remote_ip4", 16, 4).read(PART_OF_4, ALL),
-    row("remote_ip6", 20, 16).read(PART_OF_4, ALL),
-    row("remote_port", 36, 2).read(PART_OF_2, ALL),
-    row("remote_port and its padding", 36, 4).read(B4, ALL),
-    row("padding", 38, 2).read(PART_OF_2, ALL),
-    row("local_ip4", 40, 4).read(PART_OF_4, ALL),
-    row("local_ip6", 44, 16).read(PART_OF_4, ALL),
-    row("local_port", 60, 4).read(PART_OF_4, ALL),
-    row("ingress_ifindex", 64, 4).read(PART_OF_4, ALL),
+    row(at!(SkLookup.family)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.protocol)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.remote_ip4)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.remote_ip6)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.remote_port)).read(PART_OF_2, ALL),
+    // With its padding.
+    row(at!(SkLookup.remote_port)).first(4).read(B4, ALL),
+    row(at!(SkLookup.port_padding)).read(PART_OF_2, ALL),
+    row(at!(SkLookup.local_ip4)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.local_ip6)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.local_port)).read(PART_OF_4, ALL),
+    row(at!(SkLookup.ingress_ifindex)).read(PART_OF_4, ALL),
 ];

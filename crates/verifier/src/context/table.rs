@@ -19,8 +19,25 @@ pub(super) struct Row {
 /// All families of programs that share the structure.
 pub(super) const ALL: u32 = u32::MAX;
 
-/// Creates a field that no program may access yet. Its name is for readers of the tables.
-pub(super) const fn row(_name: &str, offset: u32, bytes: u32) -> Row {
+/// Returns the offset and the bytes of a structure's field.
+macro_rules! at {
+    ($of:ident.$field:ident) => {
+        (
+            std::mem::offset_of!($of, $field) as u32,
+            $crate::context::table::bytes_of(|it: $of| it.$field),
+        )
+    };
+}
+
+pub(super) use at;
+
+/// Returns the bytes of a result.
+pub(super) const fn bytes_of<S, T>(_: fn(S) -> T) -> u32 {
+    size_of::<T>() as u32
+}
+
+/// Creates a field that no program may access yet.
+pub(super) const fn row((offset, bytes): (u32, u32)) -> Row {
     Row {
         offset,
         bytes,
@@ -33,6 +50,11 @@ pub(super) const fn row(_name: &str, offset: u32, bytes: u32) -> Row {
 }
 
 impl Row {
+    /// Sets the bytes from the field's start: a part of it, or its padding as well.
+    pub const fn first(self, bytes: u32) -> Self {
+        Self { bytes, ..self }
+    }
+
     /// Lets these families read it.
     pub const fn read(self, read: Sizes, readers: u32) -> Self {
         Self {

@@ -1,19 +1,19 @@
 //! Contexts that are plain memory or close to it: registers, records of tracepoints, arguments.
 
-use beeline_uapi::limits::MAX_BPF_FUNC_ARGS;
+use beeline_uapi::limits::{MAX_BPF_FUNC_ARGS, PERF_MAX_TRACE_SIZE};
 
 use super::Field;
 use super::table::{ALL, ANY, B4, B8, PART_OF_8, Row, row};
 use crate::arch::USER_REGS_LEN;
 
 /// The registers of a kprobe or uprobe.
-pub(super) const PT_REGS: &[Row] = &[row("regs", 0, USER_REGS_LEN).read(ANY, ALL)];
+pub(super) const PT_REGS: &[Row] = &[row((0, USER_REGS_LEN)).read(ANY, ALL)];
 
-/// `struct bpf_perf_event_data`.
+/// `struct bpf_perf_event_data`: registers, `sample_period`, `addr`.
 pub(super) const PERF_EVENT: &[Row] = &[
-    row("regs", 0, USER_REGS_LEN).read(B8, ALL),
-    row("sample_period", USER_REGS_LEN, 8).read(PART_OF_8, ALL),
-    row("addr", USER_REGS_LEN + 8, 8).read(PART_OF_8, ALL),
+    row((0, USER_REGS_LEN)).read(B8, ALL),
+    row((USER_REGS_LEN, 8)).read(PART_OF_8, ALL),
+    row((USER_REGS_LEN + 8, 8)).read(PART_OF_8, ALL),
 ];
 
 /// A tracepoint's record: behind a pointer to `struct pt_regs`, which the program cannot see, up to
@@ -22,25 +22,23 @@ pub(super) const PERF_EVENT: &[Row] = &[
 ///
 /// Linux 6.18 lets negative offsets pass as well (an `int` is compared with a `size_t`). No program
 /// should see that memory.
-pub(super) const RECORD: &[Row] = &[row("record", 8, 8192 - 8).read(ANY, ALL)];
+pub(super) const RECORD: &[Row] = &[row((8, PERF_MAX_TRACE_SIZE - 8)).read(ANY, ALL)];
 
 /// The most arguments, a word each.
 const ARGUMENT_BYTES: u32 = 8 * MAX_BPF_FUNC_ARGS;
 
 /// A raw tracepoint's arguments.
-pub(super) const ARGUMENTS: &[Row] = &[row("args", 0, ARGUMENT_BYTES).read(ANY, ALL)];
+pub(super) const ARGUMENTS: &[Row] = &[row((0, ARGUMENT_BYTES)).read(ANY, ALL)];
 
 /// A raw tracepoint's arguments where the first one leads to a buffer that may be written. The
 /// kernel shows all of its address but the start.
 pub(super) const WRITABLE_ARGUMENTS: &[Row] = &[
-    row("buffer", 0, 8)
-        .read(B8, ALL)
-        .gives(Field::TracepointBuffer),
-    row("args", 1, ARGUMENT_BYTES - 1).read(ANY, ALL),
+    row((0, 8)).read(B8, ALL).gives(Field::TracepointBuffer),
+    row((1, ARGUMENT_BYTES - 1)).read(ANY, ALL),
 ];
 
 /// The memory that the caller of `BPF_PROG_RUN` passes; its size is checked then.
-pub(super) const SYSCALL: &[Row] = &[row("ctx", 0, 0xffff).read(ANY, ALL).write(ANY, ALL)];
+pub(super) const SYSCALL: &[Row] = &[row((0, 0xffff)).read(ANY, ALL).write(ANY, ALL)];
 
 /// A sample of an infrared receiver.
-pub(super) const LIRC: &[Row] = &[row("sample", 0, 4).read(B4, ALL)];
+pub(super) const LIRC: &[Row] = &[row((0, 4)).read(B4, ALL)];
