@@ -61,14 +61,14 @@ pub fn exits(function: &Function, incoming: &Incoming) -> Exits {
     exits
 }
 
-/// The way in which an unwinder leaves the stack that it has unwound; see
+/// The destination of an unwinder that leaves the stack that it has unwound; see
 /// [`unwinder_exits`](crate::unwinder_exits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnwinderExit {
-    /// To where the exception is caught, or something is cleaned up: rcx has the address on the
-    /// stack of that place's address.
+    /// The landing pad that catches the exception or cleans up. rcx points to the stack slot with
+    /// the landing pad's address.
     Lands,
-    /// To its caller.
+    /// The unwinder's caller.
     Returns,
 }
 

@@ -171,8 +171,8 @@ impl LoadError {
 pub struct VerifierLog {
     /// The log.
     pub text: String,
-    /// The length in bytes of the log at its longest: what is said of paths that turn out good is
-    /// taken back.
+    /// The greatest length in bytes that the log had. The verifier removes the lines of paths that
+    /// turn out to be good.
     pub longest: usize,
 }
 

@@ -76,8 +76,8 @@ pub struct Walk {
     pub bytes: Bytes,
 }
 
-/// Notes about the walks on the board that a tool's processes and the supervisor exchange: memory
-/// that all of them write.
+/// Notes about the walks on the board that a tool's processes and the supervisor exchange. All of
+/// them write to this memory.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Marks {
@@ -91,7 +91,8 @@ pub struct Marks {
 pub const FREE: u8 = 0;
 /// For a step: its value has been returned, or may have changed since.
 pub const GIVEN: u8 = 1;
-/// For a step: the tool has deleted the element. It goes on from there, but does not come there.
+/// For a step: the tool has deleted the element. The tool can go on from this key, but is never
+/// given it as the next key.
 pub const DELETED: u8 = 2;
 
 /// The marks of one walk.

@@ -17,13 +17,13 @@ use crate::regions::PAGE;
 use crate::remote::Remote;
 use crate::{Error, MapFlags, ProtFlags};
 
-/// The interval of looks whether a process has come to where it was let run to, or was given up. It
-/// takes some hundred microseconds, and waits for Beeline there.
+/// The interval at which Beeline checks whether a process has reached the place that it runs to, or
+/// was given up. A process takes some hundred microseconds to get there, and then waits for Beeline.
 const LOOK_AGAIN: Duration = Duration::from_micros(25);
-/// The interval when it has taken [`LONG`]: something keeps it waiting.
+/// The interval after [`LONG`], when the process is evidently blocked.
 const LOOK_LATER: Duration = Duration::from_micros(200);
 const LONG: Duration = Duration::from_millis(5);
-/// The interval when it has taken [`VERY_LONG`].
+/// The interval after [`VERY_LONG`].
 const LOOK_MUCH_LATER: Duration = Duration::from_millis(1);
 const VERY_LONG: Duration = Duration::from_secs(2);
 
@@ -43,7 +43,7 @@ pub(super) enum Reached {
 /// Follows the one thread that matters in the start of a program.
 pub(super) struct Follower<'a> {
     remote: &'a mut Remote,
-    /// Set when nobody waits any more for what the process was let run for.
+    /// Set when the wait for the process has been given up.
     given_up: &'a AtomicBool,
 }
 

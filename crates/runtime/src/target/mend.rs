@@ -136,17 +136,17 @@ impl Looked {
     }
 }
 
-/// Jumps that are to become breakpoints.
+/// Sites whose jumps must become breakpoints.
 #[derive(Default)]
 struct Found {
-    /// A kernel uprobe is inside of them, and none at the site.
+    /// Sites with a kernel uprobe inside the jump and none at the site.
     inside: Vec<u64>,
-    /// One is at the site, and another one inside would be too much.
+    /// Sites with a kernel uprobe at the site that would not stand a second one inside the jump.
     fragile: Vec<u64>,
 }
 
-/// True if kernel uprobes are inside of a site's bytes, and none is at the site itself. With one
-/// there a thread comes to the others in the kernel's hands.
+/// True if kernel uprobes are inside a site's bytes and none is at the site itself. With one at the
+/// site, the kernel takes the thread to the others.
 fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
     !probed.contains(&site.start) && probed.range(site.clone()).next().is_some()
 }

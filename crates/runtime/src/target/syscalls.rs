@@ -51,13 +51,13 @@ use tables::publish_tables;
 use unhooked::Unhooked;
 use written::Written;
 
-/// The wishes for a target's system calls.
+/// The hooks to install for a target's system calls.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// The programs that run there.
+    /// The programs that run at the calls.
     pub links: Vec<Arc<CallLink>>,
-    /// True if Beeline itself is told when the process forks, runs another program, or maps code.
-    /// Where programs run it always is.
+    /// True if Beeline is notified when the process forks, runs another program, or maps code. It
+    /// is always notified if `links` is not empty.
     pub follows: bool,
 }
 

@@ -43,12 +43,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The guest's memory, and the objects that are mapped.
 pub struct Sharing {
     memory: GuestMemory,
-    /// True if tools can be stopped, so that it can be mapped into them.
+    /// True if tools can be stopped. The memory can then be mapped into them.
     is_usable: OnceLock<bool>,
     users: Mutex<Users>,
 }
 
-/// The objects that are mapped, or that nothing is mapped any more.
+/// The objects that are mapped, and whether the guest is lost; then none is mapped any more.
 #[derive(Default)]
 pub(super) struct Users {
     /// The objects that the tool has mapped, by handle.
