@@ -79,7 +79,8 @@ fn counts(ended: Ended) -> Vec<String> {
 }
 
 /// Calls the probed function in handlers that block all signals, one of them installed behind the
-/// tool's back, in a thread that has just blocked them, and in calls that block them as they wait. Returns what the tool has counted.
+/// tool's back, in a thread that has just blocked them, and in calls that block them as they wait.
+/// Returns what the tool has counted.
 fn hits_with_signals_blocked(engine: Engine) -> Result<Vec<String>, String> {
     let (_scratch, mut target, tool) = counting(engine, "probed", None)?;
     let (first, second) = (libc::SIGUSR1, libc::SIGUSR2);

@@ -290,8 +290,8 @@ unsafe extern "C" fn run_links(job: *mut u8) {
 /// if they look at them.
 ///
 /// A site's first programs may have needed no registers and have a trampoline that shows none (its
-/// [`PtRegs::are_shown`]). Calls that are under way in it when another program is attached are before that
-/// program's time.
+/// [`PtRegs::are_shown`]). Calls that are under way in it when another program is attached are
+/// before that program's time.
 ///
 /// # Safety
 ///

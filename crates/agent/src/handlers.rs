@@ -33,9 +33,9 @@ pub fn is_caught(target: &Target, signal: u32) -> bool {
 ///
 /// # Safety
 ///
-/// `signals` must be those of a session that has a handler for the signal, and `read` must write all
-/// that it says. The target answers for what its action does, and for two threads that change it at
-/// once.
+/// `signals` must be those of a session that has a handler for the signal, and `read` must write
+/// all that it says. The target answers for what its action does, and for two threads that change
+/// it at once.
 pub unsafe fn exchange(
     signals: *mut Signals,
     signal: u32,

@@ -62,8 +62,8 @@ pub unsafe extern "C" fn beeline_signal(
 }
 
 /// Returns the action that stands in for the target's own: the agent's handler, on the stack and
-/// with the mask that the target's handler asks for, if it has one. SIGTRAP is not blocked, not even
-/// in its own handler, as the target's handler may come to a breakpoint.
+/// with the mask that the target's handler asks for, if it has one. SIGTRAP is not blocked, not
+/// even in its own handler, as the target's handler may come to a breakpoint.
 pub fn mirrored(signal: u32, own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
     let mut flags = match own.handler {
         SIG_DFL | SIG_IGN => SA_ONSTACK | SA_NODEFER | SA_RESTART,
@@ -297,8 +297,8 @@ mod tests {
     use super::*;
     use crate::abi::Signals;
 
-    /// Returns where a thread goes on that met a breakpoint which is not there any more, in a target
-    /// without sites, with a handler over this one; `None` if that handler must say.
+    /// Returns where a thread goes on that met a breakpoint which is not there any more, in a
+    /// target without sites, with a handler over this one; `None` if that handler must say.
     fn goes_on(below: *const u8, trapped: &[u8; 2]) -> Option<u64> {
         // SAFETY: all of these are integers, addresses and pointers, for which zero is valid.
         let (mut target, mut signals, manifest) = unsafe {

@@ -57,8 +57,8 @@ pub fn tid() -> u32 {
     unsafe { syscall(nr::GETTID, [0; 4]) as u32 }
 }
 
-/// Copies `len` bytes of a process's memory, nearly always this one's, that may not be there. Returns
-/// the number of bytes that were, or a negative error number.
+/// Copies `len` bytes of a process's memory, nearly always this one's, that may not be there.
+/// Returns the number of bytes that were, or a negative error number.
 ///
 /// # Safety
 ///
@@ -70,8 +70,8 @@ pub unsafe fn read_memory(pid: u32, to: *mut u8, from: u64, len: u64) -> i64 {
     unsafe { syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) }
 }
 
-/// Writes bytes to a process's memory, nearly always this one's, where the process itself may write.
-/// Returns the number of bytes that were written, or a negative error number.
+/// Writes bytes to a process's memory, nearly always this one's, where the process itself may
+/// write. Returns the number of bytes that were written, or a negative error number.
 ///
 /// # Safety
 ///

@@ -91,7 +91,8 @@ enum Command {
     },
     /// Serve tools that the host of this virtual machine runs with `beeline run --guest`
     Guest(beeline_vm_proxy::Options),
-    /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
+    /// Run programs of an object file in a virtual machine's kernel, and print what they write and
+    /// what changes in their maps
     Inject(guest_load::Arguments),
     /// Let the kernel make the calls of processes that a tool has left behind: started by `beeline
     /// run`

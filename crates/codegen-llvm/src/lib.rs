@@ -11,8 +11,8 @@
 //! context at the same time, so each access to it is done as it stands. A load through a pointer of
 //! unknown origin may fault, and then returns 0 (`origin`).
 //!
-//! LLVM is large and can crash. Only `beeline-llvm`, the worker that `beeline_codegen::Worker` talks
-//! to, links this crate, so a crash takes no other process down.
+//! LLVM is large and can crash. Only `beeline-llvm`, the worker that `beeline_codegen::Worker`
+//! talks to, links this crate, so a crash takes no other process down.
 
 mod flatten;
 mod frames;

@@ -27,8 +27,9 @@ pub struct Guard {
     /// Offsets of further instructions with first bytes that are part of the displacement, with the
     /// file's byte there: a kernel uprobe puts `int3` there, and later puts the file's byte back.
     pub inner: Vec<(usize, u8)>,
-    /// Two kernel uprobes, one at the site and one further inside, do no harm either when the latter
-    /// has gone: what it has put back is a whole instruction of the file's, or leads to an `int3`.
+    /// Two kernel uprobes, one at the site and one further inside, do no harm either when the
+    /// latter has gone: what it has put back is a whole instruction of the file's, or leads to an
+    /// `int3`.
     pub stands_two: bool,
 }
 

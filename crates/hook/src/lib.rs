@@ -2,18 +2,18 @@
 //! trampoline.
 //!
 //! Bytes and addresses go in, bytes come out; no process is touched here. A *site* is the address
-//! to hook. [`plan()`] decides whether it can take a jump or only a breakpoint, and why.
-//! [`emit`] writes the *trampoline*: code near the site that saves the registers, calls the hook,
-//! restores them, runs the displaced instructions and jumps back behind them. [`jump_patch`] and
-//! [`BREAKPOINT`] are the bytes for the site itself. [`displaced`] moves only the instructions, for a
-//! signal handler that does the rest. [`Incoming`] holds what a file's other functions know about a
-//! site, for [`plan_among`].
+//! to hook. [`plan()`] decides whether it can take a jump or only a breakpoint, and why. [`emit`]
+//! writes the *trampoline*: code near the site that saves the registers, calls the hook, restores
+//! them, runs the displaced instructions and jumps back behind them. [`jump_patch`] and
+//! [`BREAKPOINT`] are the bytes for the site itself. [`displaced`] moves only the instructions, for
+//! a signal handler that does the rest. [`Incoming`] holds what a file's other functions know about
+//! a site, for [`plan_among`].
 //!
 //! System calls are hooked as a whole: [`CallSites`] finds every `syscall` instruction of a text,
 //! and hooks both ways through it, into the kernel and back.
 //!
-//! The modules here plan; `arch` knows the machine: its instructions, their encoding and the code of
-//! trampolines. Only x86-64 is there yet.
+//! The modules here plan; `arch` knows the machine: its instructions, their encoding and the code
+//! of trampolines. Only x86-64 is there yet.
 //!
 //! Two things are not preserved. `endbr64` at the site is displaced like any other instruction, so
 //! a process that enforces indirect-branch tracking must not be hooked. With a shadow stack, the

@@ -2,8 +2,8 @@
 //!
 //! [`CallSites::of`] finds the instructions of a file's functions and plans each, once, at the
 //! file's addresses. [`CallPlan::at`] takes a plan to where a process has the file.
-//! [`CommonCode::emit`](crate::CommonCode::emit) writes the code that all hooks of a process share; [`CallPlan::emit`]
-//! writes a site's own [`CallStub`], with the patches that lead to it.
+//! [`CommonCode::emit`](crate::CommonCode::emit) writes the code that all hooks of a process share;
+//! [`CallPlan::emit`] writes a site's own [`CallStub`], with the patches that lead to it.
 //!
 //! A table of bytes ([`CallSpec::watched`]) chooses the calls for which the hooks ask. Its owner
 //! can change it at any time without patching again: a call that nobody watches costs two compared

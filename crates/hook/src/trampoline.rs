@@ -38,7 +38,8 @@ pub struct Trampoline {
 /// # Errors
 ///
 /// - [`EmitError::Relocate`]: a displaced instruction cannot run there.
-/// - [`EmitError::ReturnInside`]: [`Full::leave`] is given, and the site is not its function's start.
+/// - [`EmitError::ReturnInside`]: [`Full::leave`] is given, and the site is not its function's
+///   start.
 /// - [`EmitError::NoSystemCall`]: a [`SystemCall`] is given, and the site is none.
 /// - [`EmitError::ClobbersStackPointer`]: a [`Direct`] changes the stack pointer.
 /// - [`EmitError::Assemble`]: a defect of this crate.

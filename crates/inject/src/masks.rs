@@ -25,8 +25,8 @@ pub struct Unblocking {
 impl Stopped {
     /// Unblocks `signal` in the threads that block it.
     ///
-    /// A thread that waits in a call with a mask of the call's (`sigsuspend`, `ppoll`) is left as it
-    /// is, and so is one for which the signal is pending.
+    /// A thread that waits in a call with a mask of the call's (`sigsuspend`, `ppoll`) is left as
+    /// it is, and so is one for which the signal is pending.
     ///
     /// # Errors
     ///

@@ -11,9 +11,9 @@
 //! A **callback**, the address that `LD_IMM64` with `BPF_PSEUDO_FUNC` loads, is called like a
 //! helper: [`Helper`].
 //!
-//! A **tail call** is a call of helper [`HelperId::TAIL_CALL`] `(context, program array, index)`. If it
-//! returns 0, the program goes on behind the call. Otherwise it returns the [`Entry`] of the next
-//! program, after it has made the [`Run`]'s tables that program's. Then the calling function's
+//! A **tail call** is a call of helper [`HelperId::TAIL_CALL`] `(context, program array, index)`.
+//! If it returns 0, the program goes on behind the call. Otherwise it returns the [`Entry`] of the
+//! next program, after it has made the [`Run`]'s tables that program's. Then the calling function's
 //! frame is left, and the next program is entered with [`Run::context`]. It returns in place of the
 //! function that called it: compiled code restores the tables if that was not the program's own
 //! entry.

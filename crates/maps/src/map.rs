@@ -17,8 +17,8 @@ use crate::{
 /// address space can be made here and copied there ([`Map::as_bytes`]).
 ///
 /// Operations that take pointers are those that programs call through helpers. Operations that take
-/// slices stand behind the system calls, and return the errors of those. Each leaves the work to the
-/// implementation of the map's type. What only one type can do is an operation of that type:
+/// slices stand behind the system calls, and return the errors of those. Each leaves the work to
+/// the implementation of the map's type. What only one type can do is an operation of that type:
 /// [`ringbuf::Ring`], [`user_ringbuf::UserRing`], [`StackTraces`], [`TaskStorage`].
 ///
 /// [`ringbuf::Ring`]: crate::ringbuf::Ring

@@ -200,8 +200,8 @@ pub fn remove(
     Ok(Removal::Done)
 }
 
-/// Takes SIGTRAP out of the masks of the target's handlers, and notes for which signals. The agent's
-/// own handlers never block it.
+/// Takes SIGTRAP out of the masks of the target's handlers, and notes for which signals. The
+/// agent's own handlers never block it.
 ///
 /// # Errors
 ///

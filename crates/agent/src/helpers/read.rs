@@ -4,8 +4,8 @@
 //! For any other page the kernel is asked first, by `process_vm_readv` on the process itself, which
 //! reports instead of faulting. The remaining case is a page that was unmapped within the last
 //! milliseconds. The agent's signal handler catches that fault and goes on at the answer of
-//! [`arch::fault_fixup`](crate::arch::fault_fixup()). Without the handler every read takes the system
-//! call.
+//! [`arch::fault_fixup`](crate::arch::fault_fixup()). Without the handler every read takes the
+//! system call.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -73,8 +73,8 @@ impl<'a> Action<'a> {
         stub.map(|stub| stub.signals as *mut Signals)
     }
 
-    /// Keeps the target's own action below the agent's handler, after it has been replaced by the one
-    /// at `new`, if that is not 0.
+    /// Keeps the target's own action below the agent's handler, after it has been replaced by the
+    /// one at `new`, if that is not 0.
     fn keep(&self, signals: *mut Signals, new: u64) -> Option<i64> {
         let new: Option<SignalAction> = match new {
             0 => None,
@@ -168,8 +168,9 @@ impl<'a> Action<'a> {
         self.call.target.flags.load(Relaxed) & IS_CHILD != 0
     }
 
-    /// True if the default action is to be set, as `posix_spawn` does in its child. Before the child
-    /// runs another program it may come to breakpoints and faults, and `execve` does the same.
+    /// True if the default action is to be set, as `posix_spawn` does in its child. Before the
+    /// child runs another program it may come to breakpoints and faults, and `execve` does the
+    /// same.
     fn is_reset(&self) -> bool {
         let action = (self.new != 0).then(|| self.action_at(self.new)).flatten();
         action.is_some_and(|action| action.handler == SIG_DFL)

@@ -1,9 +1,9 @@
 //! The return from a signal handler, behind which nothing of the process's own runs.
 //!
 //! The kernel shows programs behind all calls the registers that it has restored, as in no call any
-//! more: the number is -1, and the result is what the interrupted code had in its register. These are on the
-//! stack when the call is made, so the programs run then. Programs behind this call alone never
-//! run, as on the kernel, which knows it by that number.
+//! more: the number is -1, and the result is what the interrupted code had in its register. These
+//! are on the stack when the call is made, so the programs run then. Programs behind this call
+//! alone never run, as on the kernel, which knows it by that number.
 
 use super::Call;
 use crate::abi::syscalls::EXIT;

@@ -1,9 +1,10 @@
 //! Calls that wait with a signal mask of their own: `rt_sigsuspend(2)`, `ppoll(2)`, `pselect6(2)`,
 //! `epoll_pwait(2)` and `epoll_pwait2(2)`. A handler that runs meanwhile has that mask, too.
 //!
-//! A thread must not wait inside the agent, so the agent does not make these calls. Where threads may
-//! trap ([`TRAPS_NEEDED`]) it takes SIGTRAP out of the target's own mask before the call, and puts it
-//! back behind it, if the session is still there. A mask that cannot be written stays as it is.
+//! A thread must not wait inside the agent, so the agent does not make these calls. Where threads
+//! may trap ([`TRAPS_NEEDED`]) it takes SIGTRAP out of the target's own mask before the call, and
+//! puts it back behind it, if the session is still there. A mask that cannot be written stays as it
+//! is.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;

@@ -3,18 +3,18 @@
 //! The rest of the crate decides what to hook and how, in terms of what is here. Each machine has a
 //! module with the same face:
 //!
-//! - **Instructions.** [`decode`] yields the [`Instruction`]s of a code, which answer questions: where
-//!   an instruction leads, if it goes on, if it can move. [`Displaced`] is one with its bytes, and
-//!   [`relocate`] writes it for another address.
+//! - **Instructions.** [`decode`] yields the [`Instruction`]s of a code, which answer questions:
+//!   where an instruction leads, if it goes on, if it can move. [`Displaced`] is one with its
+//!   bytes, and [`relocate`] writes it for another address.
 //! - **Patches.** The bytes of a jump ([`JUMP_LEN`], [`JUMP_OPCODE`], [`DISPLACEMENT_LEN`],
 //!   [`jump`], [`jump_anywhere`], [`jump_target`]), its reach ([`JUMP_REACH`],
 //!   [`JUMP_REACH_IN_WORDS`]), and those of a breakpoint ([`BREAKPOINT`], [`BREAKPOINT_LEN`]).
 //!   [`INT3`] is for those who look at code byte by byte.
-//! - **Guards.** [`guards`] returns the ways to lay a jump beside kernel uprobes, and [`guarded_len`]
-//!   the bytes that they need. [`guarded_targets`], [`disturbed_targets`] and [`guarded_jump`] turn
-//!   the fixed bytes of one into addresses and back. [`second_trap`] is a breakpoint's.
-//!   [`kernel_call_len`] knows the call that the kernel puts in an instruction's place, and
-//!   [`begins_function`] what it takes for the start of a function.
+//! - **Guards.** [`guards`] returns the ways to lay a jump beside kernel uprobes, and
+//!   [`guarded_len`] the bytes that they need. [`guarded_targets`], [`disturbed_targets`] and
+//!   [`guarded_jump`] turn the fixed bytes of one into addresses and back. [`second_trap`] is a
+//!   breakpoint's. [`kernel_call_len`] knows the call that the kernel puts in an instruction's
+//!   place, and [`begins_function`] what it takes for the start of a function.
 //! - **State.** The general registers ([`Registers`], [`STACK_POINTER`]) and the liveness of flags
 //!   ([`flags_needed`], [`flags_wanted_behind_call`]).
 //! - **Shapes of code.** The end of a frame ([`torn_down`]), unwinders ([`unwinder_exits`],
@@ -22,8 +22,8 @@
 //! - **Trampolines.** [`trampoline_head`] writes the part that calls the hook; [`AssembleError`] is
 //!   the assembler's refusal. [`notice_stub`] is code before a trampoline that reports a thread.
 //! - **System calls, found.** The instruction ([`SYSCALL`], [`SYSCALL_LEN`]), the search for it
-//!   ([`CallFinder`]) and for branches to it ([`BranchScan`], [`calls_one_of`]), and the call's number
-//!   in the code before it ([`call_number_before`], [`call_number_right_before`],
+//!   ([`CallFinder`]) and for branches to it ([`BranchScan`], [`calls_one_of`]), and the call's
+//!   number in the code before it ([`call_number_before`], [`call_number_right_before`],
 //!   [`CALL_NUMBER_WITHIN`]). The C library's special places: [`cancellation_points`],
 //!   [`CancellationPoint`], [`leads_to_cancellation_point`], [`RESTORER`], [`RESTORER_MOVES`].
 //! - **System calls, hooked.** [`CommonCode`] is what the hooks of a process share, [`call_stub`]

@@ -3,10 +3,10 @@
 //! functions; functions that hold data are treated in the same way.
 //!
 //! It is not certain where instructions begin there, nor what branches to them, and some bytes are
-//! data. Only bytes that cannot be anything else are hooked: an instruction that loads the number of a
-//! call, with the `syscall` right behind it. A jump takes the place of that instruction only, so it
-//! does not matter what branches there. The `syscall` stays for code that reaches it in another way;
-//! that call is made, and not seen.
+//! data. Only bytes that cannot be anything else are hooked: an instruction that loads the number
+//! of a call, with the `syscall` right behind it. A jump takes the place of that instruction only,
+//! so it does not matter what branches there. The `syscall` stays for code that reaches it in
+//! another way; that call is made, and not seen.
 
 use memchr::memmem;
 
@@ -205,8 +205,8 @@ mod tests {
             assert!(patch.bytes.ends_with(&SYSCALL), "{:x?}", patch.bytes);
             assert_eq!(patch.bytes.len(), code.len());
             assert!(!stub.feigns_a_call());
-            // The displacement is 0x50f, which has the bytes of a `syscall`, and then has them in its
-            // middle.
+            // The displacement is 0x50f, which has the bytes of a `syscall`, and then has them in
+            // its middle.
             for far in [0x50f + 5, 0x5_0f00 + 5] {
                 let stub = sites.plans[0].emit(START + far, &common, 0).unwrap();
                 assert!(stub.feigns_a_call());

@@ -7,8 +7,8 @@
 //!   see them, too; `as_raw` and `From` are for those users' own `arch` modules.
 //! - `SYSCALL`, `SYSCALL_LEN`: the instruction that makes a system call.
 //! - `PROGRAMS`: the programs that Beeline serves, for messages.
-//! - `restore_stub`: a cell, see [`restore_stub`](crate::restore_stub). `CELL` is its size, `IP` the
-//!   place of the address that it leads to, `gate` its instruction; `cell` makes one,
+//! - `restore_stub`: a cell, see [`restore_stub`](crate::restore_stub). `CELL` is its size, `IP`
+//!   the place of the address that it leads to, `gate` its instruction; `cell` makes one,
 //!   `cell_around` and `left_behind` recognize one, and `Values::arrival` follows it.
 //! - `signal_frame`: what the kernel saves on a stack for a signal handler. `Context::recognize`
 //!   finds it; `SP_TO_IP`, `RESTORER_TO_IP` and `IP_TO_INFO` lead from one part to another, and

@@ -25,7 +25,8 @@ pub(crate) struct Tracee {
     pub regs: Registers,
     /// Other state to put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
-    /// Counts the thread as held. `None` while the thread may never reach the place where it is held.
+    /// Counts the thread as held. `None` while the thread may never reach the place where it is
+    /// held.
     pub hold: Option<Hold>,
 }
 

@@ -18,7 +18,8 @@ use crate::remote::Remote;
 use crate::{Error, MapFlags, ProtFlags};
 
 /// The interval at which Beeline checks whether a process has reached the place that it runs to, or
-/// was given up. A process takes some hundred microseconds to get there, and then waits for Beeline.
+/// was given up. A process takes some hundred microseconds to get there, and then waits for
+/// Beeline.
 const LOOK_AGAIN: Duration = Duration::from_micros(25);
 /// The interval after [`LONG`], when the process is evidently blocked.
 const LOOK_LATER: Duration = Duration::from_micros(200);

@@ -44,8 +44,8 @@ impl Sites {
     /// Watches the C library's `sigaction`, so that the target can install handlers without taking
     /// the agent's away.
     ///
-    /// Where the process calls the kernel itself (Go, for example), the agent sees that at the system
-    /// call, if it is hooked.
+    /// Where the process calls the kernel itself (Go, for example), the agent sees that at the
+    /// system call, if it is hooked.
     fn keep_handlers(&mut self, hold: &mut Hold<'_>) {
         if self.hooked.values().any(|site| site.runs(NATIVE)) {
             return;

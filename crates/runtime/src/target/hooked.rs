@@ -199,7 +199,8 @@ pub(super) fn bytes_of(memory: &TargetMemory, record: u64) -> Result<(Bytes, u32
     Ok(((record.original, record.file), record.level))
 }
 
-/// Has a site's record say that it is an exit, if a program is to run as its function returns there.
+/// Has a site's record say that it is an exit, if a program is to run as its function returns
+/// there.
 pub(super) fn mark_exit(
     memory: &mut TargetMemory,
     request: &Request<'_>,

@@ -2,9 +2,9 @@
 //!
 //! A thread that reaches one of a site's traps ([`beeline_agent::abi::SiteTrap`]) says so, and
 //! Beeline looks at the site. If there is no kernel uprobe any more, the patch is stored again. If
-//! there is one at the site itself, nothing is changed: the trap works for both. If there are only uprobes
-//! further inside, the site becomes a breakpoint, so that the kernel sees its instruction run where
-//! it is.
+//! there is one at the site itself, nothing is changed: the trap works for both. If there are only
+//! uprobes further inside, the site becomes a breakpoint, so that the kernel sees its instruction
+//! run where it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -141,7 +141,8 @@ impl Looked {
 struct Found {
     /// Sites with a kernel uprobe inside the jump and none at the site.
     inside: Vec<u64>,
-    /// Sites with a kernel uprobe at the site that would not stand a second one inside the jump.
+    /// Sites with a kernel uprobe at the site, where a second one inside the jump could lead
+    /// threads astray.
     fragile: Vec<u64>,
 }
 
@@ -282,8 +283,8 @@ impl Sites {
         })
     }
 
-    /// Stores the patches again that kernel uprobes have left incomplete. Returns the jumps that are
-    /// to become breakpoints.
+    /// Stores the patches again that kernel uprobes have left incomplete. Returns the jumps that
+    /// are to become breakpoints.
     fn store_again(&mut self) -> Result<Found, Error> {
         let disturbed_at = self.memory.disturbed_at();
         let sites = self.patches(|_| true)?;

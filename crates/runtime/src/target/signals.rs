@@ -135,8 +135,8 @@ impl Signals<'_> {
         }
     }
 
-    /// Has the target's handlers run without SIGTRAP blocked, and the agent see to that from now on.
-    /// Does so once.
+    /// Has the target's handlers run without SIGTRAP blocked, and the agent see to that from now
+    /// on. Does so once.
     fn spare_handlers(self, stopped: &mut Stopped) -> Result<(), Error> {
         let Some(environment) = &self.0.environment else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Owner tags: each process holds things in shared memory under a tag of its own, and they are freed
-//! when it dies.
+//! Owner tags: each process holds things in shared memory under a tag of its own, and they are
+//! freed when it dies.
 
 use std::collections::BTreeSet;
 use std::path::Path;

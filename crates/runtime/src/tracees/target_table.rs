@@ -27,8 +27,8 @@ pub(super) struct Tagged {
 
 /// See the module documentation.
 ///
-/// `targets` may be locked while a target is. Under it targets are only tried to be locked, `tags` is
-/// locked, and a new target is allocated its owner.
+/// `targets` may be locked while a target is. Under it targets are only tried to be locked, `tags`
+/// is locked, and a new target is allocated its owner.
 #[derive(Default)]
 pub(super) struct TargetTable {
     targets: Mutex<BTreeMap<i32, SharedTarget>>,

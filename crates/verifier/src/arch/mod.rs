@@ -1,4 +1,5 @@
-//! The machine: the structure behind `bpf_user_pt_regs_t`, the registers of a program in user space.
+//! The machine: the structure behind `bpf_user_pt_regs_t`, the registers of a program in user
+//! space.
 //!
 //! Each machine has a module with its name ([`USER_REGS`]) and its size ([`USER_REGS_LEN`]).
 

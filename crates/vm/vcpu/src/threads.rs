@@ -14,7 +14,8 @@ use crate::cpus::CpuList;
 #[derive(Debug, Clone)]
 struct Thread {
     pid: Pid,
-    /// The time of its start, in the kernel's ticks: another thread with its number has another one.
+    /// The time of its start, in the kernel's ticks: another thread with its number has another
+    /// one.
     started: u64,
     /// The CPUs where it could run before.
     before: CpuSet,

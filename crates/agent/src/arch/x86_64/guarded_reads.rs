@@ -6,8 +6,8 @@ use core::arch::{asm, global_asm};
 use beeline_uapi::Errno;
 
 // Leaf functions that leave the stack pointer alone, so one fixup serves a fault at any of their
-// instructions. Their callers may be compiled in other units of code, so they are global; hidden, so
-// they are reached without a table.
+// instructions. Their callers may be compiled in other units of code, so they are global; hidden,
+// so they are reached without a table.
 global_asm!(
     ".globl beeline_fault_begin, beeline_fault_end, beeline_fault_fixup",
     ".hidden beeline_fault_begin, beeline_fault_end, beeline_fault_fixup",
@@ -143,8 +143,8 @@ pub unsafe fn guarded_load<const BYTES: usize>(from: u64) -> Option<u64> {
     let (value, failed): (u64, u64);
     macro_rules! load {
         ($function:literal) => {
-            // SAFETY: the caller promises that a fault at `from` is caught, and the assembly changes
-            // no other registers.
+            // SAFETY: the caller promises that a fault at `from` is caught, and the assembly
+            // changes no other registers.
             unsafe {
                 asm!(concat!("call ", $function), in("rdx") from, out("rax") value, out("rcx") failed);
             }

@@ -39,8 +39,8 @@ pub(crate) fn guarded_targets(
     .take(MANY)
 }
 
-/// Returns where else the jump at `site` to `target` leads while there are kernel uprobes inside it,
-/// or when there have been: they change bytes at these offsets, where the file has these bytes.
+/// Returns where else the jump at `site` to `target` leads while there are kernel uprobes inside
+/// it, or when there have been: they change bytes at these offsets, where the file has these bytes.
 pub(crate) fn disturbed_targets(inner: &[(usize, u8)], site: u64, target: u64) -> Vec<u64> {
     let end = behind_jump(site);
     let displacement = jump_displacement(site, target).cast_unsigned();

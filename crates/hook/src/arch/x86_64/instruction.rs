@@ -13,8 +13,8 @@ pub struct Instruction(iced_x86::Instruction);
 /// The boundary on which functions start, including those without a symbol.
 const FUNCTION_ALIGN: u64 = 16;
 
-/// Decodes code that is mapped at `start`, one instruction after the other. Yields `None` for a byte
-/// at which none can begin, and continues behind that byte.
+/// Decodes code that is mapped at `start`, one instruction after the other. Yields `None` for a
+/// byte at which none can begin, and continues behind that byte.
 #[inline]
 pub(crate) fn decode(code: &[u8], start: u64) -> impl Iterator<Item = Option<Instruction>> {
     let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
@@ -113,8 +113,8 @@ impl Instruction {
         self.0.is_call_near().then(|| self.0.near_branch_target())
     }
 
-    /// True for a jump with unknown targets. A jump through a fixed slot (a tail call to an imported
-    /// function) has only one target, elsewhere.
+    /// True for a jump with unknown targets. A jump through a fixed slot (a tail call to an
+    /// imported function) has only one target, elsewhere.
     #[inline]
     pub(crate) fn jumps_anywhere(&self) -> bool {
         self.0.flow_control() == FlowControl::IndirectBranch && !self.0.is_ip_rel_memory_operand()

@@ -60,7 +60,8 @@ impl Displaced {
         }
     }
 
-    /// True if it does nothing but load the number of a system call, and a jump takes just its place.
+    /// True if it does nothing but load the number of a system call, and a jump takes just its
+    /// place.
     pub fn loads_number(&self) -> bool {
         self.instruction.decoded().code() == Code::Mov_r32_imm32 && self.bytes.len() == JUMP_LEN
     }

@@ -1,8 +1,8 @@
 //! `epoll_ctl`, `poll` and `select` on rings, and `rt_sigreturn` for arrays.
 //!
-//! An epoll set gets the memory's eventfd. With `poll` and `select` a tool shows its descriptors at each call.
-//! Before the kernel makes the call, a pipe takes the memory's place under the same number,
-//! readable if the ring has something to read.
+//! An epoll set gets the memory's eventfd. With `poll` and `select` a tool shows its descriptors at
+//! each call. Before the kernel makes the call, a pipe takes the memory's place under the same
+//! number, readable if the ring has something to read.
 
 use std::io;
 use std::mem::offset_of;
