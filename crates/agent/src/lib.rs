@@ -11,6 +11,8 @@
 //! it is the *agent*: one blob of position-independent code that every target maps from the same
 //! sealed file. The agent has no libc, allocator, writable data, thread-local storage or any path
 //! to a panic, and never touches a vector register.
+//!
+//! Its terms are in docs/glossary.md.
 #![no_std]
 
 #[cfg(test)]

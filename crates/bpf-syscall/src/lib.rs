@@ -9,6 +9,8 @@
 //! `syscall_table` is the table of system calls that programs can be attached to. The `tracepoints`
 //! come from it and, where the tool may not read the kernel's, the files that describe them
 //! (`tracefs`, `calls::files`).
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

@@ -6,6 +6,8 @@
 //! malformed data is simply not found.
 //!
 //! The format is that of `Documentation/bpf/btf.rst`.
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

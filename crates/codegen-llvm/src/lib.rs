@@ -1,4 +1,4 @@
-//! The optimising engine: eBPF through LLVM 19.
+//! The optimizing engine: eBPF through LLVM 19.
 //!
 //! [`Llvm`] makes code of the same form as the baseline compiler's ([`beeline_isa::abi`]), only
 //! faster: registers become values of LLVM's IR (`translate`), its pipeline works on them
@@ -13,6 +13,8 @@
 //!
 //! LLVM is large and can crash. Only `beeline-llvm`, the worker that `beeline_codegen::Worker`
 //! talks to, links this crate, so a crash takes no other process down.
+//!
+//! Its terms are in docs/glossary.md.
 
 mod flatten;
 mod frames;

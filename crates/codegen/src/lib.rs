@@ -13,6 +13,8 @@
 //! Compilers rely on a program's structure only ([`beeline_verifier::Flow`]); the verifier makes
 //! sure that memory accesses are good. The [`Interpreter`] relies on nothing: unverified programs
 //! run there and nowhere else.
+//!
+//! Its terms are in docs/glossary.md.
 
 pub mod aot;
 mod baseline;

@@ -18,6 +18,8 @@
 //! Two things are not preserved. `endbr64` at the site is displaced like any other instruction, so
 //! a process that enforces indirect-branch tracking must not be hooked. With a shadow stack, the
 //! processor would refuse a displaced call (which pushes its original return address and jumps).
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

@@ -26,6 +26,8 @@
 //! nothing may wait for it (`Child::wait`, `Child::try_wait`, `waitpid(-1)`): wait for
 //! [`Process::pidfd`] to become readable first. This crate itself waits only for the threads of its
 //! targets, and never takes an exit status.
+//!
+//! Its terms are in docs/glossary.md.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("beeline-inject knows the ptrace interface of Linux only");

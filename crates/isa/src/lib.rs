@@ -18,6 +18,8 @@
 //! An instruction has two forms. [`Insn`] is the decoded eight bytes, without judgement: tools pass
 //! this form. [`Op`] is the operation, returned by [`Insn::op`], which refuses everything that the
 //! instruction set does not define. The crate needs neither `std` nor an allocator.
+//!
+//! Its terms are in docs/glossary.md.
 #![no_std]
 
 pub mod abi;

@@ -2,6 +2,8 @@
 //!
 //! Maps, types and programs are descriptors, so nothing stays behind when they are dropped. Nothing
 //! is attached and nothing pinned.
+//!
+//! Its terms are in docs/glossary.md.
 
 mod attr;
 

@@ -59,6 +59,8 @@
 //!
 //! Recovery does not undo a half-finished overwrite: a value that was being overwritten in place
 //! may be half old, half new.
+//!
+//! Its terms are in docs/glossary.md.
 #![no_std]
 
 #[cfg(test)]

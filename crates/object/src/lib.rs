@@ -11,6 +11,8 @@
 //! files are not supported, nor are maps of the `.struct_ops` sections (their programs are). A
 //! symbol without a definition makes only those programs unusable that cannot do without it
 //! ([`Object::absent`]).
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

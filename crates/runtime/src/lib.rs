@@ -9,6 +9,8 @@
 //!
 //! The crate does not print: it passes messages for the user to the [`Report`] that a session is
 //! given.
+//!
+//! Its terms are in docs/glossary.md.
 
 mod agent;
 mod arch;

@@ -14,6 +14,8 @@
 //!
 //! [`bpffs`] is a BPF file system of the session's own, which the tool finds at `/sys/fs/bpf`. It
 //! needs no mount and no privilege, shows nothing of the machine's, and ends with the session.
+//!
+//! Its terms are in docs/glossary.md.
 
 mod arch;
 pub mod attr;

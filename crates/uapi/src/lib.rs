@@ -32,6 +32,8 @@
 //! | [`limits`] | limits of programs, maps and helpers |
 //! | [`pagemap`] | `/proc/PID/pagemap` |
 //! | [`linux`] | arguments and answers of other system calls |
+//!
+//! Its terms are in docs/glossary.md.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -7,6 +7,8 @@
 //!
 //! [`Flow`] is the shape of a program; the compiler starts from it, too. [`resolve`] turns the map
 //! descriptors of an accepted program into the indexes that compiled code uses.
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

@@ -12,6 +12,8 @@
 //! file, which `rings` keeps equal to the guest's; the descriptor becomes that file when the tool
 //! first maps it. Where the guest's memory can be seen from here, its own pages lie over the file
 //! (`sharing`).
+//!
+//! Its terms are in docs/glossary.md.
 
 mod calls;
 mod changes;

@@ -31,6 +31,8 @@
 //!
 //! Not supported: programs for packets, sockets and cgroups (they are attached to descriptors of
 //! the guest's), iterators, USDT, pinning.
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

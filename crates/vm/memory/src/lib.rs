@@ -8,6 +8,8 @@
 //! ([`tree`]); for others the user says so ([`Part`]).
 //!
 //! This crate neither maps nor reads the memory: [`GuestMemory::places`] says where pages are.
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

@@ -7,6 +7,8 @@
 //! the host's end of it. A [`lookup_channel`] is a further connection for look-ups, which the guest
 //! reads and answers in place ([`look_up`]). [`content`] is what is sent only once. The crate makes
 //! no system calls except those of the stream.
+//!
+//! Its terms are in docs/glossary.md.
 
 pub mod address;
 pub mod channel;

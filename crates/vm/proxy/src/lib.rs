@@ -8,6 +8,8 @@
 //!
 //! Hosts are not trusted with this process: whatever bytes come, the worst outcome is that their
 //! connection is closed. See `docs/guests.md`.
+//!
+//! Its terms are in docs/glossary.md.
 
 mod attach_points;
 pub mod audit;

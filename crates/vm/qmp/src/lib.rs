@@ -9,6 +9,8 @@
 //! The answering program is not trusted: lines have a longest length, everything has a time limit,
 //! and answers that make no sense are errors. After an [`Error`] other than [`Error::Refused`] the
 //! connection is of no use any more.
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 

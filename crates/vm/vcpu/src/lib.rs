@@ -12,6 +12,8 @@
 //!
 //! A guest cannot make the host spin: it is looked at only every [`PACE`], whatever happens in it.
 //! A guest may lie; the worst outcome is pins that the operator allows.
+//!
+//! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 
