@@ -2,7 +2,7 @@
 
 .PHONY: build check test soak fuzz bench peers corpora demo deps
 
-# The release build: target/release/beeline, and beside it beeline-llvm, the optimising compiler,
+# The release build: target/release/beeline, and beside it beeline-llvm, the optimizing compiler,
 # and beeline-guest, which runs in virtual machines: linked statically, it needs nothing but a
 # kernel. It is built last, and moved to its place whole.
 TARGET = $${CARGO_TARGET_DIR:-target}

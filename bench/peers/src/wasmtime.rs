@@ -1,4 +1,4 @@
-//! The same C as WebAssembly, by wasmtime with its optimising compiler.
+//! The same C as WebAssembly, by wasmtime with its optimizing compiler.
 
 use anyhow::Context;
 use beeline_bench::engines::{

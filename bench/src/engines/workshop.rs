@@ -22,7 +22,7 @@ impl Workshop {
         Ok(Workshop(Scratch::new()))
     }
 
-    /// Compiles a program to `NAME.KIND`, optimised and with no calls to a C library.
+    /// Compiles a program to `NAME.KIND`, optimized and with no calls to a C library.
     ///
     /// The loops stay loops: they do not become calls of `memcpy`.
     pub fn compile(

@@ -71,7 +71,7 @@ impl Target {
         module.set_data_layout(&self.machine.get_target_data().get_data_layout());
     }
 
-    /// Optimises the module and returns it as an object file.
+    /// Optimizes the module and returns it as an object file.
     pub(crate) fn object(&self, module: &Module<'_>) -> Result<MemoryBuffer<'static>, Trouble> {
         if cfg!(debug_assertions) {
             module.verify()?;

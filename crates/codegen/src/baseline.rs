@@ -1,7 +1,7 @@
 //! The baseline compiler: each eBPF register has a fixed home in a general register, each
 //! instruction becomes a few machine instructions, and jumps take their short form where they can.
 //!
-//! There is no register allocation and next to no optimiser, so thousands of instructions take
+//! There is no register allocation and next to no optimizer, so thousands of instructions take
 //! milliseconds. The code saves only the registers that the platform's ABI says it must and that
 //! the program really changes: `r0 = 0; exit` becomes `xor eax, eax; ret`.
 //!

@@ -21,7 +21,7 @@ use wire::Outcome;
 
 pub use wire::serve;
 
-/// The file name of the optimising compiler's program.
+/// The file name of the optimizing compiler's program.
 pub const LLVM: &str = "beeline-llvm";
 /// More time than a compiler takes for any program.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ impl Worker {
         }
     }
 
-    /// Returns the optimising compiler, with its program beside the running one; `None` if it is
+    /// Returns the optimizing compiler, with its program beside the running one; `None` if it is
     /// not there.
     pub fn beside_this() -> Option<Self> {
         let path = std::env::current_exe().ok()?.with_file_name(LLVM);

@@ -46,7 +46,7 @@ const ENDS: [End; 12] = {
         end(JSGE, 1, true, true),
         end(JLE, -1, true, true),
         end(JSLE, -1, false, true),
-        // By two, which the compiler does not optimise.
+        // By two, which the compiler does not optimize.
         end(JLT, 2, false, false),
     ]
 };
