@@ -242,7 +242,7 @@ pub struct Control {
     /// before are not known any more.
     pub users: AtomicU32,
     /// The number of such calls that are under way. It does not return to 0 once there may be code
-    /// with calls that nobody sees.
+    /// with calls that are not hooked.
     pub user_changes: AtomicU32,
     /// Incremented with each call by which a thread has got another name.
     pub names: AtomicU32,

@@ -66,7 +66,7 @@ const BUCKETS: usize = 1024;
 const PROBES: usize = 8;
 
 /// Some entries, and the number of further entries that have their home here but did not fit. While
-/// there are none, which is nearly always, nobody looks further.
+/// there are none, which is nearly always, a search looks no further.
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Bucket {
@@ -189,7 +189,7 @@ impl ReturnTable {
     /// are forgotten: their calls have ended.
     ///
     /// It is not always known which thread's stack a slot lies on. A slot that another thread than
-    /// the call's asks for, or a second one, belongs to nobody from then on. It is not [watched
+    /// the call's asks for, or a second one, has no owner from then on. It is not [watched
     /// again](Self::watch_again), as the other thread's unwinder may be about to read it.
     pub fn put_back(&self, sp: usize, owner: u32, is_wanted: impl Fn(usize, bool) -> bool) -> u64 {
         let is_locked = self.lock(owner);

@@ -132,7 +132,7 @@ fn put_back(target: &Target, sp: usize) {
     count_lost(target, lost);
 }
 
-/// True if the target is traced. Returns of a forked child belong to nobody.
+/// True if the target is traced. Returns of a forked child belong to no session.
 fn is_traced(target: &Target) -> bool {
     target.control().pid.load(Relaxed) != 0
 }
@@ -145,7 +145,7 @@ fn count_lost(target: &Target, lost: u64) {
 
 /// Watches again the calls that are under way from `from` on, seen from an unwinder at `sp`.
 fn watch_again(target: &Target, sp: usize, from: usize) {
-    // In a forked child nobody is told of returns, but they work.
+    // In a forked child returns are not reported, but they work.
     let table = target.returns();
     let owner = enter::owner(target);
     if !table.has_away(owner) {

@@ -8,7 +8,7 @@
 //!   is closed, so [`reclaim`](crate::reclaim) looks for it now and then. While a tool waits for a
 //!   ring with `poll`, its descriptor is the ring's eventfd instead (`calls::wait`).
 //! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other
-//!   end, whose hang-up tells that the last descriptor is closed, everywhere.
+//!   end, and its hang-up tells that the last descriptor is closed, everywhere.
 
 mod thread;
 

@@ -79,8 +79,8 @@ impl Plan {
         self
     }
 
-    /// The same site, with the jump of somebody's patch as its first instruction, planned as for
-    /// the file's code alone. The jump does not show what the code behind it reads, and kernel
+    /// The same site, with the jump of another session's patch as its first instruction, planned as
+    /// for the file's code alone. The jump does not show what the code behind it reads, and kernel
     /// uprobes are meant for the file's code.
     pub fn over(mut self, file: Self, patch: &[u8]) -> Self {
         let guards = file.guards.into_iter();

@@ -6,8 +6,7 @@
 //! [`CallPlan::emit`] writes a site's own [`CallStub`], with the patches that lead to it.
 //!
 //! A table of bytes ([`CallSpec::watched`]) chooses the calls for which the hooks ask. Its owner
-//! can change it at any time without patching again: a call that nobody watches costs two compared
-//! bytes.
+//! can change it at any time without patching again: an unwatched call costs two compared bytes.
 //!
 //! There are three forms:
 //!

@@ -123,7 +123,7 @@ fn signal() -> io::Result<c_int> {
 
 /// Leads a thread past a [`seize`] that it is about to make, or to resume.
 extern "C" fn pass_by(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes the context that the thread goes on with; nobody else has a
+    // SAFETY: the kernel passes the context that the thread goes on with; no other code has a
     // reference to it.
     if let Some(context) = unsafe { context.cast::<libc::ucontext_t>().as_mut() } {
         arch::seize::pass_by(context);

@@ -110,7 +110,7 @@ impl Search<'_> {
     ///
     /// A cell that a killed Beeline has left behind is as good if no thread can be in it, and is
     /// then removed together with this one. There is a cell only where all threads are held,
-    /// because nobody else can then be at work in the same zeroes.
+    /// because no other tracer can then be at work in the same zeroes.
     fn cell(&self) -> Option<u64> {
         if !self.space.is_whole() {
             return None;
@@ -225,7 +225,7 @@ impl Search<'_> {
     }
 }
 
-/// True for private code of a file or the vDSO that nobody writes.
+/// True for private code of a file or the vDSO that is not written.
 fn is_code_of_file(region: &Region) -> bool {
     let permissions = region.permissions;
     let is_code =

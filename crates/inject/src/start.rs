@@ -14,14 +14,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::{Error, Loaded, Options, Process, Seccomp, Watched};
 
 /// The name of the thread that traces a program which is being started by [`start_stopped`] or
-/// [`run_to_libraries`]. It lets the program go by itself, whatever a session does, so nobody needs
-/// to wait for that.
+/// [`run_to_libraries`]. It lets the program go by itself, whatever a session does, so no caller
+/// needs to wait for that.
 pub const STARTER: &str = "beeline-starter";
 
 /// Starts a program and leaves it stopped, as by SIGSTOP, before its first instruction; SIGCONT
 /// lets it begin.
 ///
-/// Nobody traces it then. The second result says why the program could not be held; then it runs
+/// No thread traces it then. The second result says why the program could not be held; then it runs
 /// already. As it was traced while it was started, a set-uid program gets no more rights than the
 /// caller has.
 ///

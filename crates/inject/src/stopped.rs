@@ -432,7 +432,7 @@ impl Stopped {
     pub const SCRATCH: usize = files::SCRATCH;
 
     /// As [`Self::map_files`], and quicker, through [`Self::SCRATCH`] bytes of the target's memory
-    /// that it can write and nobody uses. Their content is lost.
+    /// that it can write and no code uses. Their content is lost.
     ///
     /// # Errors
     ///

@@ -188,7 +188,7 @@ fn rethrow() -> ! {
 }
 
 fn answer<T>(to: &SyncSender<T>, value: T) {
-    // The other side waits for this; if it is gone nobody needs the value.
+    // The other side waits for this; if it is gone, the value is not needed.
     let _ = to.send(value);
 }
 

@@ -132,7 +132,7 @@ impl Fields {
     ///
     /// # Safety
     ///
-    /// `value` has these fields, and nobody else has it.
+    /// `value` has these fields, and no other thread uses it.
     pub(crate) unsafe fn clear(&self, value: *mut u8) {
         for (start, size) in self.places() {
             for at in (start..start.wrapping_add(size)).step_by(4) {

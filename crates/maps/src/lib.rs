@@ -40,8 +40,8 @@
 //! holds another's, and of two threads that evict from each other's bucket one makes progress.
 //!
 //! **Things that dead processes held are found at once.** Before a caller takes a bucket's lock or
-//! a node it writes down which, in the record of its CPU slot; nobody else has that slot until the
-//! map has been released. The record is a hint that need not be cleared: the lock word and the
+//! a node it writes down which, in the record of its CPU slot; no other caller has that slot until
+//! the map has been released. The record is a hint that need not be cleared: the lock word and the
 //! node's stamp say whether it is still so. A waiter also writes down what it waits for. That leads
 //! to locks that no record names, for example after memory was overwritten; then the whole map is
 //! searched.

@@ -13,9 +13,9 @@ pub struct Caller {
     /// [`crate::Map::release_owner`] gets it when the process is gone. Two processes that live at
     /// the same time have different tags.
     pub owner: u32,
-    /// The CPU slot that the caller has leased, and nobody else uses meanwhile: per-CPU values are
-    /// those of this slot, and what a dead caller held is found by it. [`Caller::NO_SLOT`] for a
-    /// caller without one.
+    /// The CPU slot that the caller has leased, and that no other caller uses meanwhile: per-CPU
+    /// values are those of this slot, and what a dead caller held is found by it.
+    /// [`Caller::NO_SLOT`] for a caller without one.
     pub cpu: u32,
     /// Called while waiting for a lock, to let others run. A sleep of some 50 us does that best:
     /// waiters that only yield keep the CPU busy for each other, and the holder waits for its next
@@ -32,8 +32,8 @@ impl Caller {
     /// The first number that is no owner's tag.
     pub const MAX_OWNER: u32 = 0x7fff_fff0;
     /// The CPU slot of a caller that has none, such as a system call's. If the threads of a process
-    /// have none, what one thread held when all died is found at once, and what others held when
-    /// somebody waits for it.
+    /// have none, what one thread held when all died is found at once, and what others held when a
+    /// thread waits for it.
     pub const NO_SLOT: u32 = u32::MAX;
 
     fn is_valid(&self) -> bool {
@@ -113,8 +113,8 @@ pub(crate) fn acquire_telling<'a>(
     }
 }
 
-/// Takes `lock` even from a holder that is `dead`: from hand to hand, so that nobody else sees what
-/// it guards before it is repaired.
+/// Takes `lock` even from a holder that is `dead`: from hand to hand, so that no other caller sees
+/// what it guards before it is repaired.
 pub(crate) fn steal<'a>(
     lock: &'a AtomicU32,
     dead: &dyn Fn(u32) -> bool,
@@ -126,7 +126,7 @@ pub(crate) fn steal<'a>(
     }
 }
 
-/// Takes `lock` from a holder that is `dead`, and from nobody else.
+/// Takes `lock` from a holder that is `dead`, and from no other holder.
 pub(crate) fn inherit<'a>(
     lock: &'a AtomicU32,
     dead: &dyn Fn(u32) -> bool,

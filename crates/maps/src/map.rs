@@ -114,7 +114,7 @@ impl Map {
     ///
     /// Call it after a process has died or has replaced itself by `exec`; it may be called any
     /// number of times. For a hash, the time does not depend on the size. `dead` may also return
-    /// true for every unknown tag: that frees overwritten locks, too, once somebody has waited for
+    /// true for every unknown tag: that frees overwritten locks, too, once a thread has waited for
     /// them.
     ///
     /// The CPU slots of the dead may be given to others only after this was successful for all

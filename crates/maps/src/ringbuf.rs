@@ -215,8 +215,8 @@ impl<'m> Ring<'m> {
         dead: &dyn Fn(u32) -> bool,
         caller: &Caller,
     ) -> Result<bool, Errno> {
-        // With the lock nobody begins a record, so everything between the positions stays where it
-        // is.
+        // While the lock is held no record begins, so everything between the positions stays where
+        // it is.
         let _guard = lock::steal(self.lock(), dead, caller)?;
         let end = self.producer().load(Acquire) & !7;
         let mut position = self.consumer().load(Acquire) & !7;

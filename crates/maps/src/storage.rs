@@ -70,7 +70,8 @@ impl<'m> TaskStorage<'m> {
         let put = |index, new| match first.is_null() {
             true => {
                 let value = memory.value(index, 0);
-                // SAFETY: this is a value that nobody else has yet, and its room is in whole words.
+                // SAFETY: this is a value that no other thread has yet, and its room is in whole
+                // words.
                 unsafe { words::clear(value, memory.spec.value_size as usize) };
                 Ok(())
             }

@@ -46,8 +46,8 @@ impl<'m> UserRing<'m> {
         Self { memory }
     }
 
-    /// Begins to drain the ring, for `bpf_user_ringbuf_drain`: until the result is dropped nobody
-    /// else does.
+    /// Begins to drain the ring, for `bpf_user_ringbuf_drain`: no other program drains it until the
+    /// result is dropped.
     ///
     /// # Errors
     ///

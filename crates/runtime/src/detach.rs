@@ -105,7 +105,7 @@ impl Presence {
         ))
     }
 
-    /// True if this is what a forked child has inherited, and nobody will come for it.
+    /// True if this is what a forked child has inherited, and no session will come for it.
     ///
     /// A child with hooked system calls makes an upcall for that, and is an orphan only if there
     /// was no answer. A child that runs programs belongs to a session. With `has_others`, another
@@ -162,7 +162,7 @@ impl Presence {
     /// Restores the process: its code, its signal handlers and the return addresses that lead to
     /// Beeline. Unmaps everything once no thread is inside.
     ///
-    /// The process is stopped for moments only. Returns false if somebody else has done it
+    /// The process is stopped for moments only. Returns false if another Beeline has done it
     /// meanwhile.
     pub(crate) fn remove(&self, process: &Process) -> Result<bool, Error> {
         self.remove_if(process, |_| true)
@@ -301,7 +301,7 @@ impl Presence {
     /// Returns how a site of this session is hooked, given the bytes there.
     fn hook_of(&self, site: &SiteFacts, now: &[u8]) -> Option<Hook> {
         // A jump to this session's own memory is its own whatever the records say. All else may be
-        // somebody else's.
+        // another tracer's.
         let is_off = self.restored.contains(site) || self.is_listed && !site.is_patched;
         match now.first() {
             Some(&JUMP) if !site.is_breakpoint && self.jumps_here(site.address, now) => {
@@ -343,7 +343,7 @@ impl Presence {
         hooked.retain(|(site, _)| !under.contains(&site.address));
         let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
         let ranges: Vec<_> = hooked.iter().map(|(site, _)| place(site)).collect();
-        // Where that cannot be known, a breakpoint is taken for somebody else's.
+        // Where that cannot be known, a breakpoint is taken for another tracer's.
         let probed = kernel_uprobes(stopped, &ranges).unwrap_or_default();
         let (mut code, mut stay) = (Vec::new(), under.clone());
         let mut going = Vec::new();

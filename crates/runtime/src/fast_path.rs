@@ -72,7 +72,7 @@ impl FastPaths {
         let Some(entry) = self.entry(map.id.0).filter(|_| is_plain) else {
             return;
         };
-        // SAFETY: the entry is in this value's memory, and nobody reads its handle while its state
+        // SAFETY: the entry is in this value's memory, and no tool reads its handle while its state
         // is 0.
         unsafe {
             (&raw const (*entry).map).cast_mut().write(map.at(0));

@@ -2,7 +2,7 @@
 //!
 //! The kernel stores its `int3` in every private mapping of a file that might run, as soon as it is
 //! mapped, for the uprobes that are meant for the process (`uprobe_mmap`). So a second mapping of
-//! the same page, which nobody patches, shows the uprobes.
+//! the same page, which no session patches, shows the uprobes.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -3,8 +3,8 @@
 //! The process's number tells neither: it is reused, and names another process in another pid
 //! namespace. So the name of whatever a session maps also contains the time of the session's start,
 //! and while the session runs it holds a lock on the file of its session page. The kernel removes
-//! the lock when the process dies, however it dies (a zombie holds none), and lists it for
-//! everybody.
+//! the lock when the process dies, however it dies (a zombie holds none), and lists it for all
+//! processes.
 
 use std::fmt::{Display, Formatter};
 use std::io;
@@ -115,7 +115,7 @@ impl Liveness {
 /// meanwhile, those behind it move forward, so that one may be missed.
 const LOOKS: usize = 3;
 
-/// Returns whether somebody holds such a lock on the file that is mapped there. `None` if the
+/// Returns whether a process holds such a lock on the file that is mapped there. `None` if the
 /// kernel does not show its locks.
 fn is_locked(mapped: &Region) -> Option<bool> {
     for _ in 0..LOOKS {

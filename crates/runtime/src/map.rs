@@ -165,7 +165,7 @@ impl MapObject {
         }
     }
 
-    /// Returns the value of an array of one element that nobody changes any more.
+    /// Returns the value of an array of one element that can no longer change.
     fn constant(&self) -> Option<Vec<u8>> {
         let is_one = self.map.spec().kind() == Some(Kind::Array) && self.spec.max_entries == 1;
         let is_constant = self.spec.flags & flags::RDONLY_PROG != 0 && self.frozen.load(SeqCst);

@@ -111,7 +111,7 @@ impl Memory {
         let len = pages(len.max(1));
         rustix::fs::ftruncate(&self.file, len as u64)?;
         let base = Self::map(self.file.as_fd(), len)?;
-        // SAFETY: the old mapping is this value's own, and because of `&mut self` nobody holds a
+        // SAFETY: the old mapping is this value's own, and because of `&mut self` no code holds a
         // reference into it.
         unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len)? };
         (self.base, self.len) = (base, len);

@@ -267,7 +267,7 @@ pub fn restore(
     if Text::of(&now, stored) != Text::Other {
         let place = address..address + stored.len() as u64;
         // Where that cannot be known, because the file is gone, a breakpoint over a jump is taken
-        // for somebody else's.
+        // for another tracer's.
         let probed = kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default();
         if is_covered(address, &now, patch, &probed) {
             return Ok(());

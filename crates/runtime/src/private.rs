@@ -126,7 +126,8 @@ impl Private {
         )
     }
 
-    /// As [`Self::fill`], for a forked child with a copy of its parent's slots, which nobody holds.
+    /// As [`Self::fill`], for a forked child with a copy of its parent's slots, which no thread
+    /// holds.
     ///
     /// # Errors
     ///
@@ -215,7 +216,7 @@ mod tests {
             let region = Private::layout(0x7f00_0000_0000, cpus);
             let is_at = |top: Option<u64>| Private::is_at(region.base, region.len, |_| top);
             assert!(is_at(Some(region.stack_top(0))), "{cpus}");
-            // Nothing there; fresh memory of somebody else's; a stack of another region.
+            // Nothing there; fresh memory of other code; a stack of another region.
             assert!(!is_at(None) && !is_at(Some(0)));
             assert!(!is_at(Some(region.stack_top(0) + PAGE as u64)));
             assert!(!is_at(Some(

@@ -86,8 +86,8 @@ pub fn know_libc_restorer(
 /// Makes one of the agent's handlers the one that the kernel calls, and keeps the action that was
 /// there.
 ///
-/// The manifest is changed first. Otherwise nobody could leave a process with a handler that was
-/// installed by a Beeline that died just then.
+/// The manifest is changed first. Otherwise no Beeline could leave a process with a handler that a
+/// Beeline installed just before it died.
 ///
 /// # Errors
 ///

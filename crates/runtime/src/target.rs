@@ -348,7 +348,7 @@ impl Target {
     }
 
     /// Looks at the instructions by which some of the sleeping threads have called the kernel.
-    /// Returns those that nobody knew of, each once, and lists them in the process.
+    /// Returns those that were not known yet, each once, and lists them in the process.
     pub fn look_for_slipped_calls(&mut self) -> Vec<SlippedCall> {
         self.syscalls.look_for_slipped(&mut self.sites.memory)
     }

@@ -107,7 +107,7 @@ impl Trace {
         Ok(reader)
     }
 
-    /// Ends the pipes. Returns the number of lines that nobody has read and of those that found no
+    /// Ends the pipes. Returns the number of lines that were not read and of those that found no
     /// room.
     pub fn close(&self) -> (u64, u64) {
         self.shared.stop.store(true, SeqCst);

@@ -107,7 +107,8 @@ impl Pool {
         let place = self.reserve(bytes.len(), align)?;
         self.memory
             .populate((place - self.base) as usize, bytes.len());
-        // SAFETY: `reserve` gave room for the bytes inside the mapping, which nobody else uses yet.
+        // SAFETY: `reserve` gave room for the bytes inside the mapping, which no other code uses
+        // yet.
         unsafe {
             self.local(place)
                 .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
@@ -127,7 +128,7 @@ impl Pool {
         change: impl FnOnce(&mut [u8]),
     ) -> io::Result<u64> {
         let place = self.bytes(bytes, align)?;
-        // SAFETY: this many bytes have just been placed there, and nobody else uses them yet.
+        // SAFETY: this many bytes have just been placed there, and no other code uses them yet.
         change(unsafe { std::slice::from_raw_parts_mut(self.local(place), bytes.len()) });
         Ok(place)
     }
@@ -139,7 +140,7 @@ impl Pool {
     /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn value<T>(&mut self, value: T) -> io::Result<u64> {
         let place = self.reserve(size_of::<T>(), align_of::<T>())?;
-        // SAFETY: `reserve` gave aligned room for the value inside the mapping, which nobody else
+        // SAFETY: `reserve` gave aligned room for the value inside the mapping, which no other code
         // uses yet.
         unsafe { self.local(place).cast::<T>().write(value) };
         Ok(place)
@@ -152,7 +153,7 @@ impl Pool {
     /// [`io::ErrorKind::OutOfMemory`] if the pool is full.
     pub fn array<T: Copy>(&mut self, values: &[T]) -> io::Result<u64> {
         let place = self.reserve(std::mem::size_of_val(values), align_of::<T>())?;
-        // SAFETY: `reserve` gave aligned room for the array inside the mapping, which nobody else
+        // SAFETY: `reserve` gave aligned room for the array inside the mapping, which no other code
         // uses yet.
         unsafe {
             self.local(place)

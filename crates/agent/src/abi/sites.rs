@@ -47,8 +47,9 @@ pub struct Site {
     pub traps: [SiteTrap; SITE_TRAPS],
 }
 
-/// A breakpoint behind a site's first byte, which a thread reaches only if somebody else has
-/// changed that byte. The kernel's uprobes do: they run the file's instruction and go on behind it.
+/// A breakpoint behind a site's first byte, which a thread reaches only if that byte has been
+/// changed from outside the session. The kernel's uprobes do: they run the file's instruction and
+/// go on behind it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SiteTrap {
@@ -125,8 +126,8 @@ pub struct Manifest {
     pub tool: [u8; TOOL_BYTES],
 }
 
-/// Pages of a file's code that are mapped once more, read-only. Nobody patches them, so they show
-/// the kernel uprobes. In the pool; not for the target.
+/// Pages of a file's code that are mapped once more, read-only. No session patches them, so they
+/// show the kernel uprobes. In the pool; not for the target.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Witness {

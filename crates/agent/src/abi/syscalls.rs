@@ -189,8 +189,8 @@ pub const REQUESTS: usize = 64;
 
 /// In [`super::Session::deaf`]: requests are answered.
 pub const HEARS: u32 = 0;
-/// In [`super::Session::deaf`]: an upcall was not answered in time. Until the runtime shows itself
-/// nobody waits.
+/// In [`super::Session::deaf`]: an upcall was not answered in time. Until the runtime shows itself,
+/// no thread waits.
 pub const DEAF: u32 = 1;
 /// In [`super::Session::deaf`]: the session ends, and no upcall is made any more.
 pub const ENDING: u32 = 2;

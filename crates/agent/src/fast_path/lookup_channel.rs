@@ -121,7 +121,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
         let room = unsafe { &mut *self.room.0.get() };
         let id = self.own.id.load(Relaxed).wrapping_add(1).max(1);
         self.own.id.store(id, Relaxed);
-        // Any failure leaves it taken forever: nobody knows what comes next on it.
+        // Any failure leaves it taken forever: the next message on it would be unknown.
         let done = match self.exchange(room, id, &map, key)? {
             Answer::Value(found) => {
                 // SAFETY: the answer has as many bytes as a value.

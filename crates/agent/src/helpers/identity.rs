@@ -62,8 +62,8 @@ pub fn get_current_uid_gid(context: &mut Context) -> u64 {
 /// Returns the thread's user and group.
 ///
 /// A process may change them at any moment, so they are only remembered where every such call is
-/// seen. They are kept no longer than for one tick of the coarse clock, in case of changes that
-/// nobody has thought of.
+/// seen. They are kept no longer than for one tick of the coarse clock, in case of unforeseen
+/// changes.
 fn user_and_group(context: &mut Context) -> (u32, u32) {
     let target = context.target();
     let control = target.control();

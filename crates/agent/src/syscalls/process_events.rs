@@ -18,7 +18,7 @@ use crate::abi::{PtRegs, Target};
 use crate::enter::forget_slots_of;
 use crate::sys;
 
-/// Returns the target that a call is made in, or `None` if nobody may be told of it.
+/// Returns the target that a call is made in, or `None` if no session may be told of it.
 ///
 /// It need not be the target that the code was hooked for: a forked child becomes a target first,
 /// and a child that shares its parent's memory has a record of its own.
@@ -100,7 +100,8 @@ fn exec(call: &Call<'_>) {
     if call.edge == ENTER {
         upcall_about(call.target, UPCALL_EXEC, &program_of(call.regs));
     } else if (call.regs.result() as i64) < 0 {
-        // Behind a call that has worked there is another program, and nobody waits for it any more.
+        // Behind a call that has worked there is another program, and no thread waits for it any
+        // more.
         upcall(call.target, UPCALL_NO_EXEC);
     }
 }
@@ -151,7 +152,7 @@ fn code(call: &Call<'_>) {
     if is_file {
         upcall(call.target, UPCALL_CODE);
     } else {
-        // Nobody will scan the code that is going to be written there.
+        // The code that is going to be written there will not be scanned.
         call.control.user_changes.fetch_add(1, Relaxed);
     }
 }

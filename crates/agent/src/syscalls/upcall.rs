@@ -67,8 +67,7 @@ pub(super) fn upcall_about(target: &Target, kind: u32, subject: &Subject) -> boo
     answered
 }
 
-/// Takes a request that nobody uses, once there is one: all may be in use when many processes begin
-/// at once.
+/// Takes a free request, once there is one: all may be in use when many processes begin at once.
 fn take(session: &Session) -> Option<&Request> {
     let free = |request: &&Request| {
         let taken = request.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed);

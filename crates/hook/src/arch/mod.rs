@@ -9,7 +9,7 @@
 //! - **Patches.** The bytes of a jump ([`JUMP_LEN`], [`JUMP_OPCODE`], [`DISPLACEMENT_LEN`],
 //!   [`jump`], [`jump_anywhere`], [`jump_target`]), its reach ([`JUMP_REACH`],
 //!   [`JUMP_REACH_IN_WORDS`]), and those of a breakpoint ([`BREAKPOINT`], [`BREAKPOINT_LEN`]).
-//!   [`INT3`] is for those who look at code byte by byte.
+//!   [`INT3`] is for code that looks at bytes.
 //! - **Guards.** [`guards`] returns the ways to lay a jump beside kernel uprobes, and
 //!   [`guarded_len`] the bytes that they need. [`guarded_targets`], [`disturbed_targets`] and
 //!   [`guarded_jump`] turn the fixed bytes of one into addresses and back. [`second_trap`] is a

@@ -79,7 +79,7 @@ impl CallSites {
         }
         for point in take_cancellation_points(&mut holders) {
             let is_called = add_callers(&point, &short, &mut holders, is_late)?;
-            // Calls from there are not seen, as nobody knows what branches around them.
+            // Calls from there are not seen, as it is not known what branches around them.
             if !is_called || is_called_from(&long, &point, is_late)? {
                 sites.unhookable.push(UnhookableCall {
                     call: point.call,

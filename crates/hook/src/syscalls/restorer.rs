@@ -1,8 +1,8 @@
 //! The code that a signal handler returns to, with `rt_sigreturn` as its only call.
 //!
 //! An unwinder in a handler has to distinguish it from a function. Where the file's unwind
-//! information identifies it (a description with the augmentation `S`) nobody looks at its bytes,
-//! and they may be a jump. Elsewhere it is recognized by its bytes: `mov rax, 15; syscall`.
+//! information identifies it (a description with the augmentation `S`) its bytes are not read, and
+//! they may be a jump. Elsewhere it is recognized by its bytes: `mov rax, 15; syscall`.
 
 use super::numbers::RT_SIGRETURN;
 use super::{CallPlan, CallSites, Shape, Window};

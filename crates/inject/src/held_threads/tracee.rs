@@ -175,8 +175,8 @@ impl Tracee {
         Ok(())
     }
 
-    /// Notes that it has ended. Its parent is told, and can wait for it, only when nobody traces it
-    /// any more.
+    /// Notes that it has ended. Its parent is told, and can wait for it, only when no process
+    /// traces it any more.
     pub fn end(&mut self) {
         self.state = State::Gone;
         worker::hold_on();

@@ -2,7 +2,7 @@
 //!
 //! Each machine has a module with this face; `other` has it for all that have none.
 //!
-//! - [`copy_unordered`]: copies bytes that nobody looks at yet.
+//! - [`copy_unordered`]: copies bytes that no other thread reads yet.
 //! - [`prefetch`]: fetches a cache line.
 //! - [`cycles`]: a clock that costs next to nothing.
 

@@ -165,7 +165,7 @@ impl<'m> Chains<'m> {
         self.memory.spec.key_size as usize
     }
 
-    /// Returns more steps than any look-up takes in a map that nobody overwrote.
+    /// Returns more steps than any look-up takes in a map that was not overwritten.
     #[inline]
     pub(super) fn longest_walk(self) -> u32 {
         self.memory.layout.entries.saturating_add(1 << 16)

@@ -16,7 +16,7 @@ use crate::{
     values::Values,
 };
 
-/// The operations of programs. The program has leased the CPU slot that it names; nobody else
+/// The operations of programs. The program has leased the CPU slot that it names; no other program
 /// writes that slot's values.
 impl Map {
     /// `bpf_map_lookup_elem`: the value (of CPU slot `cpu`, in a per-CPU map) or null.

@@ -55,7 +55,7 @@ impl<'m> Trie<'m> {
         let place = self.place_of(key);
         match place.node {
             Some(node) if place.common == self.nodes.len_of(node) => {
-                // The same prefix: bits behind it may change, which nobody compares.
+                // The same prefix: bits behind it may change, as they are never compared.
                 if !node.is_element() {
                     self.check_room(flags)?;
                 } else if flags == flags::NOEXIST {

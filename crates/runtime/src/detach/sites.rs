@@ -234,7 +234,7 @@ impl CallFacts {
     }
 }
 
-/// Returns where calls may be made that nobody has looked for.
+/// Returns where calls may be made that no session has looked for.
 fn unseen(regions: &[Region]) -> Vec<(Range<u64>, &'static str)> {
     let why = |region: &Region| match region.permissions {
         _ if !region.permissions.execute || region.path.starts_with("[vsyscall]") => None,

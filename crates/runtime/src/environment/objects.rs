@@ -215,7 +215,7 @@ fn place_table(pool: &mut Pool, len: usize) -> Result<u64, Error> {
     let table = pool
         .zeroed::<u64>(words.iter().sum())
         .map_err(os("filling a pool"))?;
-    // SAFETY: a table's head is one word, and nobody knows of the table yet.
+    // SAFETY: a table's head is one word, and no target uses the table yet.
     unsafe { pool.change::<abi::ObjectTable>(table, |head| head.mask = len - 1) };
     Ok(table)
 }

@@ -96,8 +96,8 @@ impl CallFiles {
         found.and_then(|(_, known)| known.planned().ready())
     }
 
-    /// Returns the calls of the vDSO, from Beeline's own copy of it, which nobody has hooked;
-    /// `None` if there is none.
+    /// Returns the calls of the vDSO, from Beeline's own copy of it, which is not hooked; `None` if
+    /// there is none.
     pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
         let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);
         self.vdso.get_or_init(read).clone()

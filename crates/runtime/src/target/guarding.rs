@@ -199,9 +199,9 @@ impl Sites {
     ///
     /// # Errors
     ///
-    /// [`Error::Target`] if a thread blocks SIGTRAP, there are too many breakpoints, or somebody's
-    /// breakpoint lies upon the site. [`Error::Os`] if a pool is full, [`Error::Inject`] if the
-    /// process cannot be stopped, or its memory cannot be read or written.
+    /// [`Error::Target`] if a thread blocks SIGTRAP, there are too many breakpoints, or a
+    /// breakpoint of another tracer lies upon the site. [`Error::Os`] if a pool is full,
+    /// [`Error::Inject`] if the process cannot be stopped, or its memory cannot be read or written.
     pub fn make_breakpoint(
         &mut self,
         at: u64,

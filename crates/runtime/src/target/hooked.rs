@@ -209,8 +209,8 @@ pub(super) fn mark_exit(
     let Some(flags) = request.place.exit_flags().filter(|_| request.retprobe) else {
         return Ok(());
     };
-    // SAFETY: the record was placed as a `Site`. Without programs for the return nobody looks
-    // at what changes.
+    // SAFETY: the record was placed as a `Site`. Without programs for the return, the agent does
+    // not look at what changes.
     unsafe {
         memory
             .environment_mut()?
@@ -254,7 +254,7 @@ pub(super) fn place_record(
         traps: Default::default(),
     };
     let site = environment.home.value(site).map_err(os("filling a pool"))?;
-    // It is listed before it is patched: there must never be a patch that nobody could find.
+    // It is listed before it is patched: there must never be a patch that no session could find.
     environment
         .manifest()
         .first_site

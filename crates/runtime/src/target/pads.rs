@@ -109,7 +109,7 @@ impl Pads {
     /// [`Error::Os`] if the file cannot be created.
     pub fn new(shared: &Shared) -> Result<Self, Error> {
         let file = Self::file().map_err(os("creating a pool"))?;
-        // SAFETY: the file is longer, nobody else has it yet, and its start is aligned.
+        // SAFETY: the file is longer, no other process has it yet, and its start is aligned.
         unsafe {
             file.base()
                 .cast::<abi::Manifest>()
@@ -136,7 +136,7 @@ impl Pads {
     /// Those of [`Memory::new`] and [`Memory::seal_for_others`].
     pub fn fork(&self) -> std::io::Result<Self> {
         let file = Self::file()?;
-        // SAFETY: both mappings are longer, and nobody else has the new one yet.
+        // SAFETY: both mappings are longer, and no other process has the new one yet.
         unsafe {
             let head = file.base();
             head.copy_from_nonoverlapping(self.file.base(), HEAD as usize);

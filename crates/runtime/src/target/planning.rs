@@ -88,7 +88,7 @@ impl Planner<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Target`] if the site cannot be hooked or somebody else has patched its code,
+    /// [`Error::Target`] if the site cannot be hooked or another tracer has patched its code,
     /// [`Error::Changed`] if the code changes meanwhile, [`Error::Inject`] if the process cannot be
     /// stopped or read, [`Error::Os`] if a file that it maps cannot be read.
     pub fn plan(self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Planned, Error> {

@@ -196,7 +196,7 @@ impl Syscalls {
 
     /// Ends a link's part. When this returns, its program is not started any more.
     ///
-    /// The stubs stay, and see by the table that nobody listens.
+    /// The stubs stay, and see by the table that no program listens.
     pub fn detach(&mut self, memory: &mut TargetMemory, link: Id) {
         let (Some(environment), Some(calls)) = (&memory.environment, &mut self.calls) else {
             return;

@@ -169,7 +169,7 @@ impl Witnesses {
     }
 
     /// Takes out witnesses that have to be mapped anew for some ranges to be seen rightly, and
-    /// those that nobody needs any more.
+    /// those that are not needed any more.
     ///
     /// Returns them, and the ranges with those that were seen by the same witnesses.
     fn taken_out(

@@ -149,7 +149,7 @@ mod tests {
         assert!(!strangers.has(orphan, me), "nobody knows its parent");
         descendants.forget_ended(|_| false);
         assert!(descendants.has(orphan, me));
-        // SAFETY: the pid is that of `sleep`, which this test started and nobody has waited for.
+        // SAFETY: the pid is that of `sleep`, which this test started and has not waited for.
         unsafe { libc::kill(orphan, libc::SIGKILL) };
         while Stat::of(orphan).is_some_and(|stat| !stat.has_ended()) {
             std::thread::yield_now();

@@ -112,7 +112,7 @@ impl ProcessTable {
     /// Returns all descendants of a tool. `is_descendant` decides for processes that are not known
     /// yet.
     ///
-    /// The other descendants that make eBPF calls may make members that nobody knew of.
+    /// The other descendants that make eBPF calls may make members that were not known yet.
     pub fn descendants(
         &mut self,
         (tool, others): (i32, &[i32]),

@@ -14,7 +14,7 @@ use crate::target::Hold;
 /// The interval at which processes are checked for their end, and at which new ones are sought.
 const ROUND: Duration = Duration::from_millis(100);
 /// The number of rounds between two searches for threads that have ended and for threads that sleep
-/// in a call that nobody has seen.
+/// in a call that no hook has seen.
 pub(super) const SECOND: u32 = 10;
 /// One in this many of the processes that are to be followed is looked at again each second.
 const SELDOM: u32 = 4;

@@ -86,7 +86,7 @@ impl UpcallServer {
                 Err(_) => std::thread::sleep(PULSE),
             }
         }
-        // From here on nobody waits for Beeline.
+        // From here on no target waits for Beeline.
         let page = self.tracees.shared.page();
         page.deaf.store(ENDING, SeqCst);
         *self.serving.lock() = None;
@@ -129,8 +129,8 @@ impl UpcallServer {
         }
     }
 
-    /// Lets go of all processes because somebody has stopped Beeline. Returns when Beeline is to go
-    /// on.
+    /// Lets go of all processes because another process has stopped Beeline. Returns when Beeline
+    /// is to go on.
     ///
     /// Meanwhile no new process is held or waits for Beeline, and a process that does not run its
     /// new program soon goes on without Beeline.
@@ -205,7 +205,7 @@ impl UpcallServer {
             tracees.admission.descendants.inherit(pid, parent);
         }
         match request.kind.load(SeqCst) {
-            // The child goes on as a copy that belongs to nobody.
+            // The child goes on as a copy that belongs to no session.
             UPCALL_FORK if !tracees.registry.hooks_calls() => {}
             UPCALL_FORK => match targets.adopt(pid, &target) {
                 // It is tried again.

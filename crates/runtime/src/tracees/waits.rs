@@ -17,7 +17,7 @@ pub(super) const LETTING_GO: Duration = Duration::from_millis(500);
 /// The interval at which that is checked.
 const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);
 
-/// The flag of one wait. It is set when nobody waits any more, and when the process cannot run the
+/// The flag of one wait. It is set when the wait is over, and when the process cannot run the
 /// program.
 pub(super) type GivenUp = Arc<AtomicBool>;
 
@@ -49,7 +49,7 @@ impl Waits {
         given_up
     }
 
-    /// As [`Self::begin_exec`], with a flag that somebody has already.
+    /// As [`Self::begin_exec`], with a flag that the caller already has.
     pub fn wait_for_exec(&self, pid: i32, given_up: &GivenUp) {
         self.execs.lock().insert(pid, given_up.clone());
         self.give_up_at_the_end(given_up);

@@ -36,7 +36,7 @@ pub struct Interrupter(Sender<Heard>);
 impl Interrupter {
     /// Ends the current wait, or the next one, without an event.
     pub fn interrupt(&self) {
-        // If it fails, nobody waits.
+        // If it fails, no thread waits.
         let _ = self.0.send(Heard::Interrupt);
     }
 }

@@ -54,7 +54,7 @@ impl Inbox {
                 Heard::Excess
             }
         };
-        // If it fails, nobody waits.
+        // If it fails, no thread waits.
         let _ = to.send(heard);
     }
 
@@ -77,7 +77,7 @@ mod tests {
             let data = vec![7; len];
             inbox.take(Said::Records(Records { handle, data }), &to);
         };
-        say(1, 8); // nobody has asked
+        say(1, 8); // without a request
         inbox.allow(1, 16);
         say(1, 8);
         say(1, 8);

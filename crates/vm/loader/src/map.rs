@@ -150,7 +150,7 @@ impl Map {
     }
 
     /// True if it has elements that can be watched. That excludes rings, maps of objects, queues,
-    /// and maps that nobody can change.
+    /// and maps that cannot change.
     pub fn can_change(&self) -> bool {
         let has_elements = matches!(
             self.facts.map_type,

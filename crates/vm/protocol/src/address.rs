@@ -40,8 +40,8 @@ pub enum Address {
     Tcp {
         /// Address and port.
         at: SocketAddr,
-        /// Without TLS: anybody that reaches the port may do everything, and anybody in between may
-        /// read everything.
+        /// Without TLS: every client that reaches the port may do everything, and every machine in
+        /// between may read everything.
         insecure: bool,
     },
     /// A serial line of a virtual machine: a character device in the guest; on the host the Unix

@@ -317,7 +317,7 @@ pub(crate) fn vsock(cid: u32, port: u32) -> io::Result<(OwnedFd, libc::sockaddr_
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, and belongs to nobody else.
+    // SAFETY: the descriptor was just made, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the structure consists of integers, for which zero is valid.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
@@ -333,8 +333,8 @@ fn connect_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
         tv_sec: crate::stream::PATIENCE.as_secs() as libc::time_t,
         tv_usec: 0,
     };
-    // A machine that does not answer keeps nobody waiting. Where the option is missing the kernel's
-    // own 2 s hold.
+    // A machine that does not answer must not keep the caller waiting. Where the option is missing
+    // the kernel's own 2 s hold.
     let _ = set_vsock(&fd, SO_VM_SOCKETS_CONNECT_TIMEOUT, &patience);
     // SAFETY: the address is a live structure of that size.
     let connected = unsafe {

@@ -193,8 +193,8 @@ impl Client {
     }
 
     /// Ends the connection once the guest has done everything that it was told, so that released
-    /// objects are gone. Without this they would be given back as well, but somebody looking at the
-    /// guest then could still find them.
+    /// objects are gone. Without this they would be given back as well, but a process that looks at
+    /// the guest's objects could still find them for a moment.
     ///
     /// Returns false if that takes longer than [`PATIENCE`].
     pub fn close(&self) -> bool {
@@ -252,7 +252,7 @@ impl Client {
 
     /// Sends a request with an answer that does not matter.
     pub fn tell(&self, request: Asked) {
-        // If the connection is lost, nobody is left to be told.
+        // If the connection is lost, no peer is left to be told.
         let _ = self.send(request, None);
     }
 

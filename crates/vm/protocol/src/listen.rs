@@ -48,7 +48,7 @@ impl Listener {
     /// # Errors
     ///
     /// An [`Error`] with the reason: those of the system's calls, certificates that cannot be used,
-    /// or `InvalidInput` if nobody can listen to such an address or TCP has no certificates.
+    /// or `InvalidInput` if such an address cannot be listened to or TCP has no certificates.
     pub fn new(address: &Address, tls: Option<&Tls>) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::new(address, LISTENING, error);
         let kind = match address {
@@ -242,7 +242,7 @@ fn accept_vsock(listener: &OwnedFd) -> io::Result<Waiting> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, and belongs to nobody else.
+    // SAFETY: the descriptor was just made, and no other code owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let name = format!("vsock:{}:{}", peer.svm_cid, peer.svm_port);
     // Processes of the machine itself, which need not be root to connect, and those of other

@@ -278,8 +278,8 @@ impl Call {
             self.attr.point(given.field.at, &mut given.bytes);
         }
         // SAFETY: the table says which fields are addresses. All of them are null or have just been
-        // set to a buffer, which is as long as the table says that the command reads and writes;
-        // nobody else has it. Fields that the table does not know are 0.
+        // set to a buffer, which is as long as the table says that the command reads and writes; no
+        // other code has it. Fields that the table does not know are 0.
         let returned = unsafe { sys::bpf(self.command, &mut self.attr, self.size) };
         let returned = returned.map(|value| match self.layout.makes {
             // SAFETY: the command returns a descriptor, and this call is its only owner.

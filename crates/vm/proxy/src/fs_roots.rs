@@ -1,4 +1,4 @@
-//! The kernel's file systems, wherever they are mounted, and even if nobody has mounted them.
+//! The kernel's file systems, mounted anywhere or not at all.
 //!
 //! A file system that is not mounted is mounted without a place, so that only this process's
 //! descriptor leads to it. So a guest is left as it was, and needs no mount namespace.

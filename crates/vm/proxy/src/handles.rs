@@ -141,10 +141,10 @@ pub fn info(fd: BorrowedFd<'_>) -> Result<[u8; INFO], Errno> {
 ///
 /// # Safety
 ///
-/// `value` is such a descriptor, and nobody else has taken it.
+/// `value` is such a descriptor, and no other code has taken it.
 pub unsafe fn returned_fd(value: u64) -> OwnedFd {
     // SAFETY: the caller promises that this is a descriptor that `bpf(2)` has just returned, and
-    // that nobody else has taken it.
+    // that no other code has taken it.
     unsafe { OwnedFd::from_raw_fd(value as i32) }
 }
 

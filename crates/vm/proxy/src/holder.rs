@@ -1,9 +1,10 @@
 //! A second process that holds objects with memory that hosts have mapped.
 //!
-//! Such memory must be given to nobody else before the host has let go of it: not when the host's
-//! connection breaks, and not when this process is killed. The second process does nothing else. It
-//! is made before there are threads. Descriptors go to it in messages, each of which it answers.
-//! When this process has ended, it waits for as long as hosts may take to notice, and ends.
+//! Such memory must not be given to another user before the host has let go of it: not when the
+//! host's connection breaks, and not when this process is killed. The second process does nothing
+//! else. It is made before there are threads. Descriptors go to it in messages, each of which it
+//! answers. When this process has ended, it waits for as long as hosts may take to notice, and
+//! ends.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -141,7 +142,7 @@ impl Drop for Held {
             true => Order::Drop,
             false => Order::DropLater,
         };
-        // If the other process has been killed, nobody holds the object any more.
+        // If the other process has been killed, no process holds the object any more.
         let _ = self.holder.order(self.number, order, 0, None);
     }
 }

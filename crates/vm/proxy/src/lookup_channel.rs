@@ -23,7 +23,7 @@ const MOST: usize = 16;
 pub const MOST_OF_ALL: usize = 32;
 /// The most bytes of a channel's message: hosts look up short keys by channels.
 const LONGEST: usize = 4 << 10;
-/// Bytes of a token; nobody guesses it.
+/// Bytes of a token, too many to guess.
 const TOKEN: usize = 16;
 
 /// The secret that a channel's host must know.
@@ -82,7 +82,7 @@ impl LookupChannels {
     ) -> String {
         let _ends = Ends(sender);
         receiver.limit(LONGEST);
-        // Before the answer: after it nobody listens except for answers.
+        // Before the answer: after it the tool listens for answers only.
         sender.be_silent();
         let joined = receiver
             .bear_silence()

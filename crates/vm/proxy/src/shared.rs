@@ -128,7 +128,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: `new` mapped the memory, and nobody has a reference any more.
+        // SAFETY: `new` mapped the memory, and no reference to it is left.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

@@ -84,7 +84,7 @@ impl Attr {
 /// # Safety
 ///
 /// Every field that the command takes for an address is 0 or leads to as many bytes as the command
-/// reads and writes there, which nobody else has borrowed.
+/// reads and writes there, which no other code has borrowed.
 pub unsafe fn bpf(command: Command, attr: &mut Attr, size: usize) -> Result<u64, Errno> {
     let size = size.min(ATTR_BYTES);
     // SAFETY: the attribute is live and at least that long; the caller promises the same of
@@ -129,7 +129,7 @@ pub unsafe fn perf_event_open(
             flags | PERF_FLAG_FD_CLOEXEC,
         )
     };
-    // SAFETY: the descriptor was just made, and belongs to nobody else.
+    // SAFETY: the descriptor was just made, and no other code owns it.
     result(returned).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

@@ -286,7 +286,7 @@ impl Code {
         self.labels.push((name, self.insns.len()));
     }
 
-    /// Sends the 8 bytes at [`KEY`], which nobody reads.
+    /// Sends the 8 bytes at [`KEY`], which are not read.
     fn ring_the_bell(&mut self) {
         self.map(1, BELL_AT);
         self.address(2, KEY);

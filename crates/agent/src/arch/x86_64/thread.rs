@@ -77,7 +77,7 @@ fn cpu_and_node(flags: u32) -> u32 {
 ///
 /// # Safety
 ///
-/// `top` must be 16-byte aligned, with enough writable memory below it that nobody else uses.
+/// `top` must be 16-byte aligned, with enough writable memory below it that no other code uses.
 #[inline(always)]
 pub unsafe fn call_on_stack(top: usize, f: unsafe extern "C" fn(*mut u8), argument: *mut u8) {
     // SAFETY: r12 is callee-saved, so it outlives the call and brings the old stack pointer back.

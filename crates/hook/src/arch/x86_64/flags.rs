@@ -86,7 +86,7 @@ fn arithmetic_wanted_behind_call(survey: &Survey, index: usize) -> bool {
 }
 
 /// True if the direction flag is set in the straight line that leads to the instruction of that
-/// index. The calling convention has it clear, and nobody makes a system call while working
+/// index. The calling convention has it clear, and no code makes a system call while it works
 /// backwards.
 fn direction_may_be_set(survey: &Survey, index: usize) -> bool {
     let before = survey.instructions.get(..index).unwrap_or_default();

@@ -22,7 +22,8 @@ pub(crate) fn guarded_len(first: &Displaced) -> usize {
 }
 
 /// Returns all ways to guard a jump over these instructions, the best first. There is none if a
-/// thread would run bytes beside a kernel uprobe that nobody wrote.
+/// thread would run bytes beside a kernel uprobe that are no instruction of the file's or of
+/// Beeline's.
 ///
 /// `padding` stands in the window behind the instructions. A kernel uprobe may be there as well,
 /// and one that the kernel refuses leaves the file's byte.

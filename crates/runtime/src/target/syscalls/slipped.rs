@@ -57,9 +57,9 @@ const LIMIT: usize = 256;
 
 impl Syscalls {
     /// Looks at the instructions by which some of the sleeping threads have called the kernel.
-    /// Returns those that nobody knew of, each once, and lists them in the process.
+    /// Returns those that were not known yet, each once, and lists them in the process.
     pub fn look_for_slipped(&mut self, memory: &mut TargetMemory) -> Vec<SlippedCall> {
-        // Where only functions are probed, nobody waits for calls.
+        // Where only functions are probed, no program waits for calls.
         let is_waited_for = self
             .calls
             .as_ref()

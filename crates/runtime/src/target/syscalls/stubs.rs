@@ -227,7 +227,7 @@ impl Stubs<'_> {
         Ok(common)
     }
 
-    /// Lists what is going to be patched: there must never be a patch that nobody could find.
+    /// Lists what is going to be patched: there must never be a patch that no session could find.
     /// Returns the list as it was before.
     ///
     /// # Errors

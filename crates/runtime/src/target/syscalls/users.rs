@@ -55,8 +55,8 @@ fn makes_no_such_calls(region: &Region) -> bool {
     name.starts_with(PREFIX) || ["[vdso]", "[vsyscall]"].contains(&name.as_ref())
 }
 
-/// True if it is in Beeline's user namespace. In another one, somebody else can change the identity
-/// of its users by writing its maps.
+/// True if it is in Beeline's user namespace. In another one, other processes can change the
+/// identity of its users by writing its maps.
 fn has_our_users(pid: i32) -> bool {
     static OURS: LazyLock<Option<[u64; 2]>> = LazyLock::new(|| user_namespace("self"));
     OURS.is_some() && user_namespace(&pid.to_string()) == *OURS

@@ -301,7 +301,7 @@ fn write_cancellable(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), Ice
     asm.ret()
 }
 
-/// Jumps if nobody watches the call with the number in the structure. Changes rax and rcx.
+/// Jumps if no program watches the call with the number in the structure. Changes rax and rcx.
 fn jump_unwatched(
     asm: &mut CodeAssembler,
     spec: &CallSpec,

@@ -90,7 +90,7 @@ fn write_return(asm: &mut CodeAssembler, leave: u64, spec: &Full) -> Result<(), 
     asm.ret()
 }
 
-/// Moves the stack pointer down by `below` and builds `struct pt_regs` there. If nobody looks at
+/// Moves the stack pointer down by `below` and builds `struct pt_regs` there. If no program reads
 /// it, only what has to be restored is stored.
 fn save(
     asm: &mut CodeAssembler,
