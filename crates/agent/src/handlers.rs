@@ -42,16 +42,21 @@ pub unsafe fn exchange(
     new: Option<SignalAction>,
     mut read: impl FnMut(*mut u8, u64, u64) -> bool,
 ) -> Option<SignalAction> {
-    // SAFETY: the caller promises that these are a session's. Nobody changes these two.
+    // SAFETY: the caller promises that `signals` are a session's, which are mapped as long as its
+    // handler is in the chain. The runtime writes the two fields only while all threads are
+    // stopped, so they do not change under this read.
     let (handler, restorer) = unsafe { ((*signals).handler, (*signals).restorer) };
     let ours = SignalAction {
         handler,
         restorer,
         ..SignalAction::default()
     };
-    // SAFETY: as before; the index is one of `SAVED`.
+    // SAFETY: `signals` are a session's, as the caller promises, and `saved_at` returns indexes
+    // below `SAVED` only.
     let own = unsafe { saved_action(signals, saved_at(signal, 0)?) };
-    // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
+    // SAFETY: `own` is in the session's `Signals`, at the index of this signal. The caller promises
+    // that `read` writes all that it says. The target answers for threads that change the action at
+    // once, so no other reference to it is in use.
     let before = unsafe { *kept(&mut read, signal, own, |_| ()) };
     let Some(mut action) = new else {
         return Some(before);
@@ -59,7 +64,7 @@ pub unsafe fn exchange(
     // The kernel leaves these out of the mask.
     action.mask &= !UNBLOCKABLE;
     let called = sys::signal_action(signal);
-    // SAFETY: the caller promises that `read` writes the bytes.
+    // SAFETY: the caller promises that `read` writes every byte that it reports as written.
     let is_sessions = unsafe { stub_at(&mut read, called.handler) }.is_some();
     let uppermost = if is_sessions { called } else { ours };
     let like = |one: &SignalAction| mirrored(signal, &action, one.handler, one.restorer);
@@ -68,8 +73,9 @@ pub unsafe fn exchange(
     if !unsafe { sys::set_signal_action(signal, &like(&uppermost)) } {
         return None;
     }
-    // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
-    // Whichever session goes first puts back an action that asks for the same.
+    // SAFETY: as for `before`: `own` is in the session's `Signals`, at the index of this signal,
+    // and `read` writes all that it says. The first session to leave puts back an action that asks
+    // for the same.
     unsafe { *kept(&mut read, signal, own, |one| *one = like(one)) = action };
     Some(before)
 }
@@ -92,10 +98,12 @@ unsafe fn kept(
     const MOST: u32 = 64;
     let mut last = saved;
     for _ in 0..MOST {
-        // SAFETY: the caller promises this for the first action; the others were found in a stub
-        // below. It is private memory of a session that has a handler here.
+        // SAFETY: the caller promises that the first action is in a session's `Signals`. Each later
+        // one comes from `saved_action` on the `Signals` that a stub names, which its session keeps
+        // mapped as long as the stub is in the chain. The memory is private to the target, which
+        // answers for threads that change an action at once.
         let action = unsafe { &mut *last };
-        // SAFETY: the caller promises that `read` writes the bytes.
+        // SAFETY: the caller promises that `read` writes every byte that it reports as written.
         let Some(stub) = (unsafe { stub_at(read, action.handler) }) else {
             break;
         };
@@ -117,7 +125,8 @@ unsafe fn kept(
 ///
 /// `signals` must be a session's, and `index` below [`SAVED`](crate::abi::SAVED).
 unsafe fn saved_action(signals: *mut Signals, index: usize) -> *mut SignalAction {
-    // SAFETY: the caller promises both.
+    // SAFETY: the caller promises that `signals` are a session's, so `saved` is mapped, and that
+    // `index` is below `SAVED`, so the result is inside `saved`.
     unsafe {
         (&raw mut (*signals).saved)
             .cast::<SignalAction>()
@@ -136,7 +145,8 @@ pub unsafe fn stub_at(
 ) -> Option<HandlerStub> {
     let mut stub = MaybeUninit::<HandlerStub>::zeroed();
     let len = size_of::<HandlerStub>() as u64;
-    // SAFETY: there is room for the bytes, and any bytes are a valid stub.
+    // SAFETY: `stub` has `len` bytes of room. The caller promises that `read` fills them if it
+    // returns true, and every bit pattern is a valid `HandlerStub`.
     let stub = unsafe { read(stub.as_mut_ptr().cast(), at, len).then(|| stub.assume_init()) }?;
     (stub.magic == HANDLER_MAGIC).then_some(stub)
 }

@@ -15,8 +15,8 @@ pub use crate::arch::syscall6;
 ///
 /// The caller answers for what the call does to memory.
 pub unsafe fn syscall(number: u64, [a, b, c, d]: [u64; 4]) -> i64 {
-    // SAFETY: the caller answers for what the call does to memory; a call with fewer arguments does
-    // not look at the rest.
+    // SAFETY: the caller answers for the memory that the call reads or writes through its four
+    // arguments. The two further arguments are 0, so a call that takes them gets null addresses.
     unsafe { syscall6(number, [a, b, c, d, 0, 0]) }
 }
 
@@ -66,7 +66,8 @@ pub fn tid() -> u32 {
 pub unsafe fn read_memory(pid: u32, to: *mut u8, from: u64, len: u64) -> i64 {
     let (here, there) = ([to as u64, len], [from, len]);
     let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: the kernel writes at most `len` bytes, for which the caller has room.
+    // SAFETY: both arguments are live `iovec`s of this function's. The kernel writes only to `to`,
+    // at most `len` bytes, for which the caller promises room.
     unsafe { syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) }
 }
 
@@ -79,7 +80,9 @@ pub unsafe fn read_memory(pid: u32, to: *mut u8, from: u64, len: u64) -> i64 {
 pub unsafe fn write_memory(pid: u32, to: u64, from: *const u8, len: u64) -> i64 {
     let (here, there) = ([from as u64, len], [to, len]);
     let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: the kernel checks every byte that it writes; the caller answers for the others.
+    // SAFETY: both arguments are live `iovec`s of this function's. The kernel checks the bytes that
+    // it writes at `to`, and fails with EFAULT. The caller promises that `len` bytes at `from` can
+    // be read.
     unsafe { syscall6(nr::PROCESS_VM_WRITEV, [pid.into(), here, 1, there, 1, 0]) }
 }
 
@@ -96,7 +99,8 @@ pub const SIGSET_BYTES: u64 = signal::SIGSET_BYTES as u64;
 pub fn signal_action(signal: u32) -> SignalAction {
     let mut action = SignalAction::default();
     let place = (&raw mut action) as u64;
-    // SAFETY: the kernel writes one action.
+    // SAFETY: `place` is a `SignalAction`, which has the layout of the kernel's `struct sigaction`,
+    // and the kernel writes one.
     unsafe { syscall(nr::RT_SIGACTION, [signal.into(), 0, place, SIGSET_BYTES]) };
     action
 }
@@ -108,7 +112,9 @@ pub fn signal_action(signal: u32) -> SignalAction {
 /// The handler, if there is one, must be one for this signal.
 pub unsafe fn set_signal_action(signal: u32, action: &SignalAction) -> bool {
     let place = core::ptr::from_ref(action) as u64;
-    // SAFETY: the kernel reads one action, and the caller answers for its handler.
+    // SAFETY: `place` is a live `SignalAction`, which has the layout of the kernel's
+    // `struct sigaction`, and the kernel only reads it. The caller promises that its handler is one
+    // for this signal.
     unsafe { syscall(nr::RT_SIGACTION, [signal.into(), place, 0, SIGSET_BYTES]) == 0 }
 }
 

@@ -44,7 +44,9 @@ impl Map {
     /// writable, at `base`, a page's start, for [`Layout::len`] bytes. A handle for another address
     /// space is only used there. All handles on one file are made from the same `spec` and `cpus`.
     pub unsafe fn attach(spec: &Spec, cpus: u32, base: *mut u8) -> Result<Self, Errno> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller promises that the file stays mapped at `base`, shared, readable and
+        // writable, for `Layout::len` bytes, as long as a handle is used. `Memory::attach` asks for
+        // this, and only stores the address.
         let memory = unsafe { Memory::attach(spec, cpus, base)? };
         Ok(Self { memory })
     }
@@ -71,7 +73,8 @@ impl Map {
 
     /// Returns the handle as bytes, to be copied to an 8-aligned place in another process.
     pub fn as_bytes(&self) -> &[u8; size_of::<Map>()] {
-        // SAFETY: plain data without padding, as the assertions about `Memory` say.
+        // SAFETY: a `Map` is a `Memory`, which is plain data. The assertions beside its definition
+        // check that it has no padding, so every byte is initialized.
         unsafe { &*core::ptr::from_ref(self).cast() }
     }
 

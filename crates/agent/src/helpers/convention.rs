@@ -34,7 +34,9 @@ beeline_isa::platform_fn! {
     ) -> u64 {
         // SAFETY: `shim` was given a value of this type, which has no bytes and can be copied.
         let helper = unsafe { NonNull::<F>::dangling().read() };
-        // SAFETY: the caller keeps the promise of this module.
+        // SAFETY: the caller of a `Helper` is a program that the verifier has checked, or the
+        // interpreter with the same checks. It passes its own run, and registers that match the
+        // prototype of the helper, which `TypedHelper::call` asks for.
         unsafe { helper.call(run, [r1, r2, r3, r4, r5]) }
     }
 }
@@ -61,7 +63,9 @@ macro_rules! typed_helpers {
             #[inline(always)]
             #[allow(unused_variables, reason = "a helper without arguments")]
             unsafe fn call(self, run: *const Run, registers: [u64; 5]) -> u64 {
-                // SAFETY: the caller keeps the promise of this module.
+                // SAFETY: the caller promises that `run` is the calling program's and that the
+                // registers match the helper's prototype. The parameter types are those of the
+                // prototype, so each conversion gets the register that it expects.
                 unsafe { self(C::from_run(run), $($argument::from_register(registers[$index])),*) }
                     .into_r0()
             }

@@ -42,7 +42,7 @@ pub fn trace_printk(
     third: u64,
 ) -> Result<i32, Errno> {
     let args = [first, second, third];
-    // SAFETY: the program answers for the format.
+    // SAFETY: `args` is a local array, so its words are readable for the call.
     unsafe { print_line(context, fmt, size, args.as_ptr(), args.len()) }
 }
 
@@ -59,7 +59,8 @@ pub fn trace_vprintk(
     data_len: u32,
 ) -> Result<i32, Errno> {
     let count = count_of(data, data_len)?;
-    // SAFETY: the program answers for the format and the arguments.
+    // SAFETY: the verifier or the interpreter has checked that the program may read `data_len`
+    // bytes at `data`, which are `count` words.
     unsafe { print_line(context, fmt, size, data.as_ptr().cast(), count) }
 }
 
@@ -80,7 +81,9 @@ pub fn snprintf(
     let count = count_of(data, data_len)?;
     let args = data.as_ptr().cast();
     let mut room = Room::uninit();
-    // SAFETY: the program answers for the buffer, the arguments, and a format that ends.
+    // SAFETY: the verifier or the interpreter has checked that the program may write `size` bytes
+    // at `to` unless it is null, may read `data_len` bytes at `data`, which are `count` words, and
+    // that `fmt` is a constant string that ends. The program runs in a leased slot.
     unsafe {
         let format = Format::new(fmt.as_ptr(), u32::MAX as usize).ok_or(Errno::EINVAL)?;
         let packed = Packed::new(&mut room, context, &format, args, count)?;
@@ -113,12 +116,14 @@ unsafe fn print_line(
     args: *const u64,
     count: usize,
 ) -> Result<i32, Errno> {
-    // SAFETY: the program answers for the format.
+    // SAFETY: the verifier or the interpreter has checked that the program may read `size` bytes at
+    // `fmt`.
     let format = unsafe { Format::new(fmt.as_ptr(), size as usize) }.ok_or(Errno::EINVAL)?;
     let mut room = Room::uninit();
-    // SAFETY: the caller answers for the arguments, and the context's slot is leased.
+    // SAFETY: the caller promises that `count` words at `args` are readable. The context belongs to
+    // a running program, so its slot is leased until the program returns.
     let packed = unsafe { Packed::new(&mut room, context, &format, args, count)? };
-    // SAFETY: nothing is written.
+    // SAFETY: a null destination only counts; nothing is written.
     let len = print::print(&format, &packed, unsafe {
         Out::new(core::ptr::null_mut(), LINE)
     });

@@ -96,10 +96,13 @@ pub(super) struct Memory {
     state: Mutex<State>,
 }
 
-// SAFETY: `start` is a mapping that lives as long as the value; all accesses through it are atomic
-// or made under `state`'s lock.
+// SAFETY: `start` is a mapping that this value owns until it is dropped, and no other pointer
+// refers to it. The positions are accessed as atomics. The content is accessed under `state`'s
+// lock, or by `new`, before the value is shared.
 unsafe impl Send for Memory {}
-// SAFETY: as for `Send`, all accesses through `start` are atomic or made under `state`'s lock.
+// SAFETY: shared references reach the mapping only through the atomic positions and, under
+// `state`'s lock, through `append`, `drain`, `change`, `changed` and `unshare`. Two threads of this
+// process therefore never access content at once.
 unsafe impl Sync for Memory {}
 
 /// The state of the thread that fills the file.
