@@ -2,7 +2,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// `struct outer { int a; union { int b; struct { int c; struct upid { int nr; } numbers[2]; }; }; }`.
+/// Returns the BTF of this structure:
+///
+/// ```c
+/// struct outer {
+///     int a;
+///     union { int b; struct { int c; struct upid { int nr; } numbers[2]; }; };
+/// };
+/// ```
 fn sample() -> Vec<u8> {
     let strings = b"\0int\0outer\0a\0b\0c\0upid\0nr\0numbers\0";
     let name = |wanted: &str| {
