@@ -24,7 +24,7 @@
 
 enum { EXIT_CODE = 7 };
 
-/* As in Beeline's image: what a thread asks of it, and waits for. */
+/* As in Beeline's agent: what a thread asks of it, and waits for. */
 struct request {
     uint32_t state, kind, pid, owner, tid;
 } __attribute__((aligned(64)));

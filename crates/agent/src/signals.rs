@@ -81,7 +81,7 @@ pub fn mirrored(signal: u32, own: &SignalAction, handler: u64, restorer: u64) ->
 }
 
 /// Lets a program's load that faulted read zero, if the thread is at one in the pool with the
-/// programs, of `len` bytes. Nothing else there loads from addresses that a program has made up.
+/// programs, of `len` bytes. Nothing else there loads from addresses that a program chooses.
 pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
     let (address, end) = (registers.ip() as usize, pool.wrapping_add(len));
     let last = address.checked_add(loads::LONGEST);

@@ -241,7 +241,7 @@ impl<'a> Call<'a> {
         unsafe { sys::read_memory(self.control.own_pid, to, address, len) == len as i64 }
     }
 
-    /// Runs the call's programs. Returns the result that one of them has made up.
+    /// Runs the call's programs. Returns the result that one of them has put in place of the call.
     #[inline(always)]
     fn run_programs(&self) -> Overridden {
         let Some(links) = links_at(self.calls, self.edge, self.regs.call_number() as u32) else {

@@ -1,6 +1,7 @@
-//! The walk: it follows every path of a program with the facts about its registers and stack, until
-//! the path ends, reaches a state that was found good before, or breaks a rule (`do_check` and its
-//! neighbours in `kernel/bpf/verifier.c`, Linux 6.18, for a user with all capabilities).
+//! The exploration: it follows every path of a program with the facts about its registers and
+//! stack, until the path ends, reaches a state that was found good before, or breaks a rule
+//! (`do_check` and its neighbours in `kernel/bpf/verifier.c`, Linux 6.18, for a user with all
+//! capabilities).
 //!
 //! | part | job |
 //! | --- | --- |
@@ -89,9 +90,9 @@ pub(crate) fn no<T>(errno: Errno, why: impl Into<String>) -> Check<T> {
     })
 }
 
-/// The continuation of the walk after an instruction.
+/// The continuation of the exploration after an instruction.
 pub(crate) enum Next {
-    /// The walk continues with this instruction.
+    /// The exploration continues with this instruction.
     Insn(usize),
     /// This path is at its end.
     End,
@@ -149,7 +150,7 @@ pub(crate) struct Explorer<'a> {
     pending_bytes: usize,
     explored: ExploredStates,
     loops: Loops,
-    alive: StackLiveness,
+    stack_liveness: StackLiveness,
     seen: Vec<Seen>,
     /// The bytes of stack, by function.
     stack_bytes: Vec<u32>,
@@ -167,7 +168,7 @@ pub(crate) struct Explorer<'a> {
     /// `jumps` and the number of instructions when a state was last kept.
     jumps_kept: u32,
     insns_kept: u32,
-    /// The bytes that the walk may use.
+    /// The bytes that the exploration may use.
     granted: usize,
     effort: Effort,
     /// The number of instructions that may be looked at.
@@ -179,7 +180,7 @@ pub(crate) struct Explorer<'a> {
 }
 
 impl<'a> Explorer<'a> {
-    /// Prepares a walk; `room` is the number of bytes for the log.
+    /// Prepares an exploration; `room` is the number of bytes for the log.
     pub(crate) fn new(
         program: &'a Program<'a>,
         flow: &'a Flow,
@@ -199,7 +200,7 @@ impl<'a> Explorer<'a> {
             pending_bytes: 0,
             explored: ExploredStates::new(flow.len()),
             loops: Loops::default(),
-            alive: StackLiveness::default(),
+            stack_liveness: StackLiveness::default(),
             seen: vec![Seen::default(); flow.len()],
             stack_bytes: vec![0; functions],
             called: vec![false; functions],
@@ -256,7 +257,7 @@ impl<'a> Explorer<'a> {
         self.entry_registers(number, &mut frame)?;
         self.explored.clear();
         self.loops.clear();
-        self.alive.clear();
+        self.stack_liveness.clear();
         self.pending.clear();
         self.pending_bytes = 0;
         self.cur = State::new(frame);
@@ -430,7 +431,7 @@ impl<'a> Explorer<'a> {
     }
 
     /// Returns the facts about a program that was accepted.
-    pub(crate) fn facts(&self, maps: Vec<MapUse>) -> ProgramSummary {
+    pub(crate) fn summary(&self, maps: Vec<MapUse>) -> ProgramSummary {
         let reached = |function: &&Function| self.seen[function.start].reached;
         let dead = self.seen.iter().enumerate();
         ProgramSummary {

@@ -1,4 +1,4 @@
-//! Compares the walk with runs, for tests of the walk itself.
+//! Compares the exploration with runs, for tests of the exploration itself.
 //!
 //! [`crate::verify`] claims something about every value at every instruction, and skips paths that
 //! it considers covered by others. A [`Follower`] follows one run of an accepted program and
@@ -31,7 +31,7 @@ pub struct Moment<'m> {
 
 /// Follows a run.
 pub struct Follower<'a> {
-    walk: Explorer<'a>,
+    explorer: Explorer<'a>,
     run: Run,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Follower<'a> {
     /// instructions.
     pub fn new(program: &'a Program<'a>, flow: &'a Flow) -> Self {
         Self {
-            walk: Explorer::new(program, flow, LogLevel(0), 0),
+            explorer: Explorer::new(program, flow, LogLevel(0), 0),
             run: Run::default(),
         }
     }
@@ -54,9 +54,10 @@ impl<'a> Follower<'a> {
     /// Records that the run stands before its next instruction; called for each instruction.
     ///
     /// # Errors
-    /// The text says what the run does that the walk rules out. Nothing can be recorded after that.
+    /// The text says what the run does that the exploration rules out. Nothing can be recorded
+    /// after that.
     pub fn come_to(&mut self, at: &Moment<'_>) -> Result<(), String> {
-        self.walk.come_to(&mut self.run, at)
+        self.explorer.come_to(&mut self.run, at)
     }
 }
 

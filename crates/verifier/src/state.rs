@@ -322,7 +322,7 @@ pub(crate) struct Frame {
     pub regs: [Reg; REGISTERS as usize],
     /// The slots from the frame pointer downwards: slot 0 is at r10 - 8.
     pub stack: Vec<Slot>,
-    /// The call that led here; `None` for the function that the walk began with.
+    /// The call that led here; `None` for the function that the exploration began with.
     pub callsite: Option<usize>,
     /// The function's number.
     pub function: usize,

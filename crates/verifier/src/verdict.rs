@@ -88,7 +88,7 @@ impl From<Reject> for Refusal {
     }
 }
 
-/// The effort of the walk: the kernel's own figures (`struct bpf_verifier_env`).
+/// The effort of the exploration: the kernel's own figures (`struct bpf_verifier_env`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Effort {
     /// The number of instructions looked at; each counts as often as it was.
@@ -139,8 +139,8 @@ pub struct ProgramSummary {
     pub frame_depth: usize,
     /// True if some path accesses a value that is each CPU's own.
     pub per_cpu: bool,
-    /// The first instruction, in the order of the walk, that reads the kernel's own structure of a
-    /// map (`struct bpf_map`).
+    /// The first instruction, in the order of the exploration, that reads the kernel's own
+    /// structure of a map (`struct bpf_map`).
     pub map_structure: Option<usize>,
     /// Instructions that no path reaches.
     pub dead: Vec<usize>,

@@ -55,15 +55,15 @@ pub(crate) fn verify_within(
         Err(reject) => return Verdict::refused(reject, level),
     };
     let program = &as_its_target(program);
-    let mut walk = Explorer::new(program, &flow, level, room);
-    walk.most_insns = most.unwrap_or(walk.most_insns);
-    walk.print_shape();
-    let result = walk.program();
-    let result = result.map(|()| walk.facts(maps));
-    let (longest_log, log) = walk.take_log();
+    let mut explorer = Explorer::new(program, &flow, level, room);
+    explorer.most_insns = most.unwrap_or(explorer.most_insns);
+    explorer.print_shape();
+    let result = explorer.program();
+    let result = result.map(|()| explorer.summary(maps));
+    let (longest_log, log) = explorer.take_log();
     Verdict {
         result,
-        effort: walk.effort(),
+        effort: explorer.effort(),
         longest_log,
         log,
     }
@@ -104,7 +104,8 @@ pub(crate) fn shape(program: &Program<'_>) -> Result<Flow, Reject> {
     Flow::tolerant(program.insns, exception_callback)
 }
 
-/// Makes the checks that need no walk: the kind of program, its instructions, jumps and functions.
+/// Makes the checks that need no explorer: the kind of program, its instructions, jumps and
+/// functions.
 fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     let kind = &program.kind;
     if !attach::is_loadable(kind) {

@@ -19,7 +19,7 @@ impl Runtime {
         program: Arc<Program>,
         point: &AttachPoint,
     ) -> Result<Link, Errno> {
-        // Only system calls have a result that can be made up before they are made
+        // Only system calls have a result that can be overridden before they are made
         // (`kprobe_override`).
         let makes_results = matches!(
             point,

@@ -12,7 +12,7 @@ use crate::program::Kind;
 pub fn may_store(kind: &Kind) -> bool {
     match of(kind) {
         Packet::Written | Packet::Buffer => true,
-        Packet::Read | Packet::Kept => false,
+        Packet::Read | Packet::Unpassed => false,
     }
 }
 
@@ -24,7 +24,7 @@ pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
     match of(kind) {
         Packet::Written | Packet::Read => packet_access,
         Packet::Buffer => true,
-        Packet::Kept => false,
+        Packet::Unpassed => false,
     }
 }
 
@@ -45,7 +45,7 @@ enum Packet {
     /// Read.
     Read,
     /// Read, but pass to no helper.
-    Kept,
+    Unpassed,
     /// There is no packet behind it, but the value of a socket's option.
     Buffer,
 }
@@ -65,6 +65,6 @@ fn of(kind: &Kind) -> Packet {
         | ProgramType::FLOW_DISSECTOR
         | ProgramType::CGROUP_SKB => Packet::Read,
         ProgramType::CGROUP_SOCKOPT => Packet::Buffer,
-        _ => Packet::Kept,
+        _ => Packet::Unpassed,
     }
 }

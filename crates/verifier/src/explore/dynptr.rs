@@ -93,8 +93,8 @@ impl Explorer<'_> {
             );
         };
         if let Some((frame, high)) = self.dynptr_slot(reg) {
-            self.alive.read(frame, high);
-            self.alive.read(frame, high + 1);
+            self.stack_liveness.read(frame, high);
+            self.stack_liveness.read(frame, high + 1);
         }
         Ok(Initialised {
             kind,
@@ -174,7 +174,7 @@ impl Explorer<'_> {
                 ref_id,
                 ..Reg::UNINIT
             };
-            self.alive.write(frame, slot);
+            self.stack_liveness.write(frame, slot);
         }
         Ok(())
     }

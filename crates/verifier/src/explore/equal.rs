@@ -49,7 +49,7 @@ impl Ids {
         let mut own = |id: u32| {
             if id == 0 {
                 self.made += 1;
-                // Beyond every id of a walk, and without ADD_CONST.
+                // Beyond every id of an exploration, and without ADD_CONST.
                 (1 << 29) + self.made
             } else {
                 id

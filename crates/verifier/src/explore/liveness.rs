@@ -1,10 +1,10 @@
 //! Finds the stack slots that are read later (`kernel/bpf/liveness.c`).
 //!
-//! The caller of a function decides whether a slot's content matters after an instruction. So
-//! reads and writes are recorded for each chain of calls (an *instance*): by the program's own
-//! walk, for the function's own frame and for those of its callers that it reaches through
-//! pointers. When a path ends, all its reads have been recorded. The slots that are alive before
-//! each instruction then follow by going backwards until nothing changes.
+//! The caller of a function decides whether a slot's content matters after an instruction. So reads
+//! and writes are recorded for each chain of calls (an *instance*): by the exploration, for the
+//! function's own frame and for those of its callers that it reaches through pointers. When a path
+//! ends, all its reads have been recorded. The slots that are alive before each instruction then
+//! follow by going backwards until nothing changes.
 
 use std::collections::HashMap;
 
@@ -250,7 +250,7 @@ impl Explorer<'_> {
     /// Enters, or returns to, another chain of calls on the current path.
     pub(super) fn enter_instance(&mut self) {
         let chain = self.chain_of_current();
-        self.alive.current = chain.last().copied().unwrap_or(0);
+        self.stack_liveness.current = chain.last().copied().unwrap_or(0);
     }
 
     /// Returns the instances of the current path's frames, outermost first.
@@ -268,7 +268,10 @@ impl Explorer<'_> {
         let mut chain = Vec::with_capacity(frames.len());
         for &(callsite, function) in frames {
             let outer = chain.last().copied();
-            chain.push(self.alive.instance(outer, callsite, function, self.flow));
+            chain.push(
+                self.stack_liveness
+                    .instance(outer, callsite, function, self.flow),
+            );
         }
         chain
     }
@@ -281,7 +284,7 @@ impl Explorer<'_> {
 
     pub(super) fn update_chain(&mut self, chain: &[usize]) {
         for &instance in chain.iter().rev() {
-            self.alive.update(instance, self.flow);
+            self.stack_liveness.update(instance, self.flow);
         }
     }
 
@@ -293,7 +296,7 @@ impl Explorer<'_> {
         for (depth, (&instance, &insn)) in chain.iter().zip(insns).enumerate().skip(frame) {
             // The callee's instance knows better which slots of its caller's frames a call reads.
             let at = if depth == innermost { insn } else { insn + 1 };
-            alive |= self.alive.instances[instance].live_before(frame, at);
+            alive |= self.stack_liveness.instances[instance].live_before(frame, at);
         }
         alive
     }

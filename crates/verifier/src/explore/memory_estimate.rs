@@ -1,5 +1,5 @@
-//! Limits the approximate memory of a walk: a small program may have many paths, and many of their
-//! states are kept.
+//! Limits the approximate memory of an exploration: a small program may have many paths, and many
+//! of their states are kept.
 
 use beeline_uapi::Errno;
 
@@ -10,10 +10,10 @@ use crate::state::{Frame, Held, Slot, State, Step};
 const STEP: usize = 1 << 20;
 
 impl Explorer<'_> {
-    /// Checks that the walk may use the memory it has.
+    /// Checks that the exploration may use the memory it has.
     pub(super) fn check_weight(&mut self) -> Check {
         let states = self.explored.bytes() + self.pending_bytes;
-        let weight = states + self.alive.bytes() + self.log.bytes();
+        let weight = states + self.stack_liveness.bytes() + self.log.bytes();
         if weight <= self.granted {
             return Ok(());
         }

@@ -1,6 +1,6 @@
-//! Paths without the shortcuts of the walk: one run's, step by step, or all of them. Nothing is
-//! compared with kept states, so the claims of a path follow from its own instructions alone. Later
-//! reads are not considered either.
+//! Paths without the pruning of the exploration: one run's, step by step, or all of them. Nothing
+//! is compared with kept states, so the claims of a path follow from its own instructions alone.
+//! Later reads are not considered either.
 
 use beeline_isa::{FRAME_POINTER, Op};
 use beeline_uapi::Errno;
@@ -33,8 +33,8 @@ struct Outer {
 }
 
 impl Explorer<'_> {
-    /// Moves the run to another instruction, with these values. The error says where the walk
-    /// claims otherwise.
+    /// Moves the run to another instruction, with these values. The error says where the
+    /// exploration claims otherwise.
     pub(crate) fn come_to(&mut self, run: &mut Run, at: &Moment<'_>) -> Result<(), String> {
         if !run.started {
             run.started = true;

@@ -1,4 +1,4 @@
-//! Paths: the walk follows one, and puts the others off (`do_check`, `push_stack`).
+//! Paths: the exploration follows one, and puts the others off (`do_check`, `push_stack`).
 
 use beeline_uapi::Errno;
 use beeline_uapi::limits::BPF_COMPLEXITY_LIMIT_JMP_SEQ;
@@ -48,13 +48,13 @@ impl Explorer<'_> {
             };
             self.print_before();
             self.seen[self.insn].reached = true;
-            self.alive.begin(self.insn);
+            self.stack_liveness.begin(self.insn);
             let here = self.insn;
             let next = match self.flow.odd(here) {
                 Some(odd) => self.odd_instruction(odd)?,
                 None => self.instruction(op)?,
             };
-            self.alive.commit(here);
+            self.stack_liveness.commit(here);
             self.previous = Some(here);
             match next {
                 Next::Insn(next) => self.insn = next,

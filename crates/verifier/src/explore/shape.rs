@@ -1,5 +1,5 @@
-//! The facts that instructions tell before the walk: where states are kept, which registers are
-//! read later, and which instructions form loops (`check_cfg`, `compute_live_registers`,
+//! The facts that instructions tell before the exploration: where states are kept, which registers
+//! are read later, and which instructions form loops (`check_cfg`, `compute_live_registers`,
 //! `compute_scc`).
 
 use std::collections::HashMap;

@@ -127,7 +127,7 @@ impl Explorer<'_> {
         let Access { size, value, .. } = access;
         let (slot, first) = place(at);
         let content = self.cur.frames[frame].stack[slot];
-        self.alive.read(frame, slot);
+        self.stack_liveness.read(frame, slot);
         self.log.touch_slot(slot);
         let bytes = &content.bytes[first..first + size as usize];
         if content.is_spill() {
@@ -236,7 +236,7 @@ impl Explorer<'_> {
         self.destroy_dynptr(frame, slot)?;
         self.log.touch_slot(slot);
         if size == SLOT {
-            self.alive.write(frame, slot);
+            self.stack_liveness.write(frame, slot);
         }
         let mut reg = value.map(|number| *self.cur.reg(number));
         let at_start = first == 0;
@@ -387,7 +387,7 @@ impl Explorer<'_> {
                     uninitialised(&reg, base, first, at, size, write),
                 );
             }
-            self.alive.read(frame, slot);
+            self.stack_liveness.read(frame, slot);
             if write {
                 let content = &mut self.cur.frames[frame].stack[slot];
                 if content.is_spill() {

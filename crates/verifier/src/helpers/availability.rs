@@ -17,13 +17,13 @@ use crate::program::Kind;
 
 /// Returns the form of a helper that programs of this kind call.
 pub(super) fn find(id: HelperId, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
-    let sets = sets(kind, target).iter().chain(intruding(kind));
+    let sets = sets(kind, target).iter().chain(destructive(kind));
     sets.into_iter().find_map(|set| set.get(id))
 }
 
 /// Returns the sets that programs have besides their own if they may change the traced process
 /// (`bpf_tracing_func_proto`, `kprobe_prog_func_proto`).
-fn intruding(kind: &Kind) -> &'static [&'static Set] {
+fn destructive(kind: &Kind) -> &'static [&'static Set] {
     match kind.prog_type {
         _ if !kind.destructive => &[],
         ProgramType::KPROBE => &[OVERRIDES, WRITES],

@@ -26,7 +26,7 @@ pub enum Member {
     Pointer {
         /// The structure.
         btf_id: u32,
-        /// The trust by type tags, by the walk, and by special rules.
+        /// The trust by type tags, by the exploration, and by special rules.
         trust: Trust,
         /// True if it must be checked before it is followed.
         or_null: bool,

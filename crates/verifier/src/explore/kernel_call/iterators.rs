@@ -75,7 +75,7 @@ impl Explorer<'_> {
             );
         }
         for slot in low + 1 - slots..=low {
-            self.alive.read(frame, slot);
+            self.stack_liveness.read(frame, slot);
         }
         meta.iterator = Some((frame, low));
         meta.ref_id = first.reg.ref_id;
@@ -124,7 +124,7 @@ impl Explorer<'_> {
                     depth: 0,
                 },
             };
-            self.alive.write(frame, slot);
+            self.stack_liveness.write(frame, slot);
         }
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Explorer<'_> {
     pub(super) fn clear_object(&mut self, frame: usize, low: usize, slots: usize) {
         for slot in low + 1 - slots..=low {
             self.clear_slot(frame, slot);
-            self.alive.write(frame, slot);
+            self.stack_liveness.write(frame, slot);
         }
     }
 

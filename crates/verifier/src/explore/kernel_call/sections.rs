@@ -141,7 +141,7 @@ impl Explorer<'_> {
             },
             object: Object::IrqFlag { of_lock },
         };
-        self.alive.write(frame, slot);
+        self.stack_liveness.write(frame, slot);
     }
 
     fn restore_irq(&mut self, frame: usize, slot: usize, arg: u8, of_lock: bool) -> Check {
@@ -155,7 +155,7 @@ impl Explorer<'_> {
                 format!("expected an initialized irq flag as arg#{arg}"),
             );
         };
-        self.alive.read(frame, slot);
+        self.stack_liveness.read(frame, slot);
         if by_lock != of_lock {
             let class = |of_lock| if of_lock { "lock" } else { "native" };
             return no(
