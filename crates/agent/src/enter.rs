@@ -178,12 +178,6 @@ fn run_all(
     }
 }
 
-/// The state that [`run_links`] needs.
-struct Job {
-    context: Context,
-    links: *const LinkList,
-}
-
 /// Leases a slot and runs every program of the list in it.
 #[inline(never)]
 fn run_leased(
@@ -193,26 +187,106 @@ fn run_leased(
     regs: *const PtRegs,
     links: *const LinkList,
 ) {
-    let Some((lease, cpu)) = lease(target) else {
+    let Some(leased) = Leased::new(target) else {
         run_natives(links, regs);
         miss(target);
         return;
     };
-    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
-    let slot = unsafe { target.slots.add(cpu as usize) };
-    let mut job = Job {
-        context: new_context(target, slot, regs, site, cpu),
+    let mut programs = ProgramsAtSite {
+        context: new_context(target, leased.slot, regs, site, leased.cpu),
         links,
     };
-    // SAFETY: the slot is leased, and the job is the function's own.
-    unsafe { call_with_room(target, slot, run_links, (&raw mut job).cast()) };
-    // A child forked by a signal handler that interrupted the program has a copy of it, but not the
-    // lease.
-    if control.pid.load(Relaxed) != 0 {
-        release(target, lease, cpu);
+    // SAFETY: the context is one for this slot.
+    unsafe { leased.run(control, &mut programs) };
+}
+
+/// The programs of a site that was reached. On the thread's own stack.
+struct ProgramsAtSite {
+    context: Context,
+    links: *const LinkList,
+}
+
+impl Job for ProgramsAtSite {
+    #[inline(always)]
+    unsafe fn run(&mut self) {
+        let regs = self.context.regs.cast();
+        // SAFETY: a list is published complete and never changed; the registers are the
+        // trampoline's.
+        for link in unsafe { ready(self.links, self.context.regs) } {
+            // SAFETY: the program was checked and compiled for this context. The caller promises
+            // that the slot is leased.
+            unsafe { run(&mut self.context, link, regs) };
+        }
+        signal::block_again(&self.context);
     }
-    if job.context.signals != PendingSignals::default() {
-        signal::send(job.context.signals, control.own_pid);
+
+    #[inline(always)]
+    fn signals(&self) -> PendingSignals {
+        self.context.signals
+    }
+}
+
+/// Work that needs a slot. On the thread's own stack.
+pub(crate) trait Job {
+    /// Does the work, on a stack with room for programs.
+    ///
+    /// # Safety
+    ///
+    /// The job's slot must be leased by the caller.
+    unsafe fn run(&mut self);
+
+    /// Returns the signals that programs have asked for.
+    fn signals(&self) -> PendingSignals;
+}
+
+unsafe extern "C" fn run_job<J: Job>(job: *mut u8) {
+    // SAFETY: `Leased::run` passes a job of this type, and has leased its slot.
+    unsafe { (*job.cast::<J>()).run() }
+}
+
+/// A slot that the thread has leased.
+pub(crate) struct Leased<'a> {
+    target: &'a Target,
+    lease: &'a Lease,
+    pub slot: *mut Slot,
+    pub cpu: u32,
+}
+
+impl<'a> Leased<'a> {
+    /// Leases a slot. Returns `None` if none was free in time.
+    #[inline(always)]
+    pub(crate) fn new(target: &'a Target) -> Option<Self> {
+        let (lease, cpu) = lease(target)?;
+        // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+        let slot = unsafe { target.slots.add(cpu as usize) };
+        Some(Self {
+            target,
+            lease,
+            slot,
+            cpu,
+        })
+    }
+
+    /// Does some work with the slot where the stack has room for it, gives the slot back, and sends
+    /// the signals that programs have asked for.
+    ///
+    /// # Safety
+    ///
+    /// The job must be for this slot.
+    #[inline(always)]
+    pub(crate) unsafe fn run<J: Job>(self, control: &Control, job: &mut J) {
+        let place = (&raw mut *job).cast();
+        // SAFETY: the slot is leased, and the function takes such a job. The caller promises that
+        // the job is for this slot.
+        unsafe { call_with_room(self.target, self.slot, run_job::<J>, place) };
+        // A child forked by a signal handler that interrupted the program has a copy of it, but not
+        // the lease.
+        if control.pid.load(Relaxed) != 0 {
+            release(self.target, self.lease, self.cpu);
+        }
+        if job.signals() != PendingSignals::default() {
+            signal::send(job.signals(), control.own_pid);
+        }
     }
 }
 
@@ -227,7 +301,7 @@ fn run_leased(
 ///
 /// The slot must be leased by the caller, and the argument must be what the function takes.
 #[inline(always)]
-pub(crate) unsafe fn call_with_room(
+unsafe fn call_with_room(
     target: &Target,
     slot: *mut Slot,
     function: unsafe extern "C" fn(*mut u8),
@@ -271,19 +345,6 @@ pub(crate) fn new_context(
         unblocked: 0,
         overridden: Overridden::default(),
     }
-}
-
-/// Runs a job's programs one after the other.
-unsafe extern "C" fn run_links(job: *mut u8) {
-    // SAFETY: `run_leased` passes its own job.
-    let job = unsafe { &mut *job.cast::<Job>() };
-    let regs = job.context.regs.cast();
-    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
-    for link in unsafe { ready(job.links, job.context.regs) } {
-        // SAFETY: the program was checked and compiled for this context.
-        unsafe { run(&mut job.context, link, regs) };
-    }
-    signal::block_again(&job.context);
 }
 
 /// Returns the links of a list with programs that are to run: enabled, and with the registers known
@@ -369,7 +430,7 @@ const SHORT_YIELDS: u32 = 20;
 
 /// Takes a free slot, the current CPU's if possible.
 #[inline(always)]
-pub fn lease(target: &Target) -> Option<(&Lease, u32)> {
+fn lease(target: &Target) -> Option<(&Lease, u32)> {
     let leases = &target.session().leases;
     let locks = &target.control().locks;
     if locks.load(Relaxed) != 0 && helpers::thread_holds_one(target, this_thread(target)) {
@@ -455,7 +516,7 @@ fn take(target: &Target, lease: &Lease, index: u32) -> bool {
 
 /// Gives a slot back.
 #[inline(always)]
-pub(crate) fn release(target: &Target, lease: &Lease, index: u32) {
+fn release(target: &Target, lease: &Lease, index: u32) {
     lease.owner.store(0, Release);
     // SAFETY: `take` was given the same index, which is below `target.cpus`.
     unsafe { &(*target.slots.add(index as usize)).holder }.store(0, Release);

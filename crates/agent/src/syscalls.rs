@@ -15,7 +15,7 @@ mod seen;
 mod upcall;
 mod waits;
 
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::Acquire;
 
 use beeline_maps::PAGE;
 use beeline_uapi::nr;
@@ -24,7 +24,7 @@ use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
     Control, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs, Slot, Target,
 };
-use crate::enter::{call_with_room, lease, links_of, miss, new_context, release, run};
+use crate::enter::{Job, Leased, links_of, miss, new_context, run};
 use crate::helpers::{signal, time};
 use crate::sys;
 use seen::{Registers, Seen};
@@ -190,20 +190,14 @@ impl<'a> Call<'a> {
     /// Does some work where the stack has room for it; the thread's own may be a goroutine's, as in
     /// [`run_unleased`]. Returns `None`, too, if all slots are taken.
     fn with_room<T>(&self, work: fn(&Call<'_>) -> Option<T>) -> Option<T> {
-        let (lease, cpu) = lease(self.target)?;
-        // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
-        let slot = unsafe { self.target.slots.add(cpu as usize) };
+        let leased = Leased::new(self.target)?;
         let mut errand = Errand {
             call: self,
             work,
             result: None,
         };
-        let place = (&raw mut errand).cast();
-        // SAFETY: the slot is leased, and the errand is the function's own.
-        unsafe { call_with_room(self.target, slot, run_errand::<T>, place) };
-        if self.control.pid.load(Relaxed) != 0 {
-            release(self.target, lease, cpu);
-        }
+        // SAFETY: an errand needs no more of the slot than its stack.
+        unsafe { leased.run(self.control, &mut errand) };
         errand.result
     }
 
@@ -265,10 +259,16 @@ struct Errand<'a, T> {
     result: Option<T>,
 }
 
-unsafe extern "C" fn run_errand<T>(errand: *mut u8) {
-    // SAFETY: `with_room` passes its own errand.
-    let errand = unsafe { &mut *errand.cast::<Errand<'_, T>>() };
-    errand.result = (errand.work)(errand.call);
+impl<T> Job for Errand<'_, T> {
+    #[inline(always)]
+    unsafe fn run(&mut self) {
+        self.result = (self.work)(self.call);
+    }
+
+    #[inline(always)]
+    fn signals(&self) -> PendingSignals {
+        PendingSignals::default()
+    }
 }
 
 /// Runs programs that need no slot on the thread's own stack.
@@ -285,6 +285,7 @@ fn run_unleased(links: &LinkList, seen: &impl Seen) -> Overridden {
     overridden
 }
 
+/// Leases a slot and runs every program of the list in it.
 #[inline(never)]
 fn run_leased<S: Seen>(
     target: &Target,
@@ -292,36 +293,27 @@ fn run_leased<S: Seen>(
     links: &LinkList,
     seen: &S,
 ) -> Overridden {
-    let Some((lease, cpu)) = lease(target) else {
+    let Some(leased) = Leased::new(target) else {
         miss(target);
         return Overridden::default();
     };
-    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
-    let slot = unsafe { target.slots.add(cpu as usize) };
-    let mut job = Job {
+    let mut programs = ProgramsAtCall {
         target,
         seen,
         links,
-        slot,
-        cpu,
+        slot: leased.slot,
+        cpu: leased.cpu,
         signals: PendingSignals::default(),
         overridden: Overridden::default(),
     };
-    // SAFETY: the slot is leased, and the job is the function's own.
-    unsafe { call_with_room(target, slot, run_links::<S>, (&raw mut job).cast()) };
-    // A child forked by a signal handler that interrupted the program has a copy of it, but not the
-    // lease.
-    if control.pid.load(Relaxed) != 0 {
-        release(target, lease, cpu);
-    }
-    if job.signals != PendingSignals::default() {
-        signal::send(job.signals, control.own_pid);
-    }
-    job.overridden
+    // SAFETY: the programs are to run in this slot.
+    unsafe { leased.run(control, &mut programs) };
+    programs.overridden
 }
 
-/// The state that [`run_links`] needs, and its outcome. On the thread's own stack.
-struct Job<'a, S> {
+/// The programs of one side of a call, and their outcome. On the thread's own stack, which may be a
+/// goroutine's, as in [`run_unleased`]: their context is on the slot's.
+struct ProgramsAtCall<'a, S> {
     target: &'a Target,
     seen: &'a S,
     links: &'a LinkList,
@@ -331,28 +323,34 @@ struct Job<'a, S> {
     overridden: Overridden,
 }
 
-/// Runs a job's programs one after the other.
-unsafe extern "C" fn run_links<S: Seen>(job: *mut u8) {
-    // SAFETY: `run_leased` passes its own job.
-    let job = unsafe { &mut *job.cast::<Job<'_, S>>() };
-    let seen = job.seen;
-    let mut context = new_context(
-        job.target,
-        job.slot,
-        seen.registers(),
-        core::ptr::null(),
-        job.cpu,
-    );
-    let mut room = S::ROOM;
-    // SAFETY: a list is published complete and never changed.
-    for link in unsafe { links_of(job.links) }.filter(|link| seen.is_enough(link)) {
-        let argument = seen.show(link, &mut room);
-        // SAFETY: the program was checked and compiled for this context.
-        let result = unsafe { run(&mut context, link, argument) };
-        note(&mut context.overridden, link, result);
+impl<S: Seen> Job for ProgramsAtCall<'_, S> {
+    #[inline(always)]
+    unsafe fn run(&mut self) {
+        let seen = self.seen;
+        let mut context = new_context(
+            self.target,
+            self.slot,
+            seen.registers(),
+            core::ptr::null(),
+            self.cpu,
+        );
+        let mut room = S::ROOM;
+        // SAFETY: a list is published complete and never changed.
+        for link in unsafe { links_of(self.links) }.filter(|link| seen.is_enough(link)) {
+            let argument = seen.show(link, &mut room);
+            // SAFETY: the program was checked and compiled for this context. The caller promises
+            // that the slot is leased.
+            let result = unsafe { run(&mut context, link, argument) };
+            note(&mut context.overridden, link, result);
+        }
+        signal::block_again(&context);
+        (self.signals, self.overridden) = (context.signals, context.overridden);
     }
-    signal::block_again(&context);
-    (job.signals, job.overridden) = (context.signals, context.overridden);
+
+    #[inline(always)]
+    fn signals(&self) -> PendingSignals {
+        self.signals
+    }
 }
 
 /// Notes the result of a program that may replace the call's.
