@@ -6,7 +6,7 @@
 //!
 //! - The file of a map or a perf ring is its memory, for the tool to map. Nothing reports when it
 //!   is closed, so [`reclaim`](crate::reclaim) looks for it now and then. While a tool waits for a
-//!   ring with `poll`, its descriptor is the ring's eventfd instead (`calls::wait`).
+//!   ring with `poll`, its descriptor is the ring's eventfd instead (`syscalls::wait`).
 //! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other
 //!   end, and its hang-up tells that the last descriptor is closed, everywhere.
 

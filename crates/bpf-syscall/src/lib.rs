@@ -1,21 +1,20 @@
 //! Answers `bpf(2)`, `perf_event_open(2)` and the calls around them in place of the kernel.
 //!
 //! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`].
-//! `calls` has the tables that lead each call to its area, and a module for each area: `maps`,
+//! `syscalls` has the tables that lead each call to its area, and a module for each area: `maps`,
 //! `elements`, `programs`, `btf`, `links`, `perf`, `info`, `ids`, `pins`, `files`, `wait`. An area
 //! finds the objects (`objects`) that descriptors stand for (`fds`) and asks the backend. `reclaim`
 //! releases the objects that the tool has closed.
 //!
 //! `syscall_table` is the table of system calls that programs can be attached to. The `tracepoints`
 //! come from it and, where the tool may not read the kernel's, the files that describe them
-//! (`tracefs`, `calls::files`).
+//! (`tracefs`, `syscalls::files`).
 //!
 //! Its terms are in docs/glossary.md.
 
 #![forbid(unsafe_code)]
 
 mod arch;
-mod calls;
 mod claims;
 mod event_types;
 mod fds;
@@ -28,6 +27,7 @@ mod objects;
 mod pinned;
 mod reclaim;
 mod syscall_table;
+mod syscalls;
 mod tracefs;
 mod tracepoints;
 

@@ -10,7 +10,6 @@ use beeline_supervisor::keys::key_of;
 use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request};
 use beeline_uapi::{Command, Errno};
 
-use crate::calls::Dispatcher;
 use crate::claims::Claims;
 use crate::event_types::EventTypes;
 use crate::fds::Descriptors;
@@ -18,6 +17,7 @@ use crate::members::Members;
 use crate::objects::Numbers;
 use crate::pinned::Pinned;
 use crate::reclaim::Reaper;
+use crate::syscalls::Dispatcher;
 use crate::tracefs::TraceFs;
 use crate::tracepoints::KernelIds;
 

@@ -5,7 +5,7 @@ use beeline_runtime::backend::SpecialFields;
 use beeline_runtime::btf::{Btf, Type, kind};
 use beeline_uapi::{Errno, MapType};
 
-use crate::calls::attr::MapCreate;
+use crate::syscalls::attr::MapCreate;
 
 /// The depth to which structures within structures are searched.
 const DEEPEST: u32 = 32;

@@ -16,14 +16,14 @@ use crate::tracepoints::Tracepoint;
 const PAGE: u64 = 4096;
 
 /// Writes the text of such files.
-pub(in crate::calls) struct FdInfo<'a> {
+pub(in crate::syscalls) struct FdInfo<'a> {
     call: &'a Call<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
 }
 
 impl<'a> FdInfo<'a> {
-    pub(in crate::calls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+    pub(in crate::syscalls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
         Self {
             call,
             backend: &*local.backend,
@@ -33,7 +33,7 @@ impl<'a> FdInfo<'a> {
 
     /// Returns the text, if the path is that of an object of the tool's: the kernel's lines on the
     /// file, followed by the lines on the object.
-    pub(in crate::calls) fn text(&self, path: &[u8]) -> Option<String> {
+    pub(in crate::syscalls) fn text(&self, path: &[u8]) -> Option<String> {
         let fd = self.call.own_descriptor(path, "fdinfo")?;
         let object = self.fds.find(fd).ok()??;
         let of_file =

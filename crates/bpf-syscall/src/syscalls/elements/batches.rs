@@ -12,11 +12,11 @@ use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Errno, MapType, flags};
 
 use super::{Elements, check_lock_flag};
-use crate::calls::attr::Batch;
-use crate::calls::tool_attr::ToolAttr;
 use crate::local::Local;
 use crate::map_types::{holds_objects, is_hash};
 use crate::objects::Map;
+use crate::syscalls::attr::Batch;
+use crate::syscalls::tool_attr::ToolAttr;
 
 /// The bytes of keys and values that are moved at a time, unless one element or bucket has more.
 const PIECE: usize = 1 << 20;
@@ -83,13 +83,13 @@ struct Moved {
 }
 
 /// Reads and changes many elements at a time.
-pub(in crate::calls) struct Batches<'a> {
+pub(in crate::syscalls) struct Batches<'a> {
     elements: Elements<'a>,
     attr: ToolAttr<'a>,
 }
 
 impl<'a> Batches<'a> {
-    pub(in crate::calls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+    pub(in crate::syscalls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
         Self {
             elements: Elements::new(local, call),
             attr: ToolAttr::of(call),
@@ -98,12 +98,12 @@ impl<'a> Batches<'a> {
 
     /// Carries out `BPF_MAP_LOOKUP_BATCH`. At the map's end it returns ENOENT, with the count of
     /// elements that were read.
-    pub(in crate::calls) fn lookup(&self, attr: &BpfAttr) -> Answer {
+    pub(in crate::syscalls) fn lookup(&self, attr: &BpfAttr) -> Answer {
         self.read(attr, false)
     }
 
     /// Carries out `BPF_MAP_LOOKUP_AND_DELETE_BATCH`, like [`Self::lookup`].
-    pub(in crate::calls) fn lookup_and_delete(&self, attr: &BpfAttr) -> Answer {
+    pub(in crate::syscalls) fn lookup_and_delete(&self, attr: &BpfAttr) -> Answer {
         self.read(attr, true)
     }
 
@@ -290,7 +290,7 @@ impl<'a> Batches<'a> {
     }
 
     /// Carries out `BPF_MAP_UPDATE_BATCH`.
-    pub(in crate::calls) fn update(&self, attr: &BpfAttr) -> Answer {
+    pub(in crate::syscalls) fn update(&self, attr: &BpfAttr) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_write()?;
             Ok(can.update)
@@ -302,7 +302,7 @@ impl<'a> Batches<'a> {
     }
 
     /// Carries out `BPF_MAP_DELETE_BATCH`.
-    pub(in crate::calls) fn delete(&self, attr: &BpfAttr) -> Answer {
+    pub(in crate::syscalls) fn delete(&self, attr: &BpfAttr) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_write()?;
             Ok(can.delete)

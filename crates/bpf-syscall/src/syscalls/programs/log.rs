@@ -4,7 +4,7 @@ use beeline_runtime::backend::VerifierLog;
 use beeline_supervisor::Memory;
 use beeline_uapi::{Errno, log};
 
-use crate::calls::attr::Log;
+use crate::syscalls::attr::Log;
 
 /// The bits of a log's level.
 const LEVELS: u32 = log::LEVEL1 | log::LEVEL2 | log::STATS | log::FIXED;

@@ -10,14 +10,14 @@ use crate::local::Local;
 use crate::objects::{Event, Object, Ring};
 
 /// Controls perf events.
-pub(in crate::calls) struct PerfIoctl<'a> {
+pub(in crate::syscalls) struct PerfIoctl<'a> {
     call: &'a Call<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
 }
 
 impl<'a> PerfIoctl<'a> {
-    pub(in crate::calls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+    pub(in crate::syscalls) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
         Self {
             call,
             backend: &*local.backend,
@@ -26,7 +26,7 @@ impl<'a> PerfIoctl<'a> {
     }
 
     /// Answers `ioctl(descriptor, command, argument)` with a command of perf events.
-    pub(in crate::calls) fn ioctl(&self) -> Answer {
+    pub(in crate::syscalls) fn ioctl(&self) -> Answer {
         let [fd, command, argument, ..] = self.call.args;
         let command = command as u32;
         match self.fds.find(fd as i32) {
