@@ -2,10 +2,10 @@
 //!
 //! The guest's kernel is a whole one, so nothing is interpreted here. A call's arguments are taken
 //! from the tool's memory, the data that they point to goes to the proxy in the guest
-//! ([`beeline_vm_protocol`]), and the answer is written to the tool. `calls` leads each call to the
-//! area that answers it: the modules in it. The table [`beeline_vm_protocol::layout`] lists the
-//! commands of `bpf(2)` that go to the guest; the table in `calls::files` lists the guest's files.
-//! All else is the host's.
+//! ([`beeline_vm_protocol`]), and the answer is written to the tool. `syscalls` leads each call to
+//! the area that answers it: the modules in it. The table [`beeline_vm_protocol::layout`] lists the
+//! commands of `bpf(2)` that go to the guest; the table in `syscalls::files` lists the guest's
+//! files. All else is the host's.
 //!
 //! A descriptor of a guest's object is an anchor, as for local objects
 //! ([`beeline_supervisor::keys::anchor`]). Memory that a tool maps (rings, arrays) is a memory
@@ -15,7 +15,6 @@
 //!
 //! Its terms are in docs/glossary.md.
 
-mod calls;
 mod changes;
 mod closing;
 mod connection;
@@ -27,6 +26,7 @@ mod objects;
 mod polling;
 mod rings;
 mod sharing;
+mod syscalls;
 
 use std::sync::Arc;
 
@@ -39,14 +39,14 @@ use beeline_uapi::Command;
 pub use connection::Connection;
 pub use sharing::Sharing;
 
-use crate::calls::files::Fetched;
-use crate::calls::lookup_channel::LookupChannels;
-use crate::calls::{Dispatcher, Types};
 use crate::changes::Changes;
 use crate::kept::Kept;
 use crate::objects::{Object, Objects};
 use crate::rings::Rings;
 use crate::sharing::may_be_stopped;
+use crate::syscalls::files::Fetched;
+use crate::syscalls::lookup_channel::LookupChannels;
+use crate::syscalls::{Dispatcher, Types};
 
 /// The reasons why the guest cannot be asked.
 #[derive(Debug, thiserror::Error)]

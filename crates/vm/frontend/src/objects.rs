@@ -17,10 +17,10 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::net::{Shutdown, shutdown};
 
-use crate::calls::prefetch::Walk;
 use crate::connection::Connection;
 use crate::memory::Memory;
 use crate::sharing::Sharing;
+use crate::syscalls::prefetch::Walk;
 
 /// The time between two looks at memory that the tool may have closed.
 const LOOK: Timespec = Timespec {
