@@ -5,9 +5,9 @@
 //! variables on the stack, which LLVM's first pass turns into values.
 
 mod arithmetic;
-mod calls;
 mod division;
 mod function;
+mod function_calls;
 mod inline;
 mod ir;
 mod memory;

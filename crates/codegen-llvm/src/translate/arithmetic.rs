@@ -67,6 +67,6 @@ impl<'c> Registers<'_, 'c> {
             .and_then(|intrinsic| intrinsic.get_declaration(self.program.module, &[ty.into()]))
             .ok_or_else(|| Trouble::new("no llvm.bswap"))?;
         let call = self.ir.builder.build_call(reverse, &[value.into()], "")?;
-        self.write(dst, super::calls::returned(call)?.into_int_value())
+        self.write(dst, super::function_calls::returned(call)?.into_int_value())
     }
 }

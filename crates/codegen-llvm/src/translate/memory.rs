@@ -6,7 +6,7 @@ use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::values::{BasicValue, InstructionValue, IntValue, PointerValue};
 use inkwell::{AtomicOrdering, AtomicRMWBinOp};
 
-use super::calls::returned;
+use super::function_calls::returned;
 use super::registers::Registers;
 use crate::origin::Origin;
 use crate::trouble::Trouble;

@@ -1,5 +1,5 @@
-//! Calls: of functions of the program, of helpers, from helpers back into the program, and into the
-//! next program.
+//! Calls of functions: of the program's own, of helpers, from helpers back into the program, and
+//! into the next program.
 
 use std::collections::BTreeSet;
 
