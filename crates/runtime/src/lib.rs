@@ -25,7 +25,7 @@ mod environment;
 mod error;
 mod fanotify;
 pub mod fast_path;
-mod file_calls;
+mod file_syscalls;
 mod kernel_uprobes;
 mod link;
 mod liveness;

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::agent::Agent;
 use crate::cgroup::Cgroups;
-use crate::file_calls::CallFiles;
+use crate::file_syscalls::CallFiles;
 use crate::link::Files;
 use crate::liveness::{Liveness, SessionId};
 use crate::memory::Memory;

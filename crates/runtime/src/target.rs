@@ -4,7 +4,6 @@
 //! plans and writes trampolines into a pool that only Beeline writes. A stop then only stores the
 //! patch. The first stop also maps the agent, the session page, a pool and the program's maps.
 
-mod call_patches;
 mod guarding;
 mod handlers;
 mod home;
@@ -17,6 +16,7 @@ mod pads;
 mod planning;
 mod signals;
 mod sites;
+mod syscall_patches;
 mod syscalls;
 mod unwinding;
 mod witnesses;

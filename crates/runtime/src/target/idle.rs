@@ -22,7 +22,7 @@ impl Sites {
         let Some(environment) = &self.memory.environment else {
             return;
         };
-        let calls = &self.memory.call_patches;
+        let calls = &self.memory.syscall_patches;
         let is_there = |address: &u64, site: &Hooked| {
             // SAFETY: the record was placed in the home pool as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };

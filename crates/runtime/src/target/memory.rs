@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use beeline_agent::abi::{self, Control, Site};
 use beeline_inject::{Mapping, Process, Region, Stopped};
 
-use super::call_patches::StoredPatch;
 use super::home::{Home, MANIFEST_START, manifest_start};
 use super::signals::Signals;
+use super::syscall_patches::StoredPatch;
 use super::{Hold, mapping};
 use crate::backend::Id;
 use crate::detach::Layers;
@@ -46,7 +46,7 @@ pub(super) struct TargetMemory {
     pub far_pools: Vec<Pool>,
     /// The patches stored at system calls, by address. Shared with forked children, most of which
     /// run another program next.
-    pub call_patches: Arc<BTreeMap<u64, StoredPatch>>,
+    pub syscall_patches: Arc<BTreeMap<u64, StoredPatch>>,
     /// The value of [`Shared::removals`] at the last search for maps out of reach.
     pub removals: u64,
     /// When it became a target.
@@ -66,7 +66,7 @@ impl TargetMemory {
             is_filled: false,
             home: Arc::default(),
             far_pools: Vec::new(),
-            call_patches: Arc::default(),
+            syscall_patches: Arc::default(),
             removals: 0,
             since: Instant::now(),
             looks: 1,
@@ -108,7 +108,7 @@ impl TargetMemory {
             environment: Some(environment),
             is_filled: true,
             far_pools,
-            call_patches: self.call_patches.clone(),
+            syscall_patches: self.syscall_patches.clone(),
             removals: self.removals,
             since: Instant::now(),
             looks: 1,

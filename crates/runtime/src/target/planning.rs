@@ -149,7 +149,7 @@ impl Planner<'_> {
         let end = start + code.len() as u64;
         self.uncover(start, &mut now)?;
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
-        for (address, stored) in self.memory.call_patches.range(from..end) {
+        for (address, stored) in self.memory.syscall_patches.range(from..end) {
             // It has since been unmapped, and mapped anew.
             if now == code && !holds(&now, start, *address, stored.bytes()) {
                 let pid = self.memory.process.pid();

@@ -33,7 +33,7 @@ use super::memory::TargetMemory;
 use super::sites::Sites;
 use crate::backend::{Argument, CallContext, Function, Id};
 use crate::error::{Error, os};
-use crate::file_calls::{FileCalls, Part};
+use crate::file_syscalls::{FileCalls, Part};
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
@@ -135,7 +135,7 @@ impl Syscalls {
             self.say_if_users_are_seen(&sites.memory, &regions);
             return Ok(());
         }
-        if sites.memory.call_patches.is_empty() {
+        if sites.memory.syscall_patches.is_empty() {
             OtherSessions(&sites.memory).make_alone(&regions, !wanted.links.is_empty(), hold)?;
         }
         if follows && sites.memory.environment.is_none() {
@@ -244,7 +244,7 @@ impl Syscalls {
             sites.planner().uncover(address, &mut now).ok()?;
             Some(now)
         };
-        let patched = &sites.memory.call_patches;
+        let patched = &sites.memory.syscall_patches;
         calls.seen.retain(|(start, inode, offset)| {
             let mapped = (*start, *inode, *offset);
             let region = regions.iter().find(|region| key(region) == mapped);
@@ -262,8 +262,8 @@ impl Syscalls {
             let mut seen = regions.iter().filter(|region| region.contains(*site));
             seen.any(|region| calls.seen.contains(&key(region)))
         };
-        if !sites.memory.call_patches.keys().all(is_seen) {
-            Arc::make_mut(&mut sites.memory.call_patches).retain(|site, _| is_seen(site));
+        if !sites.memory.syscall_patches.keys().all(is_seen) {
+            Arc::make_mut(&mut sites.memory.syscall_patches).retain(|site, _| is_seen(site));
         }
     }
 
@@ -417,7 +417,7 @@ impl Syscalls {
                 manifest.first_patches.store(before, SeqCst);
             }
             stored?;
-            Arc::make_mut(&mut memory.call_patches).extend(stubs.stored());
+            Arc::make_mut(&mut memory.syscall_patches).extend(stubs.stored());
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));

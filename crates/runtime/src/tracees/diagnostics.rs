@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{maps_file_of, program};
 use crate::error::Error;
-use crate::file_calls::LONGEST_LOOK;
+use crate::file_syscalls::LONGEST_LOOK;
 use crate::link::Uprobe;
 use crate::proc;
 use crate::session::Report;

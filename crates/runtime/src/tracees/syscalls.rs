@@ -8,7 +8,7 @@ use beeline_inject::Process;
 use super::admission::is_part_of_us;
 use super::{Tracees, unless_changed};
 use crate::error::Error;
-use crate::file_calls::LONGEST_LOOK;
+use crate::file_syscalls::LONGEST_LOOK;
 use crate::link::CallLink;
 use crate::target::{Hold, Target, Wanted, code_files};
 

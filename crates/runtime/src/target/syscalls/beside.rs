@@ -17,8 +17,8 @@ use crate::error::Error;
 use crate::kernel_uprobes::kernel_uprobes;
 use crate::memory::PAGE;
 use crate::target::Hold;
-use crate::target::call_patches::StoredPatch;
 use crate::target::memory::TargetMemory;
+use crate::target::syscall_patches::StoredPatch;
 
 /// The pause between looks.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ impl Syscalls {
         };
         calls.beside.looked = Some(Instant::now());
         calls.beside.is_there = false;
-        let touched = touched(&memory.process, &memory.call_patches);
+        let touched = touched(&memory.process, &memory.syscall_patches);
         if touched.is_empty() || memory.waits_for_child() {
             return Vec::new();
         }
@@ -84,7 +84,7 @@ fn make_whole(memory: &TargetMemory, touched: &[u64]) -> Result<BTreeSet<u64>, E
         let probed = kernel_uprobes(stopped, &ranges)?;
         let mut code = Vec::new();
         for address in touched.iter().filter(|at| !probed.contains(at)) {
-            let Some(stored) = memory.call_patches.get(address) else {
+            let Some(stored) = memory.syscall_patches.get(address) else {
                 continue;
             };
             let mut now = vec![0; stored.bytes().len()];

@@ -16,7 +16,7 @@ impl Syscalls {
         let Some(calls) = self.calls.as_mut().filter(|calls| calls.follows) else {
             return false;
         };
-        let Some((site, stored)) = memory.call_patches.first_key_value() else {
+        let Some((site, stored)) = memory.syscall_patches.first_key_value() else {
             return false;
         };
         let mut now = vec![0; stored.bytes().len()];

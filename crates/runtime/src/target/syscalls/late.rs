@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use beeline_inject::{Process, Region};
 
 use super::{Syscalls, key};
-use crate::file_calls::{FileCalls, Planned};
+use crate::file_syscalls::{FileCalls, Planned};
 use crate::link::file_id;
 use crate::target::memory::TargetMemory;
 use crate::vdso;

@@ -15,7 +15,7 @@ use beeline_inject::{Asleep, Region};
 use super::stubs::{Listed, list, spared_one};
 use super::written::{calls_without_file, is_kernels_or_ours};
 use super::{Syscalls, calls_of_file, key};
-use crate::file_calls::{FileCalls, Part};
+use crate::file_syscalls::{FileCalls, Part};
 use crate::target::memory::TargetMemory;
 use crate::vdso;
 
@@ -176,7 +176,7 @@ impl Syscalls {
 /// True if a jump stands over it, or right before or behind it.
 fn is_patched(memory: &TargetMemory, call: u64) -> bool {
     let around = call.saturating_sub(ORIGINAL as u64)..=call + SYSCALL.len() as u64;
-    let mut patched = memory.call_patches.range(around);
+    let mut patched = memory.syscall_patches.range(around);
     patched.any(|(site, stored)| site + stored.bytes().len() as u64 >= call)
 }
 

@@ -11,10 +11,10 @@ use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, jump_tar
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
-use super::super::call_patches::StoredPatch;
+use super::super::syscall_patches::StoredPatch;
 use super::{Calls, STUB_ALIGN, reach_of};
 use crate::error::{Error, os};
-use crate::file_calls::{FileCalls, Layout, Part, StubSet};
+use crate::file_syscalls::{FileCalls, Layout, Part, StubSet};
 use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
 use crate::target::memory::TargetMemory;

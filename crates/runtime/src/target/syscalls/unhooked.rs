@@ -4,7 +4,7 @@
 use beeline_hook::Unhookable;
 
 use super::{Attached, Syscalls};
-use crate::file_calls::FileCalls;
+use crate::file_syscalls::FileCalls;
 use beeline_inject::Region;
 
 /// Unhooked instructions in the code that has been scanned, by what they are for. Bytes that may as

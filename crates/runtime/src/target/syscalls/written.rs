@@ -10,7 +10,7 @@ use beeline_agent::abi::syscalls::Unhookable;
 use beeline_inject::Region;
 
 use super::{Syscalls, key};
-use crate::file_calls::FileCalls;
+use crate::file_syscalls::FileCalls;
 use crate::liveness::PREFIX;
 use crate::target::memory::TargetMemory;
 use crate::vdso;

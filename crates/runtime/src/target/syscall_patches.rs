@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use beeline_hook::INT3;
 
-use crate::file_calls::StubSet;
+use crate::file_syscalls::StubSet;
 
 /// A patch that was stored over code.
 #[derive(Debug, Clone)]
