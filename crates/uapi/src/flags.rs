@@ -40,6 +40,10 @@ pub const TEST_RND_HI32: u32 = 1 << 2;
 /// Of `BPF_PROG_TEST_RUN`: the program runs on the CPU that is named.
 pub const TEST_RUN_ON_CPU: u32 = 1 << 0;
 
+/// `BPF_STRTOX_BASE_MASK`, for `bpf_strtol` and `bpf_strtoul`: the bits that hold the base
+/// (`kernel/bpf/helpers.c`).
+pub const STRTOX_BASE_MASK: u64 = 0x1f;
+
 /// `BPF_ANY`, for an update: create or replace.
 pub const ANY: u64 = 0;
 /// `BPF_NOEXIST`, for an update: create only.

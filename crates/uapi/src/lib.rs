@@ -21,6 +21,7 @@
 //! | [`info`] | `struct bpf_prog_info` and its kin |
 //! | [`btf`] | `linux/btf.h` |
 //! | [`context`] | `struct __sk_buff` and its kin |
+//! | [`object`] | `struct bpf_spin_lock` and its kin |
 //! | [`fields`] | structures in bytes of any length |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
@@ -30,6 +31,7 @@
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
 //! | [`limits`] | limits of programs, maps and helpers |
+//! | [`verifier`] | `linux/bpf_verifier.h` |
 //! | [`pagemap`] | `/proc/PID/pagemap` |
 //! | [`linux`] | arguments and answers of other system calls |
 //!
@@ -52,10 +54,12 @@ pub mod limits;
 pub mod linux;
 pub mod log;
 pub mod nr;
+pub mod object;
 mod open_enum;
 pub mod pagemap;
 pub mod perf;
 pub mod signal;
+pub mod verifier;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
 pub use errno::Errno;

@@ -41,10 +41,28 @@ pub const LONGEST_RAW_TRACEPOINT_NAME: usize = 127;
 pub const KSYM_NAME_LEN: usize = 512;
 /// The largest block of memory, with pages of 4 KiB (`linux/slab.h`).
 pub const KMALLOC_MAX_SIZE: u32 = 4 << 20;
+/// The least bytes of a trie's key behind the prefix's length (`kernel/bpf/lpm_trie.c`).
+pub const LPM_DATA_SIZE_MIN: u32 = 1;
+/// The most bytes of a trie's key behind the prefix's length (`kernel/bpf/lpm_trie.c`).
+pub const LPM_DATA_SIZE_MAX: u32 = 256;
+/// The smallest key of a trie (`kernel/bpf/lpm_trie.c`).
+pub const LPM_KEY_SIZE_MIN: u32 = LPM_PREFIX_SIZE + LPM_DATA_SIZE_MIN;
+/// The largest key of a trie (`kernel/bpf/lpm_trie.c`).
+pub const LPM_KEY_SIZE_MAX: u32 = LPM_PREFIX_SIZE + LPM_DATA_SIZE_MAX;
+/// The largest value of a trie: a node's header and the data of the largest key are in the same
+/// block (`kernel/bpf/lpm_trie.c`).
+pub const LPM_VAL_SIZE_MAX: u32 = KMALLOC_MAX_SIZE - LPM_DATA_SIZE_MAX - LPM_NODE_SIZE;
+/// The largest value of a task storage: with the element's header it fits a 16-bit length
+/// (`linux/bpf_local_storage.h`).
+pub const BPF_LOCAL_STORAGE_MAX_VALUE_SIZE: u32 = u16::MAX as u32 - LOCAL_STORAGE_ELEM_SIZE;
 /// The largest value of a CPU's own (`linux/percpu.h`).
 pub const PCPU_MIN_UNIT_SIZE: u32 = 32 << 10;
 /// The distance that a pointer may be moved (`linux/bpf_verifier.h`).
 pub const BPF_MAX_VAR_OFF: i64 = 1 << 29;
+/// Sizes of memory that programs and helpers access are below it (`linux/bpf_verifier.h`).
+pub const BPF_MAX_VAR_SIZ: u64 = 1 << 29;
+/// The bytes of stack of one function (`linux/filter.h`).
+pub const MAX_BPF_STACK: i32 = 512;
 /// The deepest chain of calls, in functions, the program's entry included (`linux/bpf_verifier.h`).
 pub const MAX_CALL_FRAMES: usize = 8;
 /// The most arguments of a program's own function: as many as registers pass.
@@ -79,3 +97,19 @@ pub const MAX_STACK_ABOVE_TAIL_CALL: u32 = 256;
 /// The bytes of the biggest argument of a function that programs are attached to
 /// (`btf_distill_func_proto` in `kernel/bpf/btf.c`).
 pub const MAX_FUNC_ARG_SIZE: u32 = 16;
+/// The longest history of jumps that the verifier follows back without a state in between
+/// (`is_state_visited` in `kernel/bpf/verifier.c`).
+pub const LONG_JMP_HISTORY: usize = 40;
+/// The most structures inside one another that the verifier searches for pointers
+/// (`__btf_type_is_scalar_struct` in `kernel/bpf/verifier.c`).
+pub const MAX_SCALAR_STRUCT_DEPTH: u32 = 4;
+/// The bytes of a `struct htab_elem` before its key (`kernel/bpf/hashtab.c`).
+pub const HTAB_ELEM_SIZE: u32 = 48;
+/// The most hash functions of a Bloom filter (`bloom_map_alloc` in `kernel/bpf/bloom_filter.c`).
+pub const MAX_BLOOM_HASH_FUNCS: u64 = 15;
+/// The bytes of a `struct lpm_trie_node` before its data (`kernel/bpf/lpm_trie.c`).
+const LPM_NODE_SIZE: u32 = 24;
+/// The bytes of a `struct bpf_lpm_trie_key_u8` before its data (`linux/bpf.h`).
+const LPM_PREFIX_SIZE: u32 = 4;
+/// The bytes of a `struct bpf_local_storage_elem` (`linux/bpf_local_storage.h`).
+const LOCAL_STORAGE_ELEM_SIZE: u32 = 128;

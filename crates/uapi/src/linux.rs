@@ -29,8 +29,49 @@ pub const __O_TMPFILE: u64 = 0o20_000_000;
 /// All flags that open(2) knows; of the kernel's own `linux/fcntl.h`.
 pub const VALID_OPEN_FLAGS: u64 = 0o37_777_703;
 
+// include/linux/stat.h, not for user space
+/// All bits of a file's mode but its type.
+pub const S_IALLUGO: u64 = 0o7777;
+
+// linux/limits.h
+/// The longest name of a file.
+pub const NAME_MAX: usize = 255;
+/// The longest path, with its NUL.
+pub const PATH_MAX: usize = 4096;
+
+// linux/magic.h
+pub const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+// asm-generic/statfs.h
+layout! {
+    /// `struct statfs`.
+    pub struct Statfs {
+        f_type: u64,
+        f_bsize: u64,
+        f_blocks: u64,
+        f_bfree: u64,
+        f_bavail: u64,
+        f_files: u64,
+        f_ffree: u64,
+        f_fsid: [u32; 2],
+        f_namelen: u64,
+        f_frsize: u64,
+        f_flags: u64,
+        f_spare: [u64; 4],
+    }
+}
+
+// fs/exec.c
+/// The number of scripts as interpreters of one another that `exec_binprm` follows. The kernel has
+/// no name for it.
+pub const MAX_INTERPRETERS: usize = 5;
+
 // linux/fs.h, for lseek(2)
 pub const SEEK_CUR: u64 = 1;
+
+// asm/page.h, not for user space
+/// The bytes of a page: always on x86-64, and usually elsewhere.
+pub const PAGE_SIZE: u64 = 1 << 12;
 
 // linux/mman.h, for mmap(2)
 pub const PROT_READ: u64 = 1;
@@ -59,6 +100,20 @@ pub const PR_GET_NAME: u64 = 16;
 pub const PR_SET_SECCOMP: u64 = 22;
 pub const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
 
+// linux/bpf_common.h, for classic BPF
+/// The longest filter.
+pub const BPF_MAXINSNS: usize = 4096;
+
+/// `BPF_CLASS`: the class of an instruction.
+pub const fn bpf_class(code: u32) -> u32 {
+    code & 0x07
+}
+
+/// `BPF_OP`: the operation of an instruction.
+pub const fn bpf_op(code: u32) -> u32 {
+    code & 0xf0
+}
+
 // linux/seccomp.h
 pub const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// The supervisor is woken on the CPU of the thread that calls.
@@ -71,6 +126,23 @@ pub const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 pub const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 pub const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 pub const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
+
+// include/linux/ptrace.h
+/// In the signal of a stop at a system call, with `PTRACE_O_TRACESYSGOOD`
+/// (`ptrace_report_syscall`). The kernel has no name for it.
+pub const PTRACE_SYSCALL_BIT: i32 = 0x80;
+
+// linux/rseq.h
+layout! {
+    /// The beginning of `struct rseq`.
+    pub struct Rseq {
+        cpu_id_start: u32,
+        cpu_id: u32,
+        rseq_cs: u64,
+        flags: u32,
+        node_id: u32,
+    }
+}
 
 // linux/kcmp.h
 pub const KCMP_VM: u64 = 1;
@@ -99,6 +171,20 @@ layout! {
 /// The task was forked, and still runs its parent's program.
 pub const PF_FORKNOEXEC: u64 = 0x40;
 pub const PF_KTHREAD: u64 = 0x0020_0000;
+
+// include/linux/sched/prio.h
+/// Priorities below it are of real-time tasks.
+pub const MAX_RT_PRIO: u64 = 100;
+/// The priority of other tasks by default.
+pub const DEFAULT_PRIO: u64 = 120;
+
+// include/linux/pid_namespace.h
+/// The most pid namespaces inside the first.
+pub const MAX_PID_NS_LEVEL: usize = 32;
+
+// include/net/scm.h
+/// The most descriptors that one message carries.
+pub const SCM_MAX_FD: usize = 253;
 
 // linux/vm_sockets.h
 pub const SO_VM_SOCKETS_BUFFER_SIZE: i32 = 0;

@@ -76,4 +76,11 @@ layout! {
         misc: u16,
         size: u16,
     }
+
+    /// The record [`PERF_RECORD_LOST`].
+    pub struct PerfRecordLost {
+        header: PerfEventHeader,
+        id: u64,
+        lost: u64,
+    }
 }

@@ -12,6 +12,8 @@ use beeline_uapi::btf::{
     BtfVar, BtfVarSecinfo,
 };
 use beeline_uapi::info::{CoreRelo, LineInfo, core_relo};
+use beeline_uapi::linux::Rseq;
+use beeline_uapi::object::{Dynptr, SpinLock, Timer};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -151,6 +153,30 @@ fn values_of_64_bits_are_those_of_the_running_kernel() {
     let ours = ours.into_iter().map(|(name, at)| (name.to_owned(), at));
     assert_eq!(theirs, ours.collect::<Vec<_>>());
     assert_eq!(btf.size(id), Some(size_of::<BtfEnum64>() as u32));
+}
+
+/// The other bindings lack these ones, too.
+#[test]
+fn structures_are_those_of_the_running_kernel() {
+    let Ok(data) = fs::read("/sys/kernel/btf/vmlinux") else {
+        return eprintln!("skipped: the kernel does not show its types");
+    };
+    let btf = Btf::parse(&data).expect("the kernel's types");
+    for (name, size) in [
+        ("bpf_spin_lock", size_of::<SpinLock>()),
+        ("bpf_timer", size_of::<Timer>()),
+        ("bpf_dynptr", size_of::<Dynptr>()),
+    ] {
+        match btf.find([(kind::STRUCT, name)]) {
+            [0] => eprintln!("the kernel has no {name}"),
+            [id] => assert_eq!(btf.size(id), Some(size as u32), "{name}"),
+        }
+    }
+    let [id] = btf.find([(kind::STRUCT, "rseq")]);
+    for (name, ours) in fields!(Rseq: cpu_id_start, cpu_id, rseq_cs, flags) {
+        let theirs = btf.field(id, name).map(|field| field.offset as usize);
+        assert_eq!(theirs, (id != 0).then_some(ours), "{name}");
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The numbers of Linux's general system calls, compared with the bindings of another project.
 
+use std::mem::offset_of;
+
 use beeline_uapi::{Errno, linux, signal};
 use linux_raw_sys::{errno, general, net, prctl, ptrace};
 
@@ -19,16 +21,35 @@ fn arguments_are_those_of_other_bindings() {
         PROT_READ, PROT_WRITE, PROT_EXEC, MAP_SHARED,
         MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE, CLONE_VM, CLONE_VFORK,
         CLONE_THREAD, CLONE_NEWUSER, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE,
-        CLOCK_BOOTTIME, CLOCK_TAI, FUTEX_WAIT, FUTEX_WAKE,
+        CLOCK_BOOTTIME, CLOCK_TAI, FUTEX_WAIT, FUTEX_WAKE, NAME_MAX, PATH_MAX, HUGETLBFS_MAGIC,
     }
     same! { linux, net: MSG_NOSIGNAL, }
     same! { linux, prctl: PR_GET_NAME, PR_SET_NAME, PR_SET_SECCOMP, }
     same! {
         linux, ptrace:
-        SECCOMP_SET_MODE_FILTER, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, AUDIT_ARCH_X86_64,
+        BPF_MAXINSNS, AUDIT_ARCH_X86_64,
+        SECCOMP_SET_MODE_FILTER, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP,
         PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
         PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
     }
+}
+
+#[test]
+fn layouts_are_those_of_other_bindings() {
+    macro_rules! same {
+        ($($field:ident)*) => {
+            $(assert_eq!(
+                offset_of!(linux::Statfs, $field),
+                offset_of!(general::statfs, $field),
+                stringify!($field),
+            );)*
+        };
+    }
+    same! {
+        f_type f_bsize f_blocks f_bfree f_bavail f_files f_ffree f_fsid f_namelen f_frsize f_flags
+        f_spare
+    }
+    assert_eq!(size_of::<linux::Statfs>(), size_of::<general::statfs>());
 }
 
 #[test]
@@ -99,6 +120,7 @@ fn system_call_numbers_are_those_of_other_bindings() {
     same! {
         OPEN = __NR_open,
         FSTAT = __NR_fstat,
+        POLL = __NR_poll,
         LSEEK = __NR_lseek,
         MMAP = __NR_mmap,
         MPROTECT = __NR_mprotect,
@@ -108,6 +130,8 @@ fn system_call_numbers_are_those_of_other_bindings() {
         RT_SIGACTION = __NR_rt_sigaction,
         RT_SIGPROCMASK = __NR_rt_sigprocmask,
         RT_SIGRETURN = __NR_rt_sigreturn,
+        IOCTL = __NR_ioctl,
+        SELECT = __NR_select,
         SCHED_YIELD = __NR_sched_yield,
         NANOSLEEP = __NR_nanosleep,
         GETPID = __NR_getpid,
@@ -138,11 +162,13 @@ fn system_call_numbers_are_those_of_other_bindings() {
         UNSHARE = __NR_unshare,
         EPOLL_PWAIT = __NR_epoll_pwait,
         RT_TGSIGQUEUEINFO = __NR_rt_tgsigqueueinfo,
+        PERF_EVENT_OPEN = __NR_perf_event_open,
         SETNS = __NR_setns,
         GETCPU = __NR_getcpu,
         PROCESS_VM_READV = __NR_process_vm_readv,
         PROCESS_VM_WRITEV = __NR_process_vm_writev,
         SECCOMP = __NR_seccomp,
+        BPF = __NR_bpf,
         EXECVEAT = __NR_execveat,
         PKEY_MPROTECT = __NR_pkey_mprotect,
         IO_PGETEVENTS = __NR_io_pgetevents,

@@ -2,7 +2,7 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
-use super::AUDIT_ARCH_X86_64;
+use super::{AUDIT_ARCH_X86_64, PAGE_SIZE};
 use crate::layout;
 
 // asm/fcntl.h, for open(2)
@@ -30,7 +30,7 @@ pub const __CPUNODE_SEG: u16 = 0x7b;
 
 // asm/page_64_types.h, not for user space
 /// The end of user space, without five-level paging: 47 bits less a guard page.
-pub const TASK_SIZE_MAX: u64 = (1 << 47) - 4096;
+pub const TASK_SIZE_MAX: u64 = (1 << 47) - PAGE_SIZE;
 
 // asm/hwcap2.h
 /// In `AT_HWCAP2`: user space may read and write the thread pointer.
