@@ -41,5 +41,5 @@ pub const FRAME_POINTER: u8 = 10;
 /// The number of times that the `may_goto` instructions of one function go on in one run of it; the
 /// kernel's `BPF_MAX_LOOPS`.
 pub const MAY_GOTO_LIMIT: u32 = beeline_uapi::limits::BPF_MAX_LOOPS;
-/// The bytes of stack below the frame pointer.
-pub const STACK_BYTES: i32 = 512;
+/// The bytes of stack below the frame pointer; the kernel's `MAX_BPF_STACK`.
+pub const STACK_BYTES: i32 = beeline_uapi::limits::MAX_BPF_STACK;

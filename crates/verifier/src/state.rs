@@ -4,12 +4,10 @@
 use std::rc::Rc;
 
 use beeline_isa::{FRAME_POINTER, REGISTERS};
+use beeline_uapi::verifier::BPF_REG_SIZE;
 
 use crate::context::SocketKind;
 use crate::scalar::Scalar;
-
-/// The bytes of a stack slot.
-pub(crate) const SLOT: i32 = 8;
 
 /// The content of a register: `enum bpf_reg_type` without its flags, which are [`Flags`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +106,7 @@ pub(crate) struct Reg {
     /// from it.
     pub off: i32,
     /// The bytes after a packet pointer that are known to be there, or the result of its comparison
-    /// with the end ([`AT_PKT_END`], [`BEYOND_PKT_END`]).
+    /// with the end (`AT_PKT_END`, `BEYOND_PKT_END`).
     ///
     /// For a socket out of a map, the map's number, from 1.
     pub range: i32,
@@ -116,22 +114,13 @@ pub(crate) struct Reg {
     pub var: Scalar,
     /// Equal for registers that hold the same number or came from the same look-up; 0 for none.
     ///
-    /// [`ADD_CONST`] is set if the number is `off` more than the others'.
+    /// `BPF_ADD_CONST` is set if the number is `off` more than the others'.
     pub id: u32,
     /// The reference that it stands for; 0 for none.
     pub ref_id: u32,
     /// True if its bounds mattered: states with other bounds are different.
     pub precise: bool,
 }
-
-/// A flag of [`Reg::id`]: a constant was added in 64 bits (`BPF_ADD_CONST64`).
-pub(crate) const ADD_CONST_WIDE: u32 = 1 << 31;
-/// A flag of [`Reg::id`]: a constant was added in 32 bits (`BPF_ADD_CONST32`).
-pub(crate) const ADD_CONST_NARROW: u32 = 1 << 30;
-/// Either of the two: `BPF_ADD_CONST`.
-pub(crate) const ADD_CONST: u32 = ADD_CONST_WIDE | ADD_CONST_NARROW;
-pub(crate) const AT_PKT_END: i32 = -1;
-pub(crate) const BEYOND_PKT_END: i32 = -2;
 
 impl Reg {
     pub(crate) const UNINIT: Self = Self {
@@ -357,7 +346,7 @@ impl Frame {
 
     /// Makes room down to `off` (negative).
     pub(crate) fn grow(&mut self, off: i32) {
-        let slots = usize::try_from((-off + SLOT - 1) / SLOT).unwrap_or(0);
+        let slots = usize::try_from((-off + BPF_REG_SIZE - 1) / BPF_REG_SIZE).unwrap_or(0);
         if self.stack.len() < slots {
             self.stack.resize(slots, Slot::INVALID);
         }

@@ -1,6 +1,7 @@
 //! Computes the verdict on a program.
 
 use beeline_isa::{Imm64, Insn, Op};
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Errno, HelperId, MapType, ProgramType};
 
 use crate::context::attach;
@@ -197,8 +198,6 @@ fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject>
 /// Returns the maps that instructions name, reachable or not, each descriptor once
 /// (`resolve_pseudo_ldimm64`).
 fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
-    /// The size of an arena's elements, which are pages.
-    const PAGE: u64 = 4096;
     let mut uses: Vec<MapUse> = Vec::new();
     for (index, pair) in program.insns.windows(2).enumerate() {
         let (Some(Op::Imm64 { kind, low: fd, .. }), &[insn, second]) = (flow.op(index), pair)
@@ -241,7 +240,8 @@ fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
                     (off >= map.value_size).then(|| (Errno::EINVAL, outside()))
                 }
                 MapType::ARENA => {
-                    let is_outside = u64::from(off) > u64::from(map.max_entries) * PAGE;
+                    // An arena's elements are pages.
+                    let is_outside = u64::from(off) > u64::from(map.max_entries) * PAGE_SIZE;
                     is_outside.then(|| (Errno::ERANGE, outside()))
                 }
                 _ => Some((

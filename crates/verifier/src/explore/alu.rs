@@ -4,12 +4,13 @@
 use beeline_isa::{Alu, Op, Operand, Size};
 use beeline_uapi::Errno;
 use beeline_uapi::limits::BPF_MAX_VAR_OFF;
+use beeline_uapi::verifier::{BPF_ADD_CONST, BPF_ADD_CONST32, BPF_ADD_CONST64};
 
 use super::print::alu_name;
 use super::state_text::type_name;
 use super::{Check, Explorer, no};
 use crate::scalar::Scalar;
-use crate::state::{ADD_CONST, ADD_CONST_NARROW, ADD_CONST_WIDE, Flags, Reg, Type};
+use crate::state::{Flags, Reg, Type};
 
 impl Explorer<'_> {
     pub(super) fn arithmetic(&mut self, op: Op) -> Check {
@@ -131,7 +132,7 @@ impl Explorer<'_> {
         if !reg.is_scalar() {
             return;
         }
-        if reg.id & ADD_CONST != 0 {
+        if reg.id & BPF_ADD_CONST != 0 {
             reg.id = 0;
             reg.off = 0;
         }
@@ -387,9 +388,9 @@ fn on_numbers(op: Alu, wide: bool, left: Reg, right: Reg) -> Reg {
     match linked_by(op, wide, &left, &right) {
         Some(off) => {
             result.id |= if wide {
-                ADD_CONST_WIDE
+                BPF_ADD_CONST64
             } else {
-                ADD_CONST_NARROW
+                BPF_ADD_CONST32
             };
             result.off = off;
         }
@@ -404,7 +405,7 @@ fn on_numbers(op: Alu, wide: bool, left: Reg, right: Reg) -> Reg {
 /// Returns the difference after an operation between a number and those that it was linked to, if
 /// that can be recorded: once, and in 32 bits only if the number has no more bits.
 fn linked_by(op: Alu, wide: bool, left: &Reg, right: &Reg) -> Option<i32> {
-    if left.id == 0 || left.id & ADD_CONST != 0 {
+    if left.id == 0 || left.id & BPF_ADD_CONST != 0 {
         return None;
     }
     let by = if wide {

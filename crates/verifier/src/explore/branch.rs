@@ -3,15 +3,13 @@
 use beeline_isa::{Cond, FRAME_POINTER, Operand};
 use beeline_uapi::MapType;
 use beeline_uapi::limits::MAX_PACKET_OFF;
+use beeline_uapi::verifier::{AT_PKT_END, BEYOND_PKT_END, BPF_ADD_CONST, BPF_ADD_CONST32};
 
 use super::shape::target;
 use super::{Check, Explorer, Next};
 use crate::program::Map;
 use crate::scalar::Comparison;
-use crate::state::{
-    ADD_CONST, ADD_CONST_NARROW, AT_PKT_END, BEYOND_PKT_END, Flags, HeldKind, Linked, LinkedPlace,
-    MapId, Reg, State, Type,
-};
+use crate::state::{Flags, HeldKind, Linked, LinkedPlace, MapId, Reg, State, Type};
 
 /// A conditional jump.
 #[derive(Clone, Copy)]
@@ -223,7 +221,7 @@ impl Explorer<'_> {
         if !reg.is_scalar() || reg.id == 0 {
             return;
         }
-        let same = |other: &Reg| other.is_scalar() && (other.id ^ reg.id) & !ADD_CONST == 0;
+        let same = |other: &Reg| other.is_scalar() && (other.id ^ reg.id) & !BPF_ADD_CONST == 0;
         for (number, frame) in self.cur.frames.iter().enumerate().rev() {
             let live = self.shape.at(self.cur.insn_of(number)).live;
             for register in 0..FRAME_POINTER {
@@ -401,21 +399,21 @@ impl Rules {
             } else {
                 &mut frame.regs[usize::from(place.number)]
             };
-            if itself || !reg.is_scalar() || (reg.id ^ known.id) & !ADD_CONST != 0 {
+            if itself || !reg.is_scalar() || (reg.id ^ known.id) & !BPF_ADD_CONST != 0 {
                 continue;
             }
             // A constant added in 32 bits and one added in 64 say nothing of each other.
-            if (reg.id ^ known.id) & ADD_CONST == ADD_CONST {
+            if (reg.id ^ known.id) & BPF_ADD_CONST == BPF_ADD_CONST {
                 continue;
             }
-            let both_plain = (reg.id | known.id) & ADD_CONST == 0;
+            let both_plain = (reg.id | known.id) & BPF_ADD_CONST == 0;
             if both_plain || reg.off == known.off {
                 *reg = *known;
             } else {
                 let (off, id) = (reg.off, reg.id);
                 let delta = i64::from(off) - i64::from(known.off);
                 let var = known.var.plus(delta);
-                let narrow = (id | known.id) & ADD_CONST_NARROW != 0;
+                let narrow = (id | known.id) & BPF_ADD_CONST32 != 0;
                 *reg = Reg {
                     off,
                     id,

@@ -1,6 +1,7 @@
 //! Dynptrs: two slots of stack that only helpers may access (`process_dynptr_func`,
 //! `mark_stack_slots_dynptr`).
 
+use beeline_uapi::verifier::BPF_DYNPTR_SIZE;
 use beeline_uapi::{Errno, HelperId};
 
 use super::helper::Meta;
@@ -8,9 +9,6 @@ use super::kernel_call::Initialised;
 use super::{Check, Explorer, no};
 use crate::helpers::Dynptr;
 use crate::state::{Byte, DynptrKind, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type, place};
-
-/// The number of slots.
-const SIZE: usize = 2;
 
 impl Explorer<'_> {
     /// Returns the frame and the upper slot of the dynptr that a register points to: it lies there
@@ -151,7 +149,7 @@ impl Explorer<'_> {
             );
         }
         self.check_dynptr_offset(number, reg)?;
-        self.check_stack_bounds(number, reg.off, (SIZE * 8) as i32, " write to")?;
+        self.check_stack_bounds(number, reg.off, BPF_DYNPTR_SIZE, " write to")?;
         let Some((frame, high)) = self.dynptr_slot(reg) else {
             return no(Errno::EINVAL, "Dynptr has to be an uninitialized dynptr");
         };

@@ -1,8 +1,10 @@
 //! Decides whether everything that may follow a state is covered by what followed an earlier one
 //! (`states_equal`).
 
+use beeline_uapi::verifier::BPF_ADD_CONST;
+
 use crate::program::Program;
-use crate::state::{ADD_CONST, Byte, Frame, Object, Reg, Slot, State, Type};
+use crate::state::{Byte, Frame, Object, Reg, Slot, State, Type};
 
 /// The required likeness of two states (`enum exact_level`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl Ids {
         let mut own = |id: u32| {
             if id == 0 {
                 self.made += 1;
-                // Beyond every id of an exploration, and without ADD_CONST.
+                // Beyond every id of an exploration, and without BPF_ADD_CONST.
                 (1 << 29) + self.made
             } else {
                 id
@@ -131,8 +133,8 @@ fn reg_is_safe(old: &Reg, new: &Reg, ids: &mut Ids, alike: Alike) -> bool {
             if old.id == 0 {
                 return true;
             }
-            let same_link = (old.id ^ new.id) & ADD_CONST == 0
-                && (old.id & ADD_CONST == 0 || old.off == new.off);
+            let same_link = (old.id ^ new.id) & BPF_ADD_CONST == 0
+                && (old.id & BPF_ADD_CONST == 0 || old.off == new.off);
             same_link && ids.check_scalar(old.id, new.id)
         }
         Type::MapKey(_)

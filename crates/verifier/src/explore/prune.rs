@@ -4,13 +4,11 @@
 
 use beeline_uapi::Errno;
 use beeline_uapi::flags::TEST_STATE_FREQ;
+use beeline_uapi::limits::LONG_JMP_HISTORY;
 
 use super::equal::{Alike, states_equal};
 use super::{Check, Explorer, no};
 use crate::state::{Object, Reg, Slot, State, StateId};
-
-/// The longest history that is followed back.
-const LONG_HISTORY: usize = 40;
 
 impl Explorer<'_> {
     /// Returns `true` if the current path need not be followed.
@@ -18,7 +16,7 @@ impl Explorer<'_> {
         let checkpoint = self.shape.at(self.insn).checkpoint;
         let forced = self.program.kind.flags & TEST_STATE_FREQ != 0
             || checkpoint
-            || self.cur.history.len() > LONG_HISTORY;
+            || self.cur.history.len() > LONG_JMP_HISTORY;
         let jumps = self.jumps - self.jumps_kept;
         let insns = self.effort.insns_processed - self.insns_kept;
         let mut add = forced || jumps >= 2 && insns >= 8;

@@ -4,10 +4,11 @@
 use beeline_isa::STACK_BYTES;
 use beeline_uapi::Errno;
 use beeline_uapi::limits::BPF_MAX_VAR_OFF;
+use beeline_uapi::verifier::BPF_REG_SIZE;
 
 use super::memory::Access;
 use super::{Check, Explorer, no};
-use crate::state::{Byte, Object, Reg, SLOT, Slot, Type, place};
+use crate::state::{Byte, Object, Reg, Slot, Type, place};
 
 /// `MAX_BPF_STACK`.
 pub(super) const MOST_STACK: i64 = STACK_BYTES as i64;
@@ -85,7 +86,7 @@ impl Explorer<'_> {
         let frame = Self::frame_of(&reg);
         let function = self.cur.frames[frame].function;
         let depth = &mut self.stack_bytes[function];
-        *depth = (*depth).max((first.unsigned_abs() as u32).next_multiple_of(SLOT as u32));
+        *depth = (*depth).max((first.unsigned_abs() as u32).next_multiple_of(BPF_REG_SIZE as u32));
         self.cur.frames[frame].grow(first as i32);
         Ok(())
     }
@@ -136,7 +137,7 @@ impl Explorer<'_> {
                 .iter()
                 .take_while(|&&byte| byte == Byte::Spill)
                 .count() as i32;
-            if size == SLOT && spilled == SLOT {
+            if size == BPF_REG_SIZE && spilled == BPF_REG_SIZE {
                 if let Some(number) = value {
                     let mut reg = content.reg;
                     self.give_id(&mut reg);
@@ -235,7 +236,7 @@ impl Explorer<'_> {
         let (slot, first) = place(at);
         self.destroy_dynptr(frame, slot)?;
         self.log.touch_slot(slot);
-        if size == SLOT {
+        if size == BPF_REG_SIZE {
             self.stack_liveness.write(frame, slot);
         }
         let mut reg = value.map(|number| *self.cur.reg(number));
@@ -256,7 +257,7 @@ impl Explorer<'_> {
             let stored = Reg::known(i64::from(constant).cast_unsigned());
             self.spill(frame, slot, stored, size);
         } else if let Some(stored) = reg.filter(is_spillable) {
-            if size != SLOT {
+            if size != BPF_REG_SIZE {
                 return no(Errno::EACCES, "invalid size of register spill");
             }
             if frame != self.cur.depth() && matches!(stored.kind, Type::Stack(_)) {

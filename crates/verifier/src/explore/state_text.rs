@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 
+use beeline_uapi::verifier::BPF_ADD_CONST;
+
 use crate::context::SocketKind;
 use crate::program::Program;
 use crate::scalar::Signed;
-use crate::state::{ADD_CONST, Byte, DynptrKind, Flags, Object, Reg, Slot, State, Type};
+use crate::state::{Byte, DynptrKind, Flags, Object, Reg, Slot, State, Type};
 use crate::tnum::Unsigned;
 
 /// Describes the registers and stacks of a program's states by the names of its maps and types.
@@ -86,8 +88,8 @@ impl<'a> StateText<'a> {
         };
         if reg.is_scalar() {
             if reg.id != 0 {
-                let id = reg.id & !ADD_CONST;
-                let more = if reg.id & ADD_CONST != 0 {
+                let id = reg.id & !BPF_ADD_CONST;
+                let more = if reg.id & BPF_ADD_CONST != 0 {
                     format!("+{}", reg.off)
                 } else {
                     String::new()

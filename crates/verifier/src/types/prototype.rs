@@ -3,6 +3,7 @@
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::ProgramType;
+use beeline_uapi::limits::MAX_SCALAR_STRUCT_DEPTH;
 
 use super::table::{TypeTable, is_number, is_struct, text};
 use super::{KernelTypes, ProgramTypes, arguments};
@@ -114,9 +115,6 @@ const SUFFIXES: [(&str, Annotation); 13] = [
     ("__prog", Annotation::Program),
 ];
 
-/// The depth to which structures in structures are searched (`__btf_type_is_scalar_struct`).
-const DEEPEST: u32 = 4;
-
 impl KernelTypes {
     /// Returns the prototype of a function (`FUNC`).
     pub fn prototype(&self, function: u32) -> Option<Prototype<'_>> {
@@ -159,7 +157,7 @@ impl KernelTypes {
             _ if is_struct(target) => ParamType::Structure {
                 btf_id,
                 bytes,
-                only_numbers: has_only_numbers(&self.types, target, DEEPEST),
+                only_numbers: has_only_numbers(&self.types, target, MAX_SCALAR_STRUCT_DEPTH),
             },
             _ => match bytes {
                 Some(bytes) if target.kind != kind::PTR => ParamType::Numbers { btf_id, bytes },
@@ -194,7 +192,11 @@ impl KernelTypes {
 impl ProgramTypes {
     /// Returns whether it is a structure without pointers.
     pub fn has_only_numbers(&self, structure: u32) -> bool {
-        has_only_numbers(&self.types, self.types.at(structure), DEEPEST)
+        has_only_numbers(
+            &self.types,
+            self.types.at(structure),
+            MAX_SCALAR_STRUCT_DEPTH,
+        )
     }
 }
 
