@@ -8,6 +8,7 @@ mod transfer;
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
+use beeline_uapi::linux::SCM_MAX_FD;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::Error;
@@ -15,7 +16,7 @@ use crate::regions::PAGE;
 use crate::remote::Remote;
 
 pub(crate) use transfer::SCRATCH;
-use transfer::{MOST_FILES, Transfer};
+use transfer::Transfer;
 
 /// A part of a file that is to be mapped into a target.
 #[derive(Debug, Clone, Copy)]
@@ -112,7 +113,7 @@ impl Batches {
 
 impl Batch {
     fn has_room(&self, mapping: &Mapping<'_>) -> bool {
-        self.files.len() < MOST_FILES || self.known.contains(&mapping.file.as_raw_fd())
+        self.files.len() < SCM_MAX_FD || self.known.contains(&mapping.file.as_raw_fd())
     }
 
     fn add(&mut self, mapping: &Mapping<'_>) -> Result<(), Error> {

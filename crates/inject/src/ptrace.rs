@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use beeline_uapi::linux::{
     PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
-    PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
+    PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG, PTRACE_SYSCALL_BIT,
 };
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{c_int, c_uint, pid_t};
@@ -388,7 +388,7 @@ fn event_of(info: &libc::siginfo_t) -> Event {
                 group: signal != libc::SIGTRAP,
             },
             (libc::PTRACE_EVENT_EXEC, _) => Event::Exec,
-            (_, signal) if signal == libc::SIGTRAP | 0x80 => Event::Syscall,
+            (_, signal) if signal == libc::SIGTRAP | PTRACE_SYSCALL_BIT => Event::Syscall,
             (_, signal) => Event::Signal(signal),
         },
     }

@@ -1,6 +1,6 @@
 //! The target's address space: what is mapped, and where there is room.
 
-use beeline_uapi::linux::TASK_SIZE_MAX;
+use beeline_uapi::linux::{PAGE_SIZE, TASK_SIZE_MAX};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::os::unix::ffi::OsStringExt;
 
 /// Bytes of a page.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = PAGE_SIZE;
 /// Left free below the main stack, which grows down: the least that the kernel itself keeps free
 /// there.
 const STACK_ROOM: u64 = 128 << 20;

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use beeline_inject::{Error, MapFlags, Mapping, Process, ProtFlags, Stopped, must_end, trace_here};
+use beeline_uapi::linux::PAGE_SIZE;
 use common::{Target, compile, memory_file};
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_SIZE;
 
 fn c_target() -> PathBuf {
     compile("target.c", &["-fPIE", "-pie"])

@@ -3,6 +3,7 @@
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use beeline_uapi::linux::SCM_MAX_FD;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::Batch;
@@ -19,9 +20,6 @@ pub(super) struct Transfer<'a> {
     pub batch: &'a Batch,
 }
 
-/// The most descriptors that one message may carry (`SCM_MAX_FD`).
-pub(super) const MOST_FILES: usize = 253;
-
 // The layout of the scratch memory.
 const PAIR: u64 = 0;
 const MSGHDR: u64 = 16;
@@ -30,7 +28,7 @@ const PAYLOAD: u64 = 96;
 const CONTROL: u64 = 128;
 /// `CMSG_LEN(0)`: bytes of a control message's head.
 const CMSG_HEAD: usize = 16;
-const CONTROL_LEN: usize = CMSG_HEAD + MOST_FILES * size_of::<i32>() + 4;
+const CONTROL_LEN: usize = CMSG_HEAD + SCM_MAX_FD * size_of::<i32>() + 4;
 /// The size of the scratch memory in bytes.
 pub(crate) const SCRATCH: usize = CONTROL as usize + CONTROL_LEN;
 const _: () = assert!(SCRATCH <= PAGE as usize);
@@ -118,7 +116,7 @@ impl Transfer<'_> {
     fn send(&self, end: &OwnedFd) -> Result<(), Error> {
         let files: Vec<BorrowedFd<'_>> = self.batch.files.iter().map(AsFd::as_fd).collect();
         let mut space =
-            [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+            [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&files));
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -1,5 +1,8 @@
 //! One thread while it runs system calls for Beeline.
 
+use std::mem::offset_of;
+
+use beeline_uapi::linux::Rseq;
 use libc::c_int;
 
 use crate::address_space::AddressSpace;
@@ -34,8 +37,7 @@ struct Sequence {
     anew: Option<u64>,
 }
 
-/// Offset of `rseq_cs` in `struct rseq`.
-const RSEQ_CS: u64 = 8;
+const RSEQ_CS: u64 = offset_of!(Rseq, rseq_cs) as u64;
 
 /// A held thread that runs system calls for Beeline, in its own address space.
 pub(super) struct RemoteThread<'a> {
