@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use beeline_inject::procfs;
 use beeline_uapi::Errno;
+use beeline_uapi::linux::{NAME_MAX, PAGE_SIZE, Statfs};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use zerocopy::IntoBytes;
 
 use crate::arch;
 use crate::memory::Memory;
@@ -212,16 +214,14 @@ impl Call<'_> {
     ///
     /// Those of [`Memory::write`].
     pub fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
-        const PAGE: u64 = 4096;
-        const NAME_MAX: u64 = 255;
-        // Type, block size, ..., longest name, fragment size, ...
-        let mut words = [0u64; 15];
-        words[0] = magic;
-        words[1] = PAGE;
-        words[8] = NAME_MAX;
-        words[9] = PAGE;
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        self.memory.write(buffer, &bytes)?;
+        let answer = Statfs {
+            f_type: magic,
+            f_bsize: PAGE_SIZE,
+            f_namelen: NAME_MAX as u64,
+            f_frsize: PAGE_SIZE,
+            ..Statfs::default()
+        };
+        self.memory.write(buffer, answer.as_bytes())?;
         Ok(Reply::Value(0))
     }
 

@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use beeline_uapi::Errno;
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::pagemap::{PM_FILE, PM_PRESENT, PM_UFFD_WP};
 
 use crate::notify::{Listener, Request};
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_SIZE;
 
 /// The memory of the thread that made one call.
 ///

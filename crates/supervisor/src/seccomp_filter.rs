@@ -362,9 +362,12 @@ mod tests {
 
     #[test]
     fn ioctl_and_mmap_are_sorted_by_argument() {
-        assert_eq!(native(libc::SYS_ioctl, [3, 0x2400, 0, 0, 0, 0]), NOTIFY);
         assert_eq!(
-            native(libc::SYS_ioctl, [3, 0x4004_2408, 5, 0, 0, 0]),
+            native(libc::SYS_ioctl, [3, ioc::ENABLE.into(), 0, 0, 0, 0]),
+            NOTIFY
+        );
+        assert_eq!(
+            native(libc::SYS_ioctl, [3, ioc::SET_BPF.into(), 5, 0, 0, 0]),
             NOTIFY
         );
         assert_eq!(
