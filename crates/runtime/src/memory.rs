@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+use beeline_uapi::linux::PAGE_SIZE;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Bytes of a page.
-pub const PAGE: usize = 4096;
+pub const PAGE: usize = PAGE_SIZE as usize;
 
 /// Rounds up to whole pages.
 pub fn pages(bytes: usize) -> usize {

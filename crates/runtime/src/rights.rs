@@ -12,7 +12,8 @@ use std::sync::LazyLock;
 
 use beeline_inject::Process;
 use beeline_uapi::linux::{
-    CAP_SYS_PTRACE, VFS_CAP_REVISION_1, VFS_CAP_REVISION_MASK, VfsCapData, VfsCaps,
+    CAP_SYS_PTRACE, MAX_INTERPRETERS, PAGE_SIZE, PATH_MAX, VFS_CAP_REVISION_1,
+    VFS_CAP_REVISION_MASK, VfsCapData, VfsCaps,
 };
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatVfsMountFlags, fstat, fstatvfs, open,
@@ -57,7 +58,7 @@ pub fn gained(process: &Process, tid: i32, called: &Called) -> Option<PathBuf> {
         false => open_as(&task, called.directory, &path)?,
     };
     let mut name = path;
-    for _ in 0..=INTERPRETERS {
+    for _ in 0..=MAX_INTERPRETERS {
         match interpreter(&file) {
             // For a script only the interpreter's rights count.
             Some(interpreter) => {
@@ -69,9 +70,6 @@ pub fn gained(process: &Process, tid: i32, called: &Called) -> Option<PathBuf> {
     }
     None
 }
-
-/// The number of nested scripts as interpreters that the kernel follows.
-const INTERPRETERS: usize = 5;
 
 /// The identity of a thread, in Beeline's own user namespace.
 #[derive(Debug)]
@@ -136,12 +134,10 @@ fn permitted_by(data: &[u8]) -> u64 {
 
 /// Reads the path at an address of a process.
 fn read_path(process: &Process, address: u64) -> Option<PathBuf> {
-    const PAGE: u64 = 4096;
-    const LONGEST: usize = libc::PATH_MAX as usize;
     let (mut path, mut at) = (Vec::new(), address);
-    while path.len() < LONGEST {
+    while path.len() < PATH_MAX {
         // The page behind it need not be mapped.
-        let mut bytes = vec![0; (PAGE - at % PAGE) as usize];
+        let mut bytes = vec![0; (PAGE_SIZE - at % PAGE_SIZE) as usize];
         process.read_memory(at, &mut bytes).ok()?;
         if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
             path.extend_from_slice(&bytes[..end]);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use beeline_inject::Process;
-use beeline_uapi::linux::SECCOMP_ARCH_NATIVE;
+use beeline_uapi::linux::{BPF_MAXINSNS, SECCOMP_ARCH_NATIVE, bpf_class, bpf_op};
 
 /// A `struct sock_filter` of `linux/filter.h`.
 #[derive(Debug, Clone, Copy)]
@@ -16,9 +16,7 @@ pub struct Instruction {
 }
 
 /// The size of an instruction in bytes.
-const LEN: usize = 8;
-/// `BPF_MAXINSNS`: the kernel takes no filter that is longer.
-const MOST: usize = 4096;
+const LEN: usize = size_of::<libc::sock_filter>();
 
 /// The calls that Beeline makes in a target: those of its agent, and those that it runs there to
 /// attach and to leave.
@@ -60,7 +58,7 @@ pub fn filter_at(process: &Process, address: u64) -> Option<Vec<Instruction>> {
     process.read_memory(address, &mut head).ok()?;
     let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
     let place = u64::from_ne_bytes(head[8..].try_into().ok()?);
-    if !(1..=MOST).contains(&len) {
+    if !(1..=BPF_MAXINSNS).contains(&len) {
         return None;
     }
     let mut bytes = vec![0; len * LEN];
@@ -150,7 +148,7 @@ impl Instruction {
                 _ => Step::Other,
             };
         }
-        match code & 7 {
+        match bpf_class(code) {
             BPF_LD if is(&[BPF_LD, BPF_W, BPF_ABS]) => {
                 state.a = match k {
                     NUMBER => Some(number),
@@ -170,7 +168,7 @@ impl Instruction {
             BPF_MISC if is(&[BPF_MISC, BPF_TXA]) => state.a = state.x,
             BPF_ALU => {
                 let with = if code & BPF_X == 0 { Some(k) } else { state.x };
-                state.a = computed(code & 0xf0, state.a, with);
+                state.a = computed(bpf_op(code), state.a, with);
             }
             BPF_JMP => return self.jump(*state),
             _ => return Step::Other,
@@ -186,7 +184,7 @@ impl Instruction {
             0 => Some(self.value),
             _ => state.x,
         };
-        let compare: fn(u32, u32) -> bool = match code & 0xf0 {
+        let compare: fn(u32, u32) -> bool = match bpf_op(code) {
             BPF_JA => return Step::Jump(vec![self.value as usize]),
             BPF_JEQ => |a, b| a == b,
             BPF_JGT => |a, b| a > b,

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi;
-use beeline_uapi::linux::PF_FORKNOEXEC;
+use beeline_uapi::linux::{MAX_PID_NS_LEVEL, PF_FORKNOEXEC};
 
 use crate::btf::{Btf, Field, kind};
 use crate::error::Error;
@@ -210,8 +210,8 @@ impl TaskLayout {
     }
 }
 
-/// The most nested pid namespaces (the kernel's `MAX_PID_NS_LEVEL`, and the first).
-const MOST_LEVELS: usize = 33;
+/// The most nested pid namespaces, the first included.
+const MOST_LEVELS: usize = MAX_PID_NS_LEVEL + 1;
 
 /// The tasks of one target.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 
 use beeline_agent::abi::TraceLine;
 use beeline_maps::ringbuf::{self, Record};
+use beeline_uapi::limits::MAX_BPRINTF_BUF;
 use beeline_uapi::{Errno, MapType};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -273,8 +274,8 @@ unsafe fn line(record: &Record) -> Vec<u8> {
     line
 }
 
-/// The longest text of a line in bytes, as in the kernel.
-const LONGEST_TEXT: usize = 1023;
+/// The longest text of a line in bytes: the kernel's buffer also holds a NUL.
+const LONGEST_TEXT: usize = MAX_BPRINTF_BUF - 1;
 
 fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()

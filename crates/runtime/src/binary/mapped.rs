@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use beeline_uapi::linux::F_SETSIG;
+use beeline_uapi::linux::{F_SETSIG, PAGE_SIZE};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// The mapping, and the lease.
@@ -82,7 +82,7 @@ impl Mapped {
 
     /// Populates a part of it before it is read, which is quicker than one page after the other.
     pub fn prepare(&self, start: usize, end: usize) {
-        const PAGE: usize = 4096;
+        const PAGE: usize = PAGE_SIZE as usize;
         let first = start / PAGE * PAGE;
         let Some(len) = end.min(self.len).checked_sub(first) else {
             return;

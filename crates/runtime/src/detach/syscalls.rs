@@ -7,13 +7,11 @@ use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::{Move, Patch};
 use beeline_hook::{JUMP_LEN, SYSCALL_LEN};
 use beeline_inject::{Process, Stopped, signal_frames};
+use beeline_uapi::linux::PAGE_SIZE;
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
 use crate::kernel_uprobes::{beside, kernel_uprobes};
-
-/// The page size. What lies between the jumps of one page is mapped, and is read with them.
-const PAGE: u64 = 4096;
 
 impl Presence {
     /// Returns the jumps that are now in the process's code for its system calls, with the bytes
@@ -22,7 +20,9 @@ impl Presence {
         let mut patches: Vec<&Patch> = self.calls.patches.iter().collect();
         patches.sort_by_key(|patch| patch.address);
         // A process has hundreds of them, and waits meanwhile.
-        let together = patches.chunk_by(|one, next| one.address / PAGE == next.address / PAGE);
+        // What lies between the jumps of one page is mapped, and is read with them.
+        let page = |patch: &Patch| patch.address / PAGE_SIZE;
+        let together = patches.chunk_by(|one, next| page(one) == page(next));
         let patched = together.flat_map(|patches| {
             let code = code_of(stopped, patches);
             let jumps = move |(patch, now): &(&Patch, [u8; JUMP_LEN])| {

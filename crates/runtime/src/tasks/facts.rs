@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use beeline_uapi::linux::{DEFAULT_PRIO, MAX_RT_PRIO};
+
 use crate::proc::{self, Stat};
 
 /// The namespaces of `struct nsproxy` and the credentials', by their names in `/proc/PID/ns`.
@@ -68,9 +70,9 @@ impl Facts {
             flags: field(9),
             start: field(22).saturating_mul(tick()),
             scheduling: vec![
-                ("prio", field(18).wrapping_add(100)),
-                ("static_prio", field(19).wrapping_add(120)),
-                ("normal_prio", field(18).wrapping_add(100)),
+                ("prio", field(18).wrapping_add(MAX_RT_PRIO)),
+                ("static_prio", field(19).wrapping_add(DEFAULT_PRIO)),
+                ("normal_prio", field(18).wrapping_add(MAX_RT_PRIO)),
                 ("rt_priority", field(40)),
                 ("policy", field(41)),
                 ("exit_signal", field(38)),
