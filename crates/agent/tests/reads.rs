@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use beeline_codegen::{Baseline, Bytecode, Compiler, Executable, Machine};
 use beeline_isa::Insn;
+use beeline_uapi::linux::PAGE_SIZE;
 
 use common::Environment;
 use common::maps::kernel::insn;
 
-const PAGE: usize = 4096;
+const PAGE: usize = PAGE_SIZE as usize;
 const EFAULT: u64 = -14_i64 as u64;
 
 /// `probe_read(context[1], size, context[0])`

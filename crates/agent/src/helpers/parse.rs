@@ -1,13 +1,12 @@
 //! Numbers from text.
 
 use beeline_uapi::Errno;
+use beeline_uapi::flags::STRTOX_BASE_MASK;
 
 use super::convention::{Readable, Writable};
 use super::text::is_space;
 use crate::abi::Context;
 
-/// In flags: the base.
-const BASE_MASK: u64 = 0x1f;
 /// The most characters that a number may have behind its sign.
 const LONGEST: usize = 63;
 
@@ -111,8 +110,8 @@ impl Number {
 }
 
 fn parse(text: &Text, flags: u64) -> Result<Number, Errno> {
-    let base = flags & BASE_MASK;
-    if text.len == 0 || !matches!(base, 0 | 8 | 10 | 16) || flags & !BASE_MASK != 0 {
+    let base = flags & STRTOX_BASE_MASK;
+    if text.len == 0 || !matches!(base, 0 | 8 | 10 | 16) || flags & !STRTOX_BASE_MASK != 0 {
         return Err(Errno::EINVAL);
     }
     let mut start = 0;

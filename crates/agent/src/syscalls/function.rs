@@ -4,7 +4,7 @@ use core::mem::MaybeUninit;
 
 use beeline_uapi::linux::{
     __O_TMPFILE, AT_FDCWD, O_CLOEXEC, O_CREAT, O_DIRECTORY, O_LARGEFILE, O_NOFOLLOW, O_PATH,
-    O_TRUNC, O_WRONLY, VALID_OPEN_FLAGS,
+    O_TRUNC, O_WRONLY, S_IALLUGO, VALID_OPEN_FLAGS,
 };
 use beeline_uapi::nr;
 
@@ -71,9 +71,6 @@ fn argument(regs: &PtRegs, kind: usize, how: &mut MaybeUninit<[u64; 3]>) -> u64 
     }
 }
 
-/// The kernel's `S_IALLUGO`.
-const PERMISSIONS: u64 = 0o7777;
-
 /// Returns what the kernel's entries of `open`, `openat` and `creat` make of their arguments.
 fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
     let [_, second, third, fourth, ..] = regs.call_arguments();
@@ -98,7 +95,7 @@ fn open_how(regs: &PtRegs) -> [u64; 3] {
         flags &= O_DIRECTORY | O_NOFOLLOW | O_PATH | O_CLOEXEC;
     }
     let creates = flags & (O_CREAT | __O_TMPFILE) != 0;
-    [flags, if creates { mode & PERMISSIONS } else { 0 }, 0]
+    [flags, if creates { mode & S_IALLUGO } else { 0 }, 0]
 }
 
 /// Reads the process's own structure, as much as it has of it; zeros if it cannot be read.
