@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_uapi::Errno;
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::perf::mmap_page;
 use beeline_vm_memory::Place;
 use parking_lot::Mutex;
@@ -22,7 +23,7 @@ use crate::connection::EPROTO;
 use crate::polling::Sleeper;
 use crate::sharing::part;
 
-pub(super) const PAGE: usize = 4096;
+pub(super) const PAGE: usize = PAGE_SIZE as usize;
 /// The room in the file for the part that only the kernel's layout has: the positions' pages of a
 /// ring buffer.
 pub(super) const RING_HEAD: usize = 2 * PAGE;

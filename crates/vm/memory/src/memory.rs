@@ -8,19 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use beeline_inject::Region;
+use beeline_uapi::linux::{HUGETLBFS_MAGIC, PAGE_SIZE};
 use beeline_vm_qmp::Monitor;
 
 use crate::tree;
 use crate::{Error, Part};
 
 /// Bytes of a page. Addresses, lengths and offsets are multiples of it.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = PAGE_SIZE;
 /// The most memory of machines that have all of it from address 0 on: the gap for devices begins
 /// there, or above (q35's the lowest).
 const BELOW_EVERY_GAP: u64 = 2 << 30;
-
-/// From `linux/magic.h`.
-const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// QEMU's events that report that the guest's memory is no longer what it was, or soon will not be.
 const ENDS: [&str; 3] = ["RESET", "SHUTDOWN", "GUEST_PANICKED"];
@@ -302,7 +300,7 @@ impl Backing {
                 device: found.dev(),
                 inode: found.ino(),
                 len: found.len(),
-                huge: system.f_type as u64 == HUGETLBFS,
+                huge: system.f_type as u64 == HUGETLBFS_MAGIC,
                 writable,
             })
         };

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use beeline_uapi::fields::{put_u32, u32_at};
 use beeline_uapi::info::BtfInfo;
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Command, MapType, ProgramType, attr, offset_behind};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, layout};
@@ -178,14 +179,13 @@ fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> 
 pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
     /// The approximate number of bytes that the kernel keeps for each element beside key and value.
     const ELEMENT: u64 = 48;
-    const PAGE: u64 = 4096;
     let entries = u64::from(facts.max_entries);
     if facts.is_ring() {
         return entries;
     }
     // ARENA counts pages.
     if facts.map_type == MapType::ARENA {
-        return entries.saturating_mul(PAGE);
+        return entries.saturating_mul(PAGE_SIZE);
     }
     let value = facts.value_len(cpus) as u64;
     let arrays = facts.map_type == MapType::ARRAY || facts.map_type == MapType::PERCPU_ARRAY;

@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use beeline_uapi::linux::PATH_MAX;
 use beeline_vm_protocol::messages::{Entry, File, Look};
 use rustix::fs::{Dir, FileType, OFlags};
 
@@ -152,7 +153,6 @@ const SERVED: &[Served] = &[
 
 /// Bytes of content of one answer.
 const MOST: usize = 16 << 20;
-const LONGEST_PATH: usize = 4096;
 
 /// A path that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,7 +196,7 @@ fn bare(part: &str) -> &str {
 impl Place {
     /// Returns `None` for a path that is not served.
     fn of(path: &str) -> Option<Self> {
-        if path.len() > LONGEST_PATH || path.contains('\0') {
+        if path.len() > PATH_MAX || path.contains('\0') {
             return None;
         }
         let served = SERVED.iter();

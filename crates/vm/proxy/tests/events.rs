@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use beeline_uapi::fields::{put_u32, u32_at, u64_at};
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_vm_protocol::content::sum;
 use beeline_vm_protocol::layout::INSIDE;
@@ -202,7 +203,7 @@ fn pages_are_where_the_guest_says() {
         return;
     }
     const BYTES: usize = 1 << 16;
-    const PAGE: usize = 4096;
+    const PAGE: usize = PAGE_SIZE as usize;
     let proxy = Proxy::start();
     let mut host = Host::connect(&proxy);
     let ring = host.make_map(MapType::RINGBUF, [0, 0, BYTES as u32, 0]);

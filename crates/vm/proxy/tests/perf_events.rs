@@ -5,6 +5,7 @@ mod harness;
 use std::time::{Duration, Instant};
 
 use beeline_uapi::fields::{put_u64, u32_at, u64_at};
+use beeline_uapi::perf::ioc;
 use beeline_uapi::{MapType, ProgramType};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
@@ -41,11 +42,6 @@ fn control(handle: u32, command: u32, argument: u64) -> Request {
         text: String::new(),
     })
 }
-
-const ENABLE: u32 = 0x2400;
-const PERIOD: u32 = 0x4008_2404;
-const ID: u32 = 0x8008_2407;
-const SET_BPF: u32 = 0x4004_2408;
 
 #[test]
 fn programs_at_tracepoints_write_perf_rings() {
@@ -95,15 +91,15 @@ fn programs_at_tracepoints_write_perf_rings() {
             ..Watch::default()
         };
         host.ask(Request::Watch(watch)).unwrap();
-        host.ask(control(handle, ENABLE, 0)).unwrap();
+        host.ask(control(handle, ioc::ENABLE, 0)).unwrap();
         rings.push(handle);
     }
     let handle = opened(&mut host, open(event(2, id.trim().parse().unwrap()), ""));
-    host.ask(control(handle, SET_BPF, program.handle.into()))
+    host.ask(control(handle, ioc::SET_BPF, program.handle.into()))
         .unwrap();
-    host.ask(control(handle, ENABLE, 0)).unwrap();
+    host.ask(control(handle, ioc::ENABLE, 0)).unwrap();
     assert!(matches!(
-        host.ask(control(handle, ID, 0)),
+        host.ask(control(handle, ioc::ID, 0)),
         Ok(Answer::EventNumber(number)) if number.number > 0
     ));
     // SAFETY: a call without pointers, for a nonexistent process.
@@ -172,9 +168,9 @@ fn events_that_lead_elsewhere_are_not_opened() {
         assert_eq!(refused.errno, errno as u32);
     }
     let clock = opened(&mut host, open(longs(&[(16, 1_000_000)], event(1, 0)), ""));
-    host.ask(control(clock, PERIOD, 2_000_000)).unwrap();
-    let modify = control(clock, 0x4008_240b, 0x1000);
+    host.ask(control(clock, ioc::PERIOD, 2_000_000)).unwrap();
+    let modify = control(clock, ioc::MODIFY_ATTRIBUTES, 0x1000);
     assert_eq!(host.refused(modify).errno, libc::EOPNOTSUPP as u32);
-    let program = control(clock, SET_BPF, clock.into());
+    let program = control(clock, ioc::SET_BPF, clock.into());
     assert_eq!(host.refused(program).errno, libc::EINVAL as u32);
 }

@@ -329,6 +329,7 @@ mod tests {
     use beeline_uapi::fields::put_u64;
 
     use super::*;
+    use crate::memory::PAGE;
 
     fn printed(text: &str) -> Vec<u8> {
         printed_on(3, 0, text)
@@ -442,7 +443,6 @@ mod tests {
     #[test]
     fn the_kernel_runs_the_program_and_what_has_no_room_is_counted() {
         const ON_CPU: u32 = 1;
-        const PAGE: usize = 4096;
         const ROOM: usize = PAGE / (record::LEN + 8);
         if !rustix::process::geteuid().is_root() {
             return println!("skipped: it takes root to load programs");

@@ -1,6 +1,8 @@
 //! The table itself.
 
 use beeline_uapi::fields::u32_at;
+use beeline_uapi::limits::{LONGEST_LICENSE, LONGEST_RAW_TRACEPOINT_NAME};
+use beeline_uapi::linux::PATH_MAX;
 use beeline_uapi::{AttachType, Command, attr, attr_offset as at, flags, offset_behind};
 
 use super::Flow::{self, In, InOut, Out};
@@ -55,11 +57,6 @@ const PLAIN: Layout = Layout {
     written: &[],
     makes: false,
 };
-
-/// The longest text the kernel takes for a name or a path.
-const PATH: usize = 4096;
-/// The longest name of a tracepoint or of a license.
-const NAME: usize = 128;
 
 const MAP_CREATE: Layout = Layout {
     name: "BPF_MAP_CREATE",
@@ -146,7 +143,7 @@ const PROG_LOAD: Layout = Layout {
             Items(at!(ProgLoad.insn_cnt), 8),
             Instructions,
         ),
-        buffer(at!(ProgLoad.license), Text(NAME), In),
+        buffer(at!(ProgLoad.license), Text(LONGEST_LICENSE + 1), In),
         buffer(at!(ProgLoad.log_buf), Count(at!(ProgLoad.log_size)), Out),
         buffer(
             at!(ProgLoad.func_info),
@@ -246,7 +243,11 @@ const RAW_TRACEPOINT_OPEN: Layout = Layout {
     name: "BPF_RAW_TRACEPOINT_OPEN",
     size: size_of::<attr::RawTracepoint>(),
     objects: &[always(at!(RawTracepoint.prog_fd))],
-    buffers: &[buffer(at!(RawTracepoint.name), Text(NAME), In)],
+    buffers: &[buffer(
+        at!(RawTracepoint.name),
+        Text(LONGEST_RAW_TRACEPOINT_NAME + 1),
+        In,
+    )],
     makes: true,
     ..PLAIN
 };
@@ -326,7 +327,7 @@ const PROBE_MULTI: Layout = link(
 const UPROBE_MULTI: Layout = link(
     &[FIRST],
     &[
-        buffer(at!(LinkCreateUprobeMulti.path), Text(PATH), In),
+        buffer(at!(LinkCreateUprobeMulti.path), Text(PATH_MAX), In),
         buffer(
             at!(LinkCreateUprobeMulti.offsets),
             Items(at!(LinkCreateUprobeMulti.cnt), 8),

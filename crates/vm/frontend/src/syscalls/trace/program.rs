@@ -14,7 +14,7 @@ pub(super) mod record {
     pub(crate) const LOST: usize = 32;
     pub(crate) const TEXT: usize = 40;
     /// The longest text that the kernel prints.
-    pub(crate) const LONGEST: usize = 1024;
+    pub(crate) const LONGEST: usize = beeline_uapi::limits::MAX_BPRINTF_BUF;
     pub(crate) const LEN: usize = TEXT + LONGEST;
 }
 
