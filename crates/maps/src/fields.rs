@@ -9,15 +9,16 @@
 //! pointer into a value may be locked. Only maps with locks pay for it.
 
 use beeline_uapi::Errno;
+use beeline_uapi::object::{SpinLock, Timer};
 
 use crate::lock::{self, Guard};
 use crate::{Caller, Kind, Spec, flags, words};
 
 /// Bytes of a `struct bpf_spin_lock`, and its alignment.
-pub const SPIN_LOCK: u32 = 4;
+pub const SPIN_LOCK: u32 = size_of::<SpinLock>() as u32;
 /// Bytes of a `struct bpf_timer`.
-pub const TIMER: u32 = 16;
-const TIMER_ALIGN: u32 = 8;
+pub const TIMER: u32 = size_of::<Timer>() as u32;
+const TIMER_ALIGN: u32 = align_of::<Timer>() as u32;
 /// In place of an offset: the value has no such field.
 const NONE: u32 = u32::MAX;
 

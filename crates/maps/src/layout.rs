@@ -1,11 +1,12 @@
 //! The layout of a map in its file.
 
 use beeline_uapi::Errno;
+use beeline_uapi::linux::PAGE_SIZE;
 
 use crate::{Kind, Spec};
 
 /// Bytes of a page; every part that a tool maps by itself begins on one.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = PAGE_SIZE;
 
 /// The largest file that a map may have. Files are sparse, so this bounds address space rather than
 /// memory.

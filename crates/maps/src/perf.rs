@@ -15,7 +15,8 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 use beeline_uapi::perf::{
-    PERF_RECORD_LOST, PERF_RECORD_MISC_USER, PERF_RECORD_SAMPLE, PerfEventHeader, mmap_page,
+    PERF_RECORD_LOST, PERF_RECORD_MISC_USER, PERF_RECORD_SAMPLE, PerfEventHeader, PerfRecordLost,
+    mmap_page,
 };
 
 use crate::{Caller, arch, layout::PAGE, lock, words};
@@ -41,8 +42,7 @@ const RECORD_LOST: u64 = PERF_RECORD_LOST as u64;
 const RECORD_SAMPLE: u64 = PERF_RECORD_SAMPLE as u64 | (PERF_RECORD_MISC_USER as u64) << MISC_BIT;
 const MISC_BIT: usize = 8 * offset_of!(PerfEventHeader, misc);
 const SIZE_BIT: usize = 8 * offset_of!(PerfEventHeader, size);
-/// Bytes of a lost record: header, id, count.
-const LOST_LEN: u64 = 24;
+const LOST_LEN: u64 = size_of::<PerfRecordLost>() as u64;
 
 /// A perf ring as one process has mapped it: plain data, like [`crate::Map`].
 #[repr(C)]

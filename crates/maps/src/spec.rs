@@ -1,6 +1,9 @@
 //! The description of a map: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
 
-use beeline_uapi::limits::{KMALLOC_MAX_SIZE, PCPU_MIN_UNIT_SIZE};
+use beeline_uapi::limits::{
+    BPF_LOCAL_STORAGE_MAX_VALUE_SIZE, HTAB_ELEM_SIZE, KMALLOC_MAX_SIZE, LPM_KEY_SIZE_MAX,
+    LPM_KEY_SIZE_MIN, LPM_VAL_SIZE_MAX, MAX_BLOOM_HASH_FUNCS, PCPU_MIN_UNIT_SIZE,
+};
 use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
 use beeline_uapi::{Errno, MapType, flags};
 
@@ -92,23 +95,8 @@ pub struct Spec {
     pub map_extra: u64,
 }
 
-/// Frames of the deepest stack that the kernel records by default (`kernel.perf_event_max_stack`).
-const MAX_STACK_FRAMES: u32 = PERF_MAX_STACK_DEPTH;
-/// The largest block that the kernel allocates for a hash element, less the element's header.
-const MAX_HASH_ELEMENT: u64 = KMALLOC_MAX_SIZE as u64 - 48;
-/// The largest per-CPU value.
-const MAX_PERCPU_VALUE: u32 = PCPU_MIN_UNIT_SIZE;
-/// The largest value of queues and filters.
-const MAX_BLOCK: u32 = KMALLOC_MAX_SIZE;
-/// The sizes that a trie's key may have: the prefix's length, and 1 to 256 bytes.
-const TRIE_KEY: core::ops::RangeInclusive<u32> = 5..=260;
-/// The largest value of a trie: a node's header and the data of the largest key are in the same
-/// block.
-const MAX_TRIE_VALUE: u32 = MAX_BLOCK - 256 - 24;
-/// The largest value of a task storage: with the element's header it fits a 16-bit length.
-const MAX_STORED_VALUE: u32 = u16::MAX as u32 - 128;
-/// The hash functions that a Bloom filter may be asked to use.
-const MAX_HASH_FUNCTIONS: u64 = 15;
+/// The largest key and value of a hash, together: they are in one block with the element's header.
+const MAX_HASH_ELEMENT: u64 = (KMALLOC_MAX_SIZE - HTAB_ELEM_SIZE) as u64;
 
 impl Spec {
     /// Returns the type of the map, if it is supported.
@@ -155,7 +143,7 @@ impl Spec {
             return Err(Errno::EINVAL);
         }
         // For a filter the kernel checks this before all else.
-        if kind == Kind::BloomFilter && self.value_size > MAX_BLOCK {
+        if kind == Kind::BloomFilter && self.value_size > KMALLOC_MAX_SIZE {
             return Err(Errno::E2BIG);
         }
         if self.map_extra > self.largest_extra(kind)
@@ -188,7 +176,7 @@ impl Spec {
 
     fn largest_extra(&self, kind: Kind) -> u64 {
         if kind == Kind::BloomFilter {
-            MAX_HASH_FUNCTIONS
+            MAX_BLOOM_HASH_FUNCS
         } else {
             0
         }
@@ -206,7 +194,7 @@ impl Spec {
             return Err(Errno::EINVAL);
         }
         let element = u64::from(self.key_size) + u64::from(self.value_size);
-        let percpu = kind.is_percpu() && self.value_size > MAX_PERCPU_VALUE;
+        let percpu = kind.is_percpu() && self.value_size > PCPU_MIN_UNIT_SIZE;
         // The kernel's table of 16-byte buckets, a power of two of them, must stay below 4 GiB.
         if element >= MAX_HASH_ELEMENT || percpu || self.max_entries > 1 << 27 {
             return Err(Errno::E2BIG);
@@ -223,7 +211,7 @@ impl Spec {
         {
             return Err(Errno::EINVAL);
         }
-        let percpu = kind == Kind::PercpuArray && self.value_size > MAX_PERCPU_VALUE;
+        let percpu = kind == Kind::PercpuArray && self.value_size > PCPU_MIN_UNIT_SIZE;
         if self.value_size > i32::MAX as u32 || percpu {
             return Err(Errno::E2BIG);
         }
@@ -236,7 +224,7 @@ impl Spec {
             || self.key_size != 4
             || !self.value_size.is_multiple_of(8)
             || frames == 0
-            || frames > MAX_STACK_FRAMES
+            || frames > PERF_MAX_STACK_DEPTH
         {
             return Err(Errno::EINVAL);
         }
@@ -264,7 +252,7 @@ impl Spec {
         if self.max_entries == 0 || self.key_size != 0 || self.value_size == 0 {
             return Err(Errno::EINVAL);
         }
-        if self.value_size > MAX_BLOCK {
+        if self.value_size > KMALLOC_MAX_SIZE {
             return Err(Errno::E2BIG);
         }
         Ok(())
@@ -273,9 +261,9 @@ impl Spec {
     fn check_trie(&self) -> Result<(), Errno> {
         if self.max_entries == 0
             || self.flags & flags::NO_PREALLOC == 0
-            || !TRIE_KEY.contains(&self.key_size)
+            || !(LPM_KEY_SIZE_MIN..=LPM_KEY_SIZE_MAX).contains(&self.key_size)
             || self.value_size == 0
-            || self.value_size > MAX_TRIE_VALUE
+            || self.value_size > LPM_VAL_SIZE_MAX
         {
             return Err(Errno::EINVAL);
         }
@@ -290,7 +278,7 @@ impl Spec {
         {
             return Err(Errno::EINVAL);
         }
-        if self.value_size > MAX_STORED_VALUE {
+        if self.value_size > BPF_LOCAL_STORAGE_MAX_VALUE_SIZE {
             return Err(Errno::E2BIG);
         }
         Ok(())
