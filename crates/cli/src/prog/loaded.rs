@@ -1,6 +1,5 @@
 //! An object's programs in a session of their own, with the maps that they need.
 
-use beeline_uapi::flags;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -14,11 +13,13 @@ use beeline_runtime::backend::{
 };
 use beeline_runtime::engines::{Compiled, Engines, Source};
 use beeline_runtime::{Runtime, Scope};
+use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
+use beeline_uapi::flags;
 
 use crate::say;
 
 /// Characters of an object's name that `bpf()` takes.
-const NAME: usize = 15;
+const NAME: usize = BPF_OBJ_NAME_LEN - 1;
 
 /// A session with programs of one object in it.
 pub struct Loaded<'a> {

@@ -6,15 +6,12 @@ use beeline_isa::helper::{Argument, Returned, Signature};
 use beeline_maps::{Kind, Map};
 use beeline_uapi::HelperId;
 use beeline_uapi::flags;
+use beeline_uapi::limits::BPF_MAX_VAR_SIZ;
+use beeline_uapi::object::SpinLock;
 
 use super::helper_calls::{Callee, DYNPTR_BYTES, Dynptr};
 use super::machine::{Machine, Registers, Stop, fault};
 use super::memory::{Span, What};
-
-/// The kernel's `BPF_MAX_VAR_SIZ`: sizes are below it.
-const MAX_SIZE: u64 = 1 << 29;
-/// The bytes of a `struct bpf_spin_lock`.
-const LOCK_BYTES: u64 = 4;
 
 impl Machine<'_> {
     /// Checks that a value is good for an argument; the error says what is wrong with it.
@@ -72,11 +69,11 @@ impl Machine<'_> {
                     writable: true,
                     what: What::Value(_),
                     ..
-                }) if size < MAX_SIZE => Ok(()),
+                }) if size < BPF_MAX_VAR_SIZ => Ok(()),
                 _ => refuse("is not in a map's value"),
             },
             Size if value == 0 => refuse("invalid zero-sized access"),
-            Size | SizeOrZero if value < MAX_SIZE => Ok(()),
+            Size | SizeOrZero if value < BPF_MAX_VAR_SIZ => Ok(()),
             Size | SizeOrZero => refuse("unbounded memory access"),
             Text => self.check_text(value),
             Long if !value.is_multiple_of(8) => refuse("is not aligned"),
@@ -98,7 +95,7 @@ impl Machine<'_> {
     }
 
     fn check_memory<const WRITE: bool>(&mut self, at: u64, bytes: u64) -> Result<(), String> {
-        if bytes == 0 || (bytes < MAX_SIZE && self.memory.allows::<WRITE>(at, bytes)) {
+        if bytes == 0 || (bytes < BPF_MAX_VAR_SIZ && self.memory.allows::<WRITE>(at, bytes)) {
             return Ok(());
         }
         let verb = if WRITE { "write to" } else { "read from" };
@@ -128,7 +125,7 @@ impl Machine<'_> {
                 _ => refuse("bpf_spin_unlock without taking a lock"),
             };
         }
-        let Some(span) = self.memory.span_of(at, LOCK_BYTES) else {
+        let Some(span) = self.memory.span_of(at, size_of::<SpinLock>() as u64) else {
             return refuse("is not a lock in a map's value");
         };
         let offset = match span.what {

@@ -6,7 +6,7 @@ use std::ptr;
 use beeline_isa::abi::{Entry, HELPER_SLOTS, Helper, Run};
 use beeline_isa::helper::{self, Argument, Signature};
 use beeline_uapi::helper::maps::suits;
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::{HelperId, MapType, object};
 
 use super::Decoded;
 use super::arguments::map_at;
@@ -15,7 +15,7 @@ use super::memory::{Span, What};
 use super::written::{ARGUMENTS, bit};
 
 /// The bytes of a `struct bpf_dynptr`; it is 8-aligned.
-pub(super) const DYNPTR_BYTES: usize = 16;
+pub(super) const DYNPTR_BYTES: usize = size_of::<object::Dynptr>();
 
 /// A helper that a program calls.
 #[derive(Debug, Clone, Copy)]
