@@ -13,6 +13,7 @@ use beeline_runtime::backend::Backend;
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Mode, Reply};
 use beeline_uapi::fields::{u32_at, u64_at};
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Errno, MapType, flags};
 use libc::epoll_event;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -21,8 +22,6 @@ use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::map_types::is_ring_buffer;
 use crate::objects::{Map, Object, Ring};
-
-const PAGE: u64 = 4096;
 
 /// Lets the tool map objects and wait for rings.
 pub(super) struct Wait<'a> {
@@ -67,11 +66,11 @@ impl<'a> Wait<'a> {
 
     /// Sizes a ring by the tool's mapping of the perf event: a control page and 2^n of data.
     fn size_ring(&self, ring: &Ring, length: u64, offset: u64) -> Result<(), Errno> {
-        let pages = (length / PAGE)
+        let pages = (length / PAGE_SIZE)
             .checked_sub(1)
             .and_then(|pages| u32::try_from(pages).ok())
             .ok_or(Errno::EINVAL)?;
-        if offset != 0 || !length.is_multiple_of(PAGE) || !pages.is_power_of_two() {
+        if offset != 0 || !length.is_multiple_of(PAGE_SIZE) || !pages.is_power_of_two() {
             return Err(Errno::EINVAL);
         }
         ring.set_pages(pages, || self.backend.perf_ring_resize(ring.held.id, pages))
@@ -216,12 +215,12 @@ fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errn
     if writes && spec.flags & flags::RDONLY_PROG != 0 {
         return Err(Errno::EACCES);
     }
-    let end = offset.saturating_add(length.div_ceil(PAGE).saturating_mul(PAGE));
+    let end = offset.saturating_add(length.div_ceil(PAGE_SIZE).saturating_mul(PAGE_SIZE));
     if spec.map_type == MapType::RINGBUF {
-        if writes && (offset != 0 || length > PAGE) {
+        if writes && (offset != 0 || length > PAGE_SIZE) {
             return Err(Errno::EPERM);
         }
-        let whole = 2 * PAGE + 2 * u64::from(spec.max_entries);
+        let whole = 2 * PAGE_SIZE + 2 * u64::from(spec.max_entries);
         return if end <= whole {
             Ok(())
         } else {
@@ -232,7 +231,7 @@ fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errn
         return Ok(());
     }
     let values = u64::from(spec.max_entries) * u64::from(spec.value_size).next_multiple_of(8);
-    if spec.flags & flags::MMAPABLE == 0 || end > values.next_multiple_of(PAGE) {
+    if spec.flags & flags::MMAPABLE == 0 || end > values.next_multiple_of(PAGE_SIZE) {
         return Err(Errno::EINVAL);
     }
     Ok(())

@@ -3,11 +3,12 @@
 use std::ffi::CString;
 use std::io;
 
+use beeline_uapi::perf::ioc;
 use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 
-pub const IOC_ENABLE: u64 = 0x2400;
-pub const IOC_DISABLE: u64 = 0x2401;
-pub const IOC_SET_BPF: u64 = 0x4004_2408;
+pub const IOC_ENABLE: u64 = ioc::ENABLE as u64;
+pub const IOC_DISABLE: u64 = ioc::DISABLE as u64;
+pub const IOC_SET_BPF: u64 = ioc::SET_BPF as u64;
 
 /// Returns the return value, or minus the error number.
 pub fn result(value: libc::c_long) -> i64 {

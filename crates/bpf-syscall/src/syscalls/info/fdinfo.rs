@@ -6,14 +6,13 @@ use std::fmt::Write;
 use beeline_isa::INSN_BYTES;
 use beeline_runtime::backend::{Backend, Info};
 use beeline_supervisor::Call;
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Errno, LinkType};
 
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Link, LinkTo, Map, Object, ProgramObject};
 use crate::tracepoints::Tracepoint;
-
-const PAGE: u64 = 4096;
 
 /// Writes the text of such files.
 pub(in crate::syscalls) struct FdInfo<'a> {
@@ -81,7 +80,7 @@ impl<'a> FdInfo<'a> {
                 ("prog_type", program.prog_type.to_string()),
                 ("prog_jited", "1".into()),
                 ("prog_tag", self.tag(program)?),
-                ("memlock", insns.next_multiple_of(PAGE).to_string()),
+                ("memlock", insns.next_multiple_of(PAGE_SIZE).to_string()),
                 ("prog_id", program.held.id.0.to_string()),
                 ("run_time_ns", "0".into()),
                 ("run_cnt", "0".into()),
