@@ -7,10 +7,11 @@ use beeline_codegen_llvm::Llvm;
 use beeline_fuzz::asm::*;
 use beeline_isa::opcode::{ADD, DW, JNE, PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE, W};
 use beeline_isa::{Insn, imm64};
+use beeline_uapi::HelperId;
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
 
-const MAP_LOOKUP_ELEM: i32 = 1;
-const LOOP: i32 = 181;
+const MAP_LOOKUP_ELEM: i32 = HelperId::MAP_LOOKUP_ELEM.0.cast_signed();
+const LOOP: i32 = HelperId::LOOP.0.cast_signed();
 
 /// Counts the code's reads and writes of memory other than its stack.
 fn accesses(code: &Code) -> [usize; 2] {

@@ -6,6 +6,7 @@
 
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
+use beeline_uapi::HelperId;
 
 use crate::asm::{
     EXIT, NOTHING, alu, alu_imm, branch, call, call_local, load, load_sized, may_goto, mov,
@@ -16,11 +17,11 @@ use crate::units::{self, COUNTER, GIVEN, SLOTS};
 use crate::world;
 
 /// `BPF_FUNC_loop`.
-const LOOP: i32 = 181;
+const LOOP: i32 = HelperId::LOOP.0.cast_signed();
 /// `BPF_FUNC_for_each_map_elem`.
-const FOR_EACH_MAP_ELEM: i32 = 164;
+const FOR_EACH_MAP_ELEM: i32 = HelperId::FOR_EACH_MAP_ELEM.0.cast_signed();
 /// `BPF_FUNC_tail_call`.
-const TAIL_CALL: i32 = 12;
+const TAIL_CALL: i32 = HelperId::TAIL_CALL.0.cast_signed();
 
 /// The features of a program besides arithmetic and calls of its functions.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use beeline_bpf_syscall::fuzz_api::Tool;
-use beeline_uapi::{AttachType, Command, Errno, MapType, ProgramType};
+use beeline_uapi::perf::ioc;
+use beeline_uapi::{AttachType, Command, Errno, MapType, ProgramType, nr};
 use parking_lot::Mutex;
 use rustix::io::fcntl_dupfd_cloexec;
 
@@ -27,12 +28,12 @@ const MOST_CALLS: usize = 4;
 /// in words.
 const CALL: usize = 4;
 
-const BPF: i64 = 321;
-const PERF_EVENT_OPEN: i64 = 298;
-const IOCTL: i64 = 16;
-const POLL: i64 = 7;
-const SELECT: i64 = 23;
-const MMAP: i64 = 9;
+const BPF: i64 = nr::BPF as i64;
+const PERF_EVENT_OPEN: i64 = nr::PERF_EVENT_OPEN as i64;
+const IOCTL: i64 = nr::IOCTL as i64;
+const POLL: i64 = nr::POLL as i64;
+const SELECT: i64 = nr::SELECT as i64;
+const MMAP: i64 = nr::MMAP as i64;
 
 /// A tool that has descriptors of all kinds of objects.
 struct World {
@@ -377,7 +378,7 @@ pub fn seeds() -> Vec<(String, Vec<u8>)> {
     }
     // Requests by descriptor or by count, with their words.
     let others = [
-        ("enable", 4, EVENT, [0x2400, 0, 0]),
+        ("enable", 4, EVENT, [ioc::ENABLE.into(), 0, 0]),
         ("poll", 5, 0, [fd(11), fd(5), 0]),
         ("select", 6, 0, [0, 0, 0]),
         ("map_ring", 7, 11, [2 << 12, 3, 0]),

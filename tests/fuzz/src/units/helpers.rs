@@ -2,6 +2,7 @@
 
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
+use beeline_uapi::HelperId;
 
 use super::memory::{KEYED, key, some_accesses, stack_address, unless_null, value_address};
 use super::{KEY, SLOTS, VALUE, VALUE_BYTES, renew, renew_from};
@@ -9,23 +10,23 @@ use crate::asm::{call, load, mov, mov_reg, store, store_imm};
 use crate::random::Random;
 use crate::world::{CONSTANTS, GLOBALS, MAPS, QUEUE, RING, TEXTS, text_offset};
 
-const MAP_UPDATE_ELEM: i32 = 2;
-const MAP_DELETE_ELEM: i32 = 3;
-const MAP_PUSH_ELEM: i32 = 87;
-const MAP_POP_ELEM: i32 = 88;
-const MAP_PEEK_ELEM: i32 = 89;
-const STRTOL: i32 = 105;
-const STRTOUL: i32 = 106;
-const RINGBUF_OUTPUT: i32 = 130;
-const SNPRINTF: i32 = 165;
-const STRNCMP: i32 = 182;
-const DYNPTR_FROM_MEM: i32 = 197;
-const RINGBUF_RESERVE_DYNPTR: i32 = 198;
-const RINGBUF_SUBMIT_DYNPTR: i32 = 199;
-const RINGBUF_DISCARD_DYNPTR: i32 = 200;
-const DYNPTR_READ: i32 = 201;
-const DYNPTR_WRITE: i32 = 202;
-const DYNPTR_DATA: i32 = 203;
+const MAP_UPDATE_ELEM: i32 = HelperId::MAP_UPDATE_ELEM.0.cast_signed();
+const MAP_DELETE_ELEM: i32 = HelperId::MAP_DELETE_ELEM.0.cast_signed();
+const MAP_PUSH_ELEM: i32 = HelperId::MAP_PUSH_ELEM.0.cast_signed();
+const MAP_POP_ELEM: i32 = HelperId::MAP_POP_ELEM.0.cast_signed();
+const MAP_PEEK_ELEM: i32 = HelperId::MAP_PEEK_ELEM.0.cast_signed();
+const STRTOL: i32 = HelperId::STRTOL.0.cast_signed();
+const STRTOUL: i32 = HelperId::STRTOUL.0.cast_signed();
+const RINGBUF_OUTPUT: i32 = HelperId::RINGBUF_OUTPUT.0.cast_signed();
+const SNPRINTF: i32 = HelperId::SNPRINTF.0.cast_signed();
+const STRNCMP: i32 = HelperId::STRNCMP.0.cast_signed();
+const DYNPTR_FROM_MEM: i32 = HelperId::DYNPTR_FROM_MEM.0.cast_signed();
+const RINGBUF_RESERVE_DYNPTR: i32 = HelperId::RINGBUF_RESERVE_DYNPTR.0.cast_signed();
+const RINGBUF_SUBMIT_DYNPTR: i32 = HelperId::RINGBUF_SUBMIT_DYNPTR.0.cast_signed();
+const RINGBUF_DISCARD_DYNPTR: i32 = HelperId::RINGBUF_DISCARD_DYNPTR.0.cast_signed();
+const DYNPTR_READ: i32 = HelperId::DYNPTR_READ.0.cast_signed();
+const DYNPTR_WRITE: i32 = HelperId::DYNPTR_WRITE.0.cast_signed();
+const DYNPTR_DATA: i32 = HelperId::DYNPTR_DATA.0.cast_signed();
 
 /// The offset of the slots on the stack, and their bytes.
 const SLOTS_START: i16 = -8 * SLOTS as i16;

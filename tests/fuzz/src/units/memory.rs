@@ -3,6 +3,7 @@
 
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
+use beeline_uapi::HelperId;
 
 use super::scalar::atomic_op;
 use super::{KEY, SLOTS, VALUE, renew, renew_from};
@@ -16,11 +17,11 @@ use crate::world::{
     ARRAY, CONSTANTS, CONTEXT_BYTES, GLOBALS, HASH, MAPS, PERCPU_ARRAY, PERCPU_HASH, RING, WORDS,
 };
 
-const MAP_LOOKUP_ELEM: i32 = 1;
-const MAP_LOOKUP_PERCPU_ELEM: i32 = 195;
-const RINGBUF_RESERVE: i32 = 131;
-const RINGBUF_SUBMIT: i32 = 132;
-const RINGBUF_DISCARD: i32 = 133;
+const MAP_LOOKUP_ELEM: i32 = HelperId::MAP_LOOKUP_ELEM.0.cast_signed();
+const MAP_LOOKUP_PERCPU_ELEM: i32 = HelperId::MAP_LOOKUP_PERCPU_ELEM.0.cast_signed();
+const RINGBUF_RESERVE: i32 = HelperId::RINGBUF_RESERVE.0.cast_signed();
+const RINGBUF_SUBMIT: i32 = HelperId::RINGBUF_SUBMIT.0.cast_signed();
+const RINGBUF_DISCARD: i32 = HelperId::RINGBUF_DISCARD.0.cast_signed();
 
 /// The maps with keys whose elements can be used.
 pub const KEYED: [usize; 5] = [ARRAY, WORDS, PERCPU_ARRAY, HASH, PERCPU_HASH];
