@@ -118,17 +118,19 @@ impl Error {
         }
     }
 
-    /// True if Beeline or the machine lacks memory, room, files or threads.
-    pub(crate) fn is_shortage(&self) -> bool {
-        const LACKING: [i32; 6] = [
+    /// True if an obstacle stood in the way, rather than the end of the process: Beeline, the machine
+    /// or the process lacked memory, room, files or threads, or Beeline might not look at it.
+    pub(crate) fn is_obstacle(&self) -> bool {
+        const OBSTACLES: [i32; 7] = [
             libc::ENOMEM,
             libc::ENOSPC,
             libc::EMFILE,
             libc::ENFILE,
             libc::EAGAIN,
             libc::ENOBUFS,
+            libc::EACCES,
         ];
-        self.may_pass() && LACKING.contains(&self.errno().0)
+        OBSTACLES.contains(&self.errno().0)
     }
 
     /// Returns the errno that the tool is given.

@@ -218,7 +218,7 @@ impl Diagnostics {
     /// since.
     pub fn followed(&self, pid: i32, outcome: Result<(), Error>) {
         if let Err(error) = outcome
-            && (error.is_shortage() || program(pid).is_some())
+            && (error.is_obstacle() || program(pid).is_some())
         {
             let mut lost = self.lost.lock();
             *lost = (lost.0 + 1, error.to_string());
