@@ -229,7 +229,11 @@ impl UpcallServer {
                     target.forget_unmapped();
                     target.expect_written_code();
                 }
-                let _ = tracees.hook_calls(pid);
+                // The next round looks again, but the process may have ended by then.
+                let hooked = tracees.hook_calls(pid);
+                if hooked.as_ref().is_err_and(Error::is_obstacle) {
+                    tracees.diagnostics.followed(pid, hooked);
+                }
                 tracees.revisit(pid, &tracees.registry.functions());
             }
             _ => {}
