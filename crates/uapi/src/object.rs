@@ -1,5 +1,5 @@
 //! The kernel's objects in memory of programs: in values of maps, and on the stack (`linux/bpf.h`).
-//! What is in them is no part of the interface.
+//! Their contents are no part of the interface.
 
 use crate::layout;
 

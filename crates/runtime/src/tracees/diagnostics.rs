@@ -213,9 +213,8 @@ impl Diagnostics {
         self.has_told_unfollowed.load(SeqCst)
     }
 
-    /// Counts a process that was lost from sight, unless it has ended, which may be the reason. The
-    /// process may have been let go because Beeline was short of something, and may have ended
-    /// since.
+    /// Counts a process that was lost from sight, at least for a time. If it has ended, that may be
+    /// the reason, and it counts only if the error names an obstacle.
     pub fn followed(&self, pid: i32, outcome: Result<(), Error>) {
         if let Err(error) = outcome
             && (error.is_obstacle() || program(pid).is_some())
@@ -271,7 +270,7 @@ impl Diagnostics {
         let (lost, why) = std::mem::take(&mut *self.lost.lock());
         if lost > 0 {
             self.say(&format!(
-                "{lost} processes were not followed when they forked or ran another program; the last: {why}"
+                "{lost} times a process forked, ran another program or mapped code and was not followed; the last: {why}"
             ));
         }
         let unguarded = page.unguarded.load(SeqCst);
