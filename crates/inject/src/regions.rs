@@ -12,9 +12,10 @@ pub(crate) const PAGE: u64 = PAGE_SIZE;
 /// Left free below the main stack, which grows down: the least that the kernel itself keeps free
 /// there.
 const STACK_ROOM: u64 = 128 << 20;
-/// Left free above the heap, which `brk` grows up. An allocator that hits its end uses `mmap`
-/// instead.
+/// Left free above the heap, which `brk` grows up, and the least where there is no room otherwise.
+/// An allocator that hits its end uses `mmap` instead.
 const HEAP_ROOM: u64 = 256 << 20;
+const LEAST_HEAP_ROOM: u64 = 32 << 20;
 /// Left free beside every other mapping, so that a run-away access still faults.
 const GUARD: u64 = PAGE;
 
@@ -155,6 +156,18 @@ fn find_gap_above(
     near: RangeInclusive<u64>,
     len: u64,
 ) -> Option<u64> {
+    let mut rooms = [HEAP_ROOM, LEAST_HEAP_ROOM].into_iter();
+    rooms.find_map(|room| find_gap_beside(lowest, regions, (heap, room), near.clone(), len))
+}
+
+/// As [`find_gap`], with the lowest address, and with the bytes to leave free above the heap.
+fn find_gap_beside(
+    lowest: u64,
+    regions: &[Region],
+    (heap, heap_room): (u64, u64),
+    near: RangeInclusive<u64>,
+    len: u64,
+) -> Option<u64> {
     let len = len.checked_next_multiple_of(PAGE).filter(|&len| len > 0)?;
     let middle = near.start() / 2 + near.end() / 2;
     let wanted = middle.saturating_sub(len / 2) & !(PAGE - 1);
@@ -175,10 +188,10 @@ fn find_gap_above(
     };
     let mut free = lowest;
     // A heap that nothing has been taken from yet is no mapping, but is going to grow nevertheless.
-    let empty_heap = (heap, heap, HEAP_ROOM, GUARD);
+    let empty_heap = (heap, heap, heap_room, GUARD);
     let taken = regions.iter().map(|region| {
         let name = region.path.as_os_str();
-        let above = if name == "[heap]" { HEAP_ROOM } else { GUARD };
+        let above = if name == "[heap]" { heap_room } else { GUARD };
         let below = if name == "[stack]" { STACK_ROOM } else { GUARD };
         (region.start, region.end, above, below)
     });
@@ -261,6 +274,11 @@ mod tests {
         assert!(above >= heap + HEAP_ROOM, "{above:#x}");
         let below = find_gap_above(65536, &regions, heap, 0x41_0000..=heap + 0x1000, PAGE).unwrap();
         assert!(below + PAGE + GUARD <= heap, "{below:#x}");
+        let close = heap..=heap + HEAP_ROOM;
+        let close = find_gap_above(65536, &regions, heap, close, PAGE).unwrap();
+        assert!(close >= heap + LEAST_HEAP_ROOM, "{close:#x}");
+        let closer = heap..=heap + LEAST_HEAP_ROOM;
+        assert_eq!(find_gap_above(65536, &regions, heap, closer, PAGE), None);
     }
 
     #[test]
