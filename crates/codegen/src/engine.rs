@@ -75,12 +75,22 @@ pub trait Engine {
     fn name(&self) -> &'static str;
 
     /// Makes a program ready to run in this process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] if the program is malformed or uses an instruction, a helper or a map that the
+    /// engine does not have; if there is no code for this machine, or no executable memory; if the
+    /// compiler fails or gives no answer.
     fn load(&self, program: &Bytecode<'_>) -> Result<Box<dyn Runnable>, Error>;
 }
 
 /// A program that is ready to run.
 pub trait Runnable {
-    /// Runs it and returns r0, or the fault that a checking engine found.
+    /// Runs it and returns r0.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault`] if a checking engine ended the program; compiled code has none.
     ///
     /// # Safety
     /// `run` is whole: its tables are as long as [`Run`] says, and their entries are what they
@@ -153,6 +163,10 @@ pub trait Compiler {
     /// Compiles position-independent code for a machine.
     ///
     /// Unreachable instructions give no code, and reachable poison ends the program with r0 = 0.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`] as for [`Engine::load`], except for executable memory, which it does not need.
     fn compile(&self, program: &Bytecode<'_>, machine: Machine) -> Result<Code, Error>;
 
     /// Stops the work in progress, because its code is no longer wanted.

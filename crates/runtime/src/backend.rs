@@ -318,27 +318,54 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     ///
-    /// EINVAL, E2BIG, ENOMEM and EPERM as the kernel's. EBADF for a map of maps without an inner
-    /// map, and ENOTSUPP if its inner map cannot be one.
+    /// `EINVAL`, `E2BIG` and `ENOMEM` as the kernel's. `EBADF` for a map of maps without an inner
+    /// map, or if that is no map; `ENOTSUPP` if the inner map cannot be one; those of
+    /// `memfd_create(2)`, `mmap(2)` and `eventfd(2)`.
     fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno>;
+
     /// Returns the memory file of a map or of a perf ring, laid out so that the tool's own `mmap`
     /// of it is right.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map or ring, `EMFILE` and the like if Beeline may have no more
+    /// files open.
     fn memory(&self, id: Id) -> Result<OwnedFd, Errno>;
+
     /// Returns the size in bytes of a value as the system calls see it: `value_size`, or for
     /// per-CPU maps `cpus * round_up(value_size, 8)`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map.
     fn map_value_len(&self, map: Id) -> Result<usize, Errno>;
+
     /// `BPF_MAP_LOOKUP_ELEM`; `value` has [`Self::map_value_len`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `ENOENT` if there is no such element, `EINVAL` for flags or
+    /// wrong lengths, `ENOTSUPP` for a type without look-ups, `EBUSY` as for [`Self::map_update`].
     fn map_lookup(&self, map: Id, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno>;
+
     /// `BPF_MAP_UPDATE_ELEM`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EPERM` if it is frozen, `EINVAL` for flags or wrong
+    /// lengths, `EEXIST` and `ENOENT` as the flags say, `E2BIG` if the map is full or has no such
+    /// index, `EBUSY` if another holds the element's lock for too long.
     fn map_update(&self, map: Id, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno>;
+
     /// `BPF_MAP_UPDATE_ELEM` on a map of objects, with elements that read as the objects' ids.
     ///
     /// An object stays alive as long as it is an element.
     ///
     /// # Errors
     ///
-    /// EINVAL for an object of another kind, a program of another type, or a map that is not like
-    /// the inner map of the map of maps.
+    /// `EINVAL` for an object of another kind, a program of another type, or a map that is not like
+    /// the inner map of the map of maps. `EBADF` if there is no such map or object; otherwise as
+    /// for [`Self::map_update`].
     fn map_set_object(
         &self,
         map: Id,
@@ -346,9 +373,24 @@ pub trait Backend: Send + Sync {
         object: ObjectRef,
         flags: u64,
     ) -> Result<(), Errno>;
+
     /// `BPF_MAP_DELETE_ELEM`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EPERM` if it is frozen, `ENOENT` if there is no such
+    /// element, `E2BIG` if an array of rings or objects has no such index, `EINVAL` for an array of
+    /// values or a wrong length, `EBUSY` as for [`Self::map_update`]; `EINVAL`, `ENOTSUPP` or
+    /// `EOPNOTSUPP`, as in the kernel, for a type without keys.
     fn map_delete(&self, map: Id, key: &[u8]) -> Result<(), Errno>;
+
     /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EPERM` if it is frozen, `ENOENT` if there is no such
+    /// element, `EINVAL` for flags or wrong lengths, `ENOTSUPP` for another type of map, `EBUSY` as
+    /// for [`Self::map_update`].
     fn map_lookup_and_delete(
         &self,
         map: Id,
@@ -356,8 +398,15 @@ pub trait Backend: Send + Sync {
         value: &mut [u8],
         flags: u64,
     ) -> Result<(), Errno>;
+
     /// `BPF_MAP_GET_NEXT_KEY`; `None` asks for the first.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `ENOENT` after the last key, `EINVAL` for wrong lengths,
+    /// `ENOTSUPP` for a type without keys, `EBUSY` as for [`Self::map_update`].
     fn map_next_key(&self, map: Id, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno>;
+
     /// `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH` of a hash or an array.
     ///
     /// For a hash it fills keys and values with as many whole buckets as have room, from the bucket
@@ -365,7 +414,9 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     ///
-    /// ENOSPC if there is no room even for the first bucket of a hash that is not empty.
+    /// `ENOSPC` if there is no room even for the first bucket of a hash that is not empty;
+    /// `ENOTSUPP` for another type of map, or to delete from an array; `EBADF` if there is no such
+    /// map; `EBUSY` as for [`Self::map_update`], if nothing was read.
     fn map_read_batch(
         &self,
         map: Id,
@@ -373,36 +424,104 @@ pub trait Backend: Send + Sync {
         room: (&mut [u8], &mut [u8]),
         delete: bool,
     ) -> Result<Batch, Errno>;
+
     /// `BPF_MAP_FREEZE`: no more changes from the tool.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EBUSY` if it is frozen already.
     fn map_freeze(&self, map: Id) -> Result<(), Errno>;
 
     /// Creates the ring behind a `PERF_COUNT_SW_BPF_OUTPUT` event of one CPU.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the budget has no room for it; those of `memfd_create(2)`, `mmap(2)` and
+    /// `eventfd(2)`.
     fn perf_ring_create(&self, cpu: u32) -> Result<Id, Errno>;
+
     /// Prepares for the tool to map `pages` data pages (a power of two) after the control page.
     /// Call it before the tool's `mmap`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such ring; `EINVAL` if `pages` is no power of two, or not the number
+    /// that was set before; `ENOMEM` if it is too large or the budget has no room; those of
+    /// `ftruncate(2)` and `mmap(2)`.
     fn perf_ring_resize(&self, ring: Id, pages: u32) -> Result<(), Errno>;
+
     /// `PERF_EVENT_IOC_ENABLE` or `DISABLE` on such an event.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such ring.
     fn perf_ring_enable(&self, ring: Id, on: bool) -> Result<(), Errno>;
+
     /// Puts a ring into an element of a `PERF_EVENT_ARRAY`.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map or ring, `E2BIG` if the map has no such element.
     fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno>;
+
     /// Returns an eventfd that is written when a ring-buffer map or a perf ring has something to
     /// read. It is never read back, so wait on it edge-triggered.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map or ring, `EMFILE` and the like if Beeline may have no more
+    /// files open.
     fn wakeup(&self, id: Id) -> Result<OwnedFd, Errno>;
+
     /// Returns whether a ring-buffer map or a perf ring has something to read.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map or ring.
     fn readable(&self, id: Id) -> Result<bool, Errno>;
 
     /// Verifies, compiles and seals a program.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError`] with the verifier's errno and log if the program is rejected; `EBADF` if a
+    /// descriptor names no map; `EINVAL` if the bytes are no program, or a program array takes
+    /// other programs; `ENOTSUP` if no engine takes it; `E2BIG` if its code takes too much stack;
+    /// `ENOMEM` if the budget has no room.
     fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError>;
+
     /// `BPF_PROG_BIND_MAP`: the program keeps the map alive.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such program or map.
     fn program_bind_map(&self, program: Id, map: Id) -> Result<(), Errno>;
+
     /// `BPF_PROG_TEST_RUN` on a raw tracepoint or syscall program: runs it once here and returns
     /// r0.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such program, `E2BIG` if the context is too long, `ENOTSUP` if the
+    /// program has no code or was not verified, `EBUSY` if it could not be run now.
     fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno>;
 
     /// Attaches a program, enabled. When it returns, every existing target is patched.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such program, `ENOTSUP` if it has no code or was not verified,
+    /// `ENOMEM` if the budget has no room, `EINVAL` if it cannot run at such a place or overrides
+    /// results there, and those of [`Self::attach_check`].
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno>;
+
     /// Checks that there is such a place. This is called when the tool opens the event, before it
     /// names a program.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if nothing can be probed there, those of `open(2)` for the file, `ESRCH` if there
+    /// is no such process, `EPERM` if it may not be traced.
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno>;
 
     /// Notes that a process under the tool's filter makes eBPF calls: it is a tool itself, and no
@@ -430,25 +549,39 @@ pub trait Backend: Send + Sync {
     }
 
     /// Returns the facts of an object.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, program or link.
     fn info(&self, id: Id) -> Result<Info, Errno>;
+
     /// Notes that the tool has no descriptor of the object any more. A link is detached before this
     /// returns.
     fn release(&self, id: Id);
+
     /// Returns the reading end of a new pipe with the lines of `bpf_trace_printk`, in the shape of
     /// the kernel's `trace_pipe`. Each line comes out of one pipe only.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if the budget has no room for the lines, those of `pipe2(2)` and
+    /// `pthread_create(3)`.
     fn trace_pipe(&self) -> Result<OwnedFd, Errno>;
+
     /// Counts memory that is taken for the tool outside of the backend, as long as the charge
     /// lives.
     ///
     /// # Errors
     ///
-    /// ENOMEM: the tool has all that it may have.
+    /// `ENOMEM`: the tool has all that it may have.
     fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
         let _ = bytes;
         Ok(Charge::default())
     }
+
     /// Notes that a call of the tool fails with ENOMEM, so that the user is told.
     fn out_of_memory(&self) {}
+
     /// Tells the user, once for each `what`, that something is not supported.
     fn unsupported(&self, what: &str);
 }

@@ -42,6 +42,10 @@ const SPARE_THREADS: usize = 2;
 /// Answers a tool's calls.
 pub trait Answers: Sync + Sized {
     /// Answers a call with this number. Several threads may ask at a time.
+    ///
+    /// # Errors
+    ///
+    /// The errno with which the call fails.
     fn answer(&self, call: &Call<'_>, nr: i64) -> Answer;
 
     /// Returns true for a frequent call that the supervisor does not answer. Waits for nothing but
