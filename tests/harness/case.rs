@@ -49,6 +49,9 @@ impl Case<'_> {
     }
 
     /// Checks like [`Case::check`], with more options for gcc.
+    ///
+    /// # Errors
+    /// As for [`Case::check`].
     pub fn check_built(&self, workload: &str, options: &[&str]) -> Result<(), String> {
         let scratch = Scratch::new();
         let program = scratch.build_with(workload, options);
@@ -56,6 +59,9 @@ impl Case<'_> {
     }
 
     /// Runs the script on every engine, each for a new process of `target`; `{prog}` is `program`.
+    ///
+    /// # Errors
+    /// As for [`Case::check`].
     pub fn check_on(&self, program: &Path, target: impl Fn() -> Command) -> Result<(), String> {
         self.check_by(&engines()?, program, target)
     }
@@ -64,6 +70,9 @@ impl Case<'_> {
     /// kernel.
     ///
     /// Only the known parts of the output are checked.
+    ///
+    /// # Errors
+    /// As for [`Case::check`].
     pub fn check_beeline(
         &self,
         program: &Path,

@@ -121,6 +121,9 @@ pub fn compile_anew(command: &mut Command) {
 /// tool's calls for Beeline, through the proxy for guests.
 ///
 /// A missing kernel costs the comparison, not the test: the known counts are still checked.
+///
+/// # Errors
+/// Fails if none of them is here: the text says why.
 pub fn engines() -> Result<Vec<Engine>, String> {
     let wanted = std::env::var("BEELINE_E2E_ENGINE").unwrap_or_default();
     let wanted = match wanted.as_str() {
@@ -172,6 +175,9 @@ fn proxy() -> &'static str {
 }
 
 /// Checks for tests of Beeline alone, which do not run when only the kernel is requested.
+///
+/// # Errors
+/// Fails if only the kernel or a guest is wanted; otherwise as for [`engines`].
 pub fn beeline_wanted() -> Result<(), String> {
     match engines()?.contains(&Engine::Beeline) && !in_guest() {
         true => Ok(()),
@@ -217,6 +223,9 @@ pub fn find_program(name: &str) -> Result<PathBuf, String> {
 }
 
 /// Checks that bpftrace runs on this kernel as this user; tried once.
+///
+/// # Errors
+/// Fails if bpftrace is not installed, or does not run: the text says why.
 pub fn kernel_available() -> Result<(), String> {
     static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
     ANSWER.get_or_init(try_kernel).clone()

@@ -152,6 +152,9 @@ fn run_to_success(mut command: Command) {
 }
 
 /// Returns the offset of a function in its ELF file, which `perf_event_open` needs.
+///
+/// # Errors
+/// Fails if the file cannot be read, is no ELF file, or does not define the function.
 pub fn file_offset(file: &Path, symbol: &str) -> Result<u64, String> {
     let bytes =
         std::fs::read(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;

@@ -105,7 +105,10 @@ impl Tool {
             .unwrap_or_else(|words| panic!("{words}"))
     }
 
-    /// Waits like [`Tool::wait_for_line`], but returns an error with the tool's output.
+    /// Waits like [`Tool::wait_for_line`].
+    ///
+    /// # Errors
+    /// Fails if there is no such line: the text is the tool's output.
     pub fn expect_line(&self, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
         let found = self.stdout.wait_for(0, PATIENCE, wanted);
         found

@@ -66,7 +66,10 @@ impl Workload {
         self.write(line).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// Asks like [`Workload::tell`], but the error describes the target's fate.
+    /// Asks like [`Workload::tell`].
+    ///
+    /// # Errors
+    /// Fails if there is no answer: the text describes the target's fate.
     pub fn ask(&mut self, line: &str) -> Result<String, String> {
         self.write(line)?;
         self.next_line()

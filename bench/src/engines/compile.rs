@@ -35,6 +35,9 @@ fn compilers() -> Vec<Box<dyn Compiler>> {
 
 /// Measures each compiler on a program of some 60 instructions and on one of more than ten
 /// thousand.
+///
+/// # Errors
+/// Fails if no compiler knows this machine, clang is missing, or a program does not compile.
 pub fn compile_times(rounds: u32) -> anyhow::Result<Vec<CompileTime>> {
     let machine = Machine::HERE.context("no compiler knows this machine")?;
     let workshop = Workshop::new()?;
@@ -81,6 +84,9 @@ fn best_of(
 }
 
 /// Measures a call of an empty program, as a program that embeds Beeline calls it; in nanoseconds.
+///
+/// # Errors
+/// Fails if no compiler knows this machine, or there is no executable memory.
 pub fn empty_call(rounds: u32) -> anyhow::Result<f64> {
     const CALLS: u32 = 1_000_000;
     let machine = Machine::HERE.context("no compiler knows this machine")?;

@@ -14,12 +14,18 @@ pub trait Contestant {
     fn name(&self) -> &'static str;
 
     /// Makes a program ready to run.
+    ///
+    /// # Errors
+    /// Fails if the contestant cannot run the program.
     fn prepare(&self, program: &Program, workshop: &Workshop) -> anyhow::Result<Box<dyn Prepared>>;
 }
 
 /// A program that is ready to run, with its memory.
 pub trait Prepared {
     /// Runs it so many times.
+    ///
+    /// # Errors
+    /// Fails if the program does not run to its end.
     fn run(&mut self, times: u32) -> anyhow::Result<Outcome>;
 }
 
@@ -96,6 +102,9 @@ struct Turn<'a> {
 ///
 /// The first contestant is the reference for times and results. One that cannot run a program, or
 /// gets another result, has no figure for it; the reason is printed on stderr.
+///
+/// # Errors
+/// Fails if clang is missing, or a program that could run once fails later.
 pub fn contest(
     programs: &[Program],
     contestants: &[Box<dyn Contestant>],

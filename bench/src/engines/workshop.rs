@@ -25,6 +25,9 @@ impl Workshop {
     /// Compiles a program to `NAME.KIND`, optimized and with no calls to a C library.
     ///
     /// The loops stay loops: they do not become calls of `memcpy`.
+    ///
+    /// # Errors
+    /// Fails if clang does: the text is clang's.
     pub fn compile(
         &self,
         program: &Program,
@@ -47,6 +50,9 @@ impl Workshop {
     }
 
     /// Returns its eBPF instructions, for a version of the instruction set: "v2", "v3".
+    ///
+    /// # Errors
+    /// Fails if clang does, or if the program is more than one function.
     pub fn bytecode(&self, program: &Program, version: &str) -> anyhow::Result<Vec<u8>> {
         let cpu = format!("-mcpu={version}");
         let built = self.compile(program, version, &["-target", "bpf", "-c", &cpu])?;

@@ -68,7 +68,10 @@ pub struct Outcome {
 }
 
 impl Runner {
-    /// Builds and starts a runner, or says what is missing on this machine.
+    /// Builds and starts a runner.
+    ///
+    /// # Errors
+    /// Fails if this machine lacks the compiler or the emulator: the text says which.
     pub fn start() -> Result<Self, String> {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let [source, program] = ["runner.c", "runner"].map(|name| directory.path().join(name));
@@ -99,8 +102,10 @@ impl Runner {
     }
 
     /// Runs programs, the first of which may tail call all of them. Each has one map of one value
-    /// of 8 bytes: 100 in the first, 200 in the second. Errors: the code changes a register or uses
-    /// stack without declaring it.
+    /// of 8 bytes: 100 in the first, 200 in the second.
+    ///
+    /// # Errors
+    /// Fails if the code changes a register or uses stack without declaring it.
     pub fn run_programs(
         &mut self,
         codes: &[Code],
@@ -142,7 +147,10 @@ impl Runner {
         Ok(outcome)
     }
 
-    /// Runs a job. Errors: the process is gone, and can run no other job.
+    /// Runs a job.
+    ///
+    /// # Errors
+    /// Fails if the process is gone: it can run no other job.
     pub fn run(&mut self, job: &Job<'_>) -> io::Result<Outcome> {
         let (stdin, stdout) = self.pipes.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         send(stdin, job)?;

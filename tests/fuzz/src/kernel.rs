@@ -35,12 +35,18 @@ pub fn is_usable() -> bool {
 }
 
 /// Loads a program.
+///
+/// # Errors
+/// The kernel's refusal, with its errno and log.
 pub fn load(prog_type: ProgramType, insns: &[Insn]) -> Result<File, Refusal> {
     load_with(prog_type, insns, None)
 }
 
 /// Does the same as [`load`], with the beginnings of functions: required for programs that take the
 /// address of one. All are `static int`.
+///
+/// # Errors
+/// As for [`load`].
 pub fn load_functions(
     prog_type: ProgramType,
     insns: &[Insn],
@@ -127,11 +133,17 @@ fn load_with(
 }
 
 /// Runs a program once on an empty packet; returns the low half of r0.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn test_run(program: &File) -> io::Result<u32> {
     timed_run(program, 1).map(|(result, _)| result)
 }
 
 /// Runs it so many times; returns the last result, and the average time of a run in nanoseconds.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn timed_run(program: &File, times: u32) -> io::Result<(u32, u32)> {
     let run = Run {
         packet: &[0; 64],
@@ -143,6 +155,9 @@ pub fn timed_run(program: &File, times: u32) -> io::Result<(u32, u32)> {
 
 /// Runs a program of type [`ProgramType::SYSCALL`] once on a context, which it may change; returns
 /// the low half of r0.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
     let run = Run {
         context,
@@ -152,11 +167,17 @@ pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
 }
 
 /// Makes an array map.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn array(value_size: u32, max_entries: u32) -> io::Result<File> {
     map(MapType::ARRAY, 4, value_size, max_entries)
 }
 
 /// Makes a map of any type.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn map(
     map_type: MapType,
     key_size: u32,
@@ -174,11 +195,17 @@ pub fn map(
 }
 
 /// Sets an element of a map with keys of 4 bytes; in a program array, to a program's descriptor.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn set(map: &File, key: u32, value: u32) -> io::Result<()> {
     set_bytes(map, key, &value.to_ne_bytes())
 }
 
 /// Does the same with a value of any size, which must be the map's.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn set_bytes(map: &File, key: u32, value: &[u8]) -> io::Result<()> {
     beeline_kernel::update(map, &key.to_ne_bytes(), value)
 }
@@ -260,6 +287,9 @@ pub fn load_trial(trial: &Trial<'_>, log_level: u32) -> (Result<File, i32>, Stri
 }
 
 /// Makes an array of values of a type of the given BTF, with numbers for keys.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn typed_array(btf: &File, (key, value): (u32, u32), value_size: u32) -> io::Result<File> {
     let spec = MapSpec {
         map_type: MapType::ARRAY,
@@ -273,6 +303,9 @@ pub fn typed_array(btf: &File, (key, value): (u32, u32), value_size: u32) -> io:
 }
 
 /// Loads type information into the kernel.
+///
+/// # Errors
+/// Fails with the errno of `bpf(2)`.
 pub fn load_btf(btf: &[u8]) -> io::Result<File> {
     let made = beeline_kernel::load_types(btf);
     made.map(File::from)
