@@ -31,7 +31,7 @@ use crate::{arch, sys};
 
 /// The most iterations that a tool can be in at a time; more are left to the supervisor.
 pub const ITERATIONS: usize = 16;
-/// Steps of a walk that are prefetched at once.
+/// Steps of an iteration that are prefetched at once.
 pub const STEPS: usize = 4096;
 /// Bytes of all their keys and values.
 pub const BYTES: usize = 256 << 10;
@@ -44,7 +44,7 @@ pub const FRESH: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct Board {
     /// In no order.
-    pub walks: [Walk; ITERATIONS],
+    pub iterations: [Iteration; ITERATIONS],
     /// Maps with elements that can be looked up by channels.
     pub maps: [ListedMap; LISTED],
     /// The channels.
@@ -54,7 +54,7 @@ pub struct Board {
 /// A tool's position in a map, and the steps that come next.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Walk {
+pub struct Iteration {
     /// Odd while the supervisor changes what follows, and different afterwards. 0 before the first
     /// time.
     pub version: AtomicU32,
@@ -66,7 +66,7 @@ pub struct Walk {
     pub value_len: AtomicU32,
     /// The file that stands for the map, as `fstat` has it.
     pub device: AtomicU64,
-    /// Likewise; 0 if this is no walk.
+    /// Likewise; 0 if this is no iteration.
     pub inode: AtomicU64,
     /// The time, in nanoseconds of `CLOCK_MONOTONIC`.
     pub fetched: AtomicU64,
@@ -76,13 +76,13 @@ pub struct Walk {
     pub bytes: Bytes,
 }
 
-/// Notes about the walks on the board that a tool's processes and the supervisor exchange. All of
-/// them write to this memory.
+/// Notes about the iterations on the board that a tool's processes and the supervisor exchange. All
+/// of them write to this memory.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Marks {
-    /// For the walk at the same place.
-    pub walks: [IterationMarks; ITERATIONS],
+    /// For the iteration at the same place.
+    pub iterations: [IterationMarks; ITERATIONS],
     /// For the channel at the same place.
     pub channels: [ChannelUse; CHANNELS],
 }
@@ -95,7 +95,7 @@ pub const GIVEN: u8 = 1;
 /// given it as the next key.
 pub const DELETED: u8 = 2;
 
-/// The marks of one walk.
+/// The marks of one iteration.
 #[repr(C)]
 #[derive(Debug)]
 pub struct IterationMarks {
@@ -204,14 +204,16 @@ impl GuestFastPath {
         unsafe { self.board.as_ref().zip(self.marks.as_ref()) }
     }
 
-    /// Returns the walk that a file stands for, if the prefetched data are still good.
+    /// Returns the iteration that a file stands for, if the prefetched data are still good.
     fn view_of(&self, device: u64, inode: u64) -> Option<View<'_>> {
         let (board, marks) = self.shared()?;
-        let mut walks = board.walks.iter().zip(&marks.walks);
-        let (walk, marks) = walks.find(|(walk, _)| walk.inode.load(Relaxed) == inode)?;
-        let view = View::of(walk, marks)?;
-        let is_of_file = walk.device.load(Relaxed) == device && walk.inode.load(Relaxed) == inode;
-        let fetched = walk.fetched.load(Relaxed);
+        let mut iterations = board.iterations.iter().zip(&marks.iterations);
+        let (iteration, marks) =
+            iterations.find(|(iteration, _)| iteration.inode.load(Relaxed) == inode)?;
+        let view = View::of(iteration, marks)?;
+        let is_of_file =
+            iteration.device.load(Relaxed) == device && iteration.inode.load(Relaxed) == inode;
+        let fetched = iteration.fetched.load(Relaxed);
         // Lengths are another map's if the supervisor has changed it meanwhile.
         (is_of_file && view.holds() && self.is_fresh(fetched)).then_some(view)
     }
@@ -235,7 +237,7 @@ impl GuestFastPath {
             mark.is_some_and(|mark| mark.load(Acquire) != DELETED)
         };
         let Some(next) = (step + 1..view.steps).find(is_there) else {
-            let is_whole = view.walk.is_whole.load(Relaxed) != 0;
+            let is_whole = view.iteration.is_whole.load(Relaxed) != 0;
             return (is_whole && view.holds()).then_some(Err(Errno::ENOENT));
         };
         if view.key_len > LONGEST_KEY {
@@ -246,8 +248,8 @@ impl GuestFastPath {
         // this comes to nothing.
         let mut copy = MaybeUninit::<[u8; LONGEST_KEY]>::uninit();
         let copy = copy.as_mut_ptr().cast::<u8>();
-        // SAFETY: the first copy is from a step of the walk to room for the longest key; the second
-        // is of what was copied, to as much room.
+        // SAFETY: the first copy is from a step of the iteration to room for the longest key; the
+        // second is of what was copied, to as much room.
         unsafe {
             arch::copy(copy, view.key(next), view.key_len);
             if !view.holds() {
@@ -274,8 +276,8 @@ impl GuestFastPath {
         if taken.is_err() || !view.holds() {
             return None;
         }
-        // SAFETY: the value is a step's of the walk, and the tool has as much room: the length is
-        // of this map, whatever the supervisor does now.
+        // SAFETY: the value is a step's of the iteration, and the tool has as much room: the length
+        // is of this map, whatever the supervisor does now.
         unsafe { arch::copy(out.as_mut_ptr(), view.value(step), view.value_len) };
         view.marks.at.store(step as u32, Relaxed);
         // If the supervisor changed it meanwhile, it looks the value up, and overwrites this one if
@@ -284,9 +286,9 @@ impl GuestFastPath {
     }
 }
 
-/// A walk as it is at one moment.
+/// An iteration as it is at one moment.
 struct View<'a> {
-    walk: &'a Walk,
+    iteration: &'a Iteration,
     marks: &'a IterationMarks,
     version: u32,
     steps: usize,
@@ -296,16 +298,16 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     /// Returns `None` if it is being changed.
-    fn of(walk: &'a Walk, marks: &'a IterationMarks) -> Option<Self> {
-        let version = walk.version.load(Acquire);
+    fn of(iteration: &'a Iteration, marks: &'a IterationMarks) -> Option<Self> {
+        let version = iteration.version.load(Acquire);
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;
         let view = Self {
-            walk,
+            iteration,
             marks,
             version,
-            steps: number(&walk.steps),
-            key_len: number(&walk.key_len),
-            value_len: number(&walk.value_len),
+            steps: number(&iteration.steps),
+            key_len: number(&iteration.key_len),
+            value_len: number(&iteration.value_len),
         };
         let each = view.key_len.checked_add(view.value_len)?;
         let fits = view.steps <= STEPS && each.checked_mul(view.steps)? <= BYTES;
@@ -315,7 +317,7 @@ impl<'a> View<'a> {
     /// True if it has not changed since.
     fn holds(&self) -> bool {
         fence(Acquire);
-        self.walk.version.load(Relaxed) == self.version
+        self.iteration.version.load(Relaxed) == self.version
     }
 
     /// Returns the step with a key: often the one looked at last, the one before, or the one
@@ -330,21 +332,21 @@ impl<'a> View<'a> {
     fn is_key(&self, step: usize, key: &[u8]) -> bool {
         let at = self.key(step);
         let mut bytes = key.iter().enumerate();
-        // SAFETY: a step of the walk has as many bytes as a key. They may change while they are
-        // read, so the reads are volatile.
+        // SAFETY: a step of the iteration has as many bytes as a key. They may change while they
+        // are read, so the reads are volatile.
         bytes.all(|(place, byte)| unsafe { at.add(place).read_volatile() } == *byte)
     }
 
     /// Returns the key of one of its steps.
     fn key(&self, step: usize) -> *const u8 {
-        let start = self.walk.bytes.0.get().cast::<u8>();
+        let start = self.iteration.bytes.0.get().cast::<u8>();
         // SAFETY: the keys of all steps are within the bytes.
         unsafe { start.add(step * self.key_len) }
     }
 
     /// Returns the value of one of its steps.
     fn value(&self, step: usize) -> *const u8 {
-        let start = self.walk.bytes.0.get().cast::<u8>();
+        let start = self.iteration.bytes.0.get().cast::<u8>();
         // SAFETY: the values of all steps are within the bytes, behind the keys.
         unsafe { start.add(self.steps * self.key_len + step * self.value_len) }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{
 use beeline_agent::fast_path::ToolMemory;
 pub use beeline_agent::fast_path::prefetch::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
 use beeline_agent::fast_path::prefetch::{
-    Board, GuestFastPath, ITERATIONS, IterationMarks, Marks, Walk,
+    Board, GuestFastPath, ITERATIONS, Iteration, IterationMarks, Marks,
 };
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 use parking_lot::{Mutex, MutexGuard};
@@ -35,7 +35,7 @@ pub struct Prefetch {
     board: Memory,
     /// Holds [`Marks`].
     marks: Memory,
-    /// The walk in each of the board's places, and when it was shown.
+    /// The iteration in each of the board's places, and when it was shown.
     shown: Mutex<[Shown; ITERATIONS]>,
     listing: Listing,
     owners: Owners,
@@ -47,12 +47,12 @@ pub struct Prefetch {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Shown {
-    walk: u64,
+    iteration: u64,
     /// Rises with each that is shown; 0 for none yet.
     since: u64,
 }
 
-/// The shown part of a walk.
+/// The shown part of an iteration.
 #[derive(Debug)]
 pub struct Fetched<'a> {
     /// Device and inode of the tool's descriptor.
@@ -173,15 +173,15 @@ impl Prefetch {
         self.is_open.load(Acquire)
     }
 
-    /// Shows the prefetched part of a walk, in place of what was shown of it before, or of the walk
-    /// that was shown longest ago. Returns `false` if there is not enough room.
-    pub fn show(&self, walk: u64, fetched: &Fetched<'_>) -> bool {
+    /// Shows the prefetched part of an iteration, in place of what was shown of it before, or of
+    /// the iteration that was shown longest ago. Returns `false` if there is not enough room.
+    pub fn show(&self, iteration: u64, fetched: &Fetched<'_>) -> bool {
         let steps = fetched.given.len();
         if steps == 0 || steps > STEPS || fetched.keys.len() + fetched.values.len() > BYTES {
             return false;
         }
         let mut shown = self.shown();
-        let known = place_of(&shown, walk);
+        let known = place_of(&shown, iteration);
         let oldest = || {
             (0..ITERATIONS)
                 .min_by_key(|index| shown[*index].since)
@@ -190,10 +190,10 @@ impl Prefetch {
         let index = known.unwrap_or_else(oldest);
         let last = shown.iter().map(|shown| shown.since).max();
         shown[index] = Shown {
-            walk,
+            iteration,
             since: last.unwrap_or(0) + 1,
         };
-        let place = self.walk(index);
+        let place = self.iteration(index);
         changed(&place.version, || {
             place.steps.store(steps as u32, Relaxed);
             place
@@ -224,26 +224,27 @@ impl Prefetch {
         true
     }
 
-    /// Marks a step of a walk, so that nothing else returns its value any more. Returns `false` if
-    /// that may have happened, or is unknown.
-    pub fn mark(&self, walk: u64, step: usize, mark: u8) -> bool {
+    /// Marks a step of an iteration, so that nothing else returns its value any more. Returns
+    /// `false` if that may have happened, or is unknown.
+    pub fn mark(&self, iteration: u64, step: usize, mark: u8) -> bool {
         let shown = self.shown();
-        let flag = place_of(&shown, walk).and_then(|index| self.marks(index).given.get(step));
+        let flag = place_of(&shown, iteration).and_then(|index| self.marks(index).given.get(step));
         flag.is_some_and(|flag| flag.swap(mark, AcqRel) == FREE)
     }
 
-    /// Returns the step of a walk that was looked at last, as far as it is shown; 0 if it is not.
-    pub fn step_of(&self, walk: u64) -> usize {
-        let place = place_of(&self.shown(), walk);
+    /// Returns the step of an iteration that was looked at last, as far as it is shown; 0 if it is
+    /// not.
+    pub fn step_of(&self, iteration: u64) -> usize {
+        let place = place_of(&self.shown(), iteration);
         place.map_or(0, |index| self.marks(index).at.load(Relaxed) as usize)
     }
 
-    /// Hides a walk.
-    pub fn hide(&self, walk: u64) {
+    /// Hides an iteration.
+    pub fn hide(&self, iteration: u64) {
         let mut shown = self.shown();
-        if let Some(index) = place_of(&shown, walk) {
+        if let Some(index) = place_of(&shown, iteration) {
             shown[index] = Shown::default();
-            let place = self.walk(index);
+            let place = self.iteration(index);
             changed(&place.version, || {
                 place.inode.store(0, Relaxed);
                 place.steps.store(0, Relaxed);
@@ -251,10 +252,12 @@ impl Prefetch {
         }
     }
 
-    /// Hides all walks.
+    /// Hides all iterations.
     pub fn hide_all(&self) {
-        let walks: Vec<u64> = self.shown().iter().map(|shown| shown.walk).collect();
-        walks.into_iter().for_each(|walk| self.hide(walk));
+        let iterations: Vec<u64> = self.shown().iter().map(|shown| shown.iteration).collect();
+        iterations
+            .into_iter()
+            .for_each(|iteration| self.hide(iteration));
     }
 
     /// Lets a map be looked up by channels from now on. Returns `false` if it could be before.
@@ -296,16 +299,16 @@ impl Prefetch {
         }
     }
 
-    fn walk(&self, index: usize) -> &Walk {
+    fn iteration(&self, index: usize) -> &Iteration {
         // SAFETY: the file has the size of a `Board`. All of it is atomics, for which zero is
         // valid, and bytes that no reference is made to.
-        &unsafe { &*self.board.base().cast::<Board>() }.walks[index]
+        &unsafe { &*self.board.base().cast::<Board>() }.iterations[index]
     }
 
     fn marks(&self, index: usize) -> &IterationMarks {
         // SAFETY: the file has the size of `Marks`, and all of it is atomics, for which zero is
         // valid.
-        &unsafe { &*self.marks.base().cast::<Marks>() }.walks[index]
+        &unsafe { &*self.marks.base().cast::<Marks>() }.iterations[index]
     }
 
     fn shown(&self) -> MutexGuard<'_, [Shown; ITERATIONS]> {
@@ -313,10 +316,10 @@ impl Prefetch {
     }
 }
 
-/// Returns the place of a walk on the board.
-fn place_of(shown: &[Shown; ITERATIONS], walk: u64) -> Option<usize> {
+/// Returns the place of an iteration on the board.
+fn place_of(shown: &[Shown; ITERATIONS], iteration: u64) -> Option<usize> {
     let mut places = shown.iter();
-    places.position(|shown| shown.walk == walk && shown.since > 0)
+    places.position(|shown| shown.iteration == iteration && shown.since > 0)
 }
 
 /// Changes something under a version: a process that reads meanwhile finds another version

@@ -68,7 +68,7 @@ pub struct Guest {
     rings: Rings,
     types: Types,
     kept: Kept,
-    /// The part of the tool's walks through maps that its processes see.
+    /// The part of the tool's iterations through maps that its processes see.
     prefetch: Prefetch,
     lookup_channels: Arc<LookupChannels>,
     hot_sites: HotSites,

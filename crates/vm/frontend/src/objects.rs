@@ -20,7 +20,7 @@ use rustix::net::{Shutdown, shutdown};
 use crate::connection::Connection;
 use crate::memory::Memory;
 use crate::sharing::Sharing;
-use crate::syscalls::prefetch::Walk;
+use crate::syscalls::prefetch::Iteration;
 
 /// The time between two looks at memory that the tool may have closed.
 const LOOK: Timespec = Timespec {
@@ -50,7 +50,7 @@ pub struct Object {
     /// The memory of it that the tool has mapped.
     pub(super) memory: OnceLock<Arc<Memory>>,
     /// The tool's place on its way through a map.
-    pub(super) walk: Mutex<Walk>,
+    pub(super) iteration: Mutex<Iteration>,
 }
 
 impl Object {
@@ -66,7 +66,7 @@ impl Object {
             is_ring: false,
             wakes_for_each: false,
             memory: OnceLock::new(),
-            walk: Mutex::default(),
+            iteration: Mutex::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use beeline_uapi::{Command, MapType, attr, attr_offset as at, offset_behind};
 use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
-use beeline_vm_protocol::messages::{BpfDone, Part, Walk, Welcome};
+use beeline_vm_protocol::messages::{BpfDone, Iterate, Part, Welcome};
 
 use crate::error::Error;
 use crate::handle::{Answer, Attr, Handle, Line, given, room};
@@ -229,31 +229,31 @@ impl Map {
         let mut elements = Elements::new();
         let (mut last, mut seen) = (Vec::new(), 0);
         loop {
-            let request = Asked::Walk(Walk {
+            let request = Asked::Iterate(Iterate {
                 handle: self.handle.number,
                 after: last,
                 count: STEP,
             });
-            let walked = match self.told(self.handle.line.ask(request))? {
-                Said::Walked(walked) => walked,
+            let iterated = match self.told(self.handle.line.ask(request))? {
+                Said::Iterated(iterated) => iterated,
                 _ => return Err(Error::Nonsense("an answer to another question")),
             };
             let (key, value) = (self.key_len().max(1), self.value_len().max(1));
-            let count = walked.keys.len() / key;
-            if walked.keys.len() != count * key || walked.values.len() != count * value {
+            let count = iterated.keys.len() / key;
+            if iterated.keys.len() != count * key || iterated.values.len() != count * value {
                 return Err(Error::Nonsense("keys and values of other lengths"));
             }
             if count > STEP as usize {
                 return Err(Error::Nonsense("more elements than it was asked for"));
             }
-            let pairs = walked.keys.chunks(key).zip(walked.values.chunks(value));
+            let pairs = iterated.keys.chunks(key).zip(iterated.values.chunks(value));
             elements.extend(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())));
             seen += count;
-            // The walk through a hash that changes may begin again, and would never end.
-            if walked.end || count == 0 || seen > 2 * self.facts.max_entries as usize {
+            // The iteration through a hash that changes may begin again, and would never end.
+            if iterated.end || count == 0 || seen > 2 * self.facts.max_entries as usize {
                 return Ok(elements);
             }
-            last = walked.keys[(count - 1) * key..].to_vec();
+            last = iterated.keys[(count - 1) * key..].to_vec();
         }
     }
 

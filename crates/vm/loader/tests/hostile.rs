@@ -10,7 +10,7 @@ use beeline_vm_protocol::listen::Listener;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{
-    BpfDone, Done, File, GuestMessage, HostMessage, Opened, Records, Walked, Welcome,
+    BpfDone, Done, File, GuestMessage, HostMessage, Iterated, Opened, Records, Welcome,
 };
 use std::time::{Duration, Instant};
 
@@ -62,9 +62,9 @@ fn honest(asked: &Asked, count: u32) -> Said {
             ..BpfDone::default()
         }),
         Asked::PerfEventOpen(_) => Said::Opened(Opened { handle: count }),
-        Asked::Walk(_) => Said::Walked(Walked {
+        Asked::Iterate(_) => Said::Iterated(Iterated {
             end: true,
-            ..Walked::default()
+            ..Iterated::default()
         }),
         Asked::Look(_) => Said::File(File::default()),
         _ => Said::Done(Done {}),
@@ -196,16 +196,16 @@ fn lies_are_named() {
         }),
         ("other lengths", |asked, count| {
             let mut said = honest(asked, count);
-            if let Said::Walked(walked) = &mut said {
-                walked.keys = vec![0; 7];
+            if let Said::Iterated(iterated) = &mut said {
+                iterated.keys = vec![0; 7];
             }
             Some((said, Vec::new()))
         }),
         ("more elements than it was asked for", |asked, count| {
             let mut said = honest(asked, count);
-            if let Said::Walked(walked) = &mut said {
-                walked.keys = vec![0; 4 * 100_000];
-                walked.values = vec![0; 8 * 100_000];
+            if let Said::Iterated(iterated) = &mut said {
+                iterated.keys = vec![0; 4 * 100_000];
+                iterated.values = vec![0; 8 * 100_000];
             }
             Some((said, Vec::new()))
         }),
@@ -222,12 +222,12 @@ fn lies_are_named() {
     }
 }
 
-/// A walk through a map that never ends is aborted, and the wait goes on.
+/// An iteration through a map that never ends is aborted, and the wait goes on.
 #[test]
 fn a_map_without_an_end_is_left() {
     let proxy = Proxy::start(|asked, count| {
         let said = match asked {
-            Asked::Walk(_) => Said::Walked(Walked {
+            Asked::Iterate(_) => Said::Iterated(Iterated {
                 keys: count.to_ne_bytes().to_vec(),
                 values: vec![0; 8],
                 end: false,

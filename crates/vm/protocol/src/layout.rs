@@ -87,7 +87,7 @@ pub enum Len {
     Keys(usize),
     /// As many values.
     Values(usize),
-    /// The position of a walk in batches: a key, but at least 4 bytes.
+    /// The position of an iteration in batches: a key, but at least 4 bytes.
     Cursor,
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use beeline_uapi::Command;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::look_up::{Answer, LONGEST_VALUE};
-use beeline_vm_protocol::messages::{Content, LookUp, Walk, Walked};
+use beeline_vm_protocol::messages::{Content, Iterate, Iterated, LookUp};
 use rustix::io::Errno;
 
 use crate::bpf::{Batch, batch, element};
@@ -82,8 +82,8 @@ fn check_key(key: &[u8], len: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// True if a walk makes so many system calls that other requests should not wait for it.
-pub fn takes_long(request: &Walk, handles: &Handles) -> bool {
+/// True if an iteration makes so many system calls that other requests should not wait for it.
+pub fn takes_long(request: &Iterate, handles: &Handles) -> bool {
     let map = handles.get(request.handle);
     map.is_ok_and(|map| !has_batches(&map))
 }
@@ -94,7 +94,7 @@ pub fn takes_long(request: &Walk, handles: &Handles) -> bool {
 ///
 /// `EBADF` or `EINVAL` if the handle is no map's, `EINVAL` for a key of another length,
 /// `EOPNOTSUPP` for a map without keys or with values that are too long, and the kernel's errors.
-pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refusal> {
+pub fn iterate(request: &Iterate, handles: &Handles, cpus: u32) -> Result<Iterated, Refusal> {
     let map = handles.of_kind(request.handle, Kind::Map)?;
     let facts = map.facts.unwrap_or_default();
     let (key_len, value_len) = (facts.key_size as usize, facts.value_len(cpus));
@@ -111,15 +111,15 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
         true => most.min(facts.max_entries as usize),
         false => most,
     };
-    let walk = Steps {
+    let steps = Steps {
         map: &map,
         key_len,
         value_len,
         count,
     };
-    match walk.by_batch(&request.after) {
-        Some(walked) => Ok(walked),
-        None => walk.by_keys(request.after.clone()),
+    match steps.by_batch(&request.after) {
+        Some(iterated) => Ok(iterated),
+        None => steps.by_keys(request.after.clone()),
     }
 }
 
@@ -153,7 +153,7 @@ struct Steps<'a> {
 impl Steps<'_> {
     /// Reads all by one system call. Returns `None` if there is no such call for the map, or it
     /// cannot begin behind that key. The order is that of going from key to key.
-    fn by_batch(&self, after: &[u8]) -> Option<Walked> {
+    fn by_batch(&self, after: &[u8]) -> Option<Iterated> {
         if !has_batches(self.map) {
             return None;
         }
@@ -185,11 +185,11 @@ impl Steps<'_> {
             let key = keys[keys.len() - self.key_len..].to_vec();
             *cursor = Some(Cursor { key, bucket });
         }
-        Some(Walked { keys, values, end })
+        Some(Iterated { keys, values, end })
     }
 
-    fn by_keys(&self, mut key: Vec<u8>) -> Result<Walked, Refusal> {
-        let mut walked = Walked::default();
+    fn by_keys(&self, mut key: Vec<u8>) -> Result<Iterated, Refusal> {
+        let mut iterated = Iterated::default();
         let mut next = vec![0; self.key_len];
         let mut value = vec![0; self.value_len];
         let mut count = 0;
@@ -199,7 +199,7 @@ impl Steps<'_> {
             match element(Command::MAP_GET_NEXT_KEY, self.map, before, &mut next) {
                 Ok(()) => {}
                 Err(Errno::NOENT) => {
-                    walked.end = true;
+                    iterated.end = true;
                     break;
                 }
                 Err(errno) => return Err(errno.into()),
@@ -213,8 +213,8 @@ impl Steps<'_> {
                 // The previous key was deleted, and the kernel has begun anew.
                 Ok(()) if !given.insert(next.clone()) => break,
                 Ok(()) => {
-                    walked.keys.extend(&next);
-                    walked.values.extend(&value);
+                    iterated.keys.extend(&next);
+                    iterated.values.extend(&value);
                     count += 1;
                 }
                 Err(Errno::NOENT) => {}
@@ -222,6 +222,6 @@ impl Steps<'_> {
             }
             key.clone_from(&next);
         }
-        Ok(walked)
+        Ok(iterated)
     }
 }

@@ -286,8 +286,8 @@ impl Session {
                 Answer::Done(Done {})
             }
             Request::Look(request) => Answer::File(files::look(&request, &self.host.digests)?),
-            Request::Walk(request) => {
-                Answer::Walked(elements::walk(&request, &self.handles, cpus)?)
+            Request::Iterate(request) => {
+                Answer::Iterated(elements::iterate(&request, &self.handles, cpus)?)
             }
             Request::LookUp(request) => {
                 Answer::Content(elements::look_up(request, &self.handles, cpus)?)
@@ -368,7 +368,7 @@ impl Session {
             ),
             // A read with a room is one of an event's value.
             Request::Read(read) => read.room == 0,
-            Request::Walk(walk) => elements::takes_long(walk, &self.handles),
+            Request::Iterate(request) => elements::takes_long(request, &self.handles),
             Request::Look(_) => true,
             _ => false,
         }

@@ -7,7 +7,7 @@ use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 use beeline_vm_protocol::layout::INSIDE;
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
-use beeline_vm_protocol::messages::{Describe, LookUp, Read, Release, Walk};
+use beeline_vm_protocol::messages::{Describe, Iterate, LookUp, Read, Release};
 use harness::*;
 
 #[test]
@@ -50,24 +50,24 @@ fn elements_are_set_and_read() {
     let mut keys = Vec::new();
     let mut after = Vec::new();
     loop {
-        let walk = Walk {
+        let request = Iterate {
             handle: map,
             after,
             count: 3,
         };
-        let Ok(Answer::Walked(walked)) = host.ask(Request::Walk(walk)) else {
-            panic!("no answer to a walk");
+        let Ok(Answer::Iterated(iterated)) = host.ask(Request::Iterate(request)) else {
+            panic!("no answer to an iteration");
         };
-        let (found, _) = walked.keys.as_chunks::<4>();
-        for (key, value) in found.iter().zip(walked.values.as_chunks::<8>().0) {
+        let (found, _) = iterated.keys.as_chunks::<4>();
+        for (key, value) in found.iter().zip(iterated.values.as_chunks::<8>().0) {
             let key = u32::from_ne_bytes(*key);
             assert_eq!(u64::from_ne_bytes(*value), u64::from(key) * 7);
             keys.push(key);
         }
-        if walked.end {
+        if iterated.end {
             break;
         }
-        after = walked.keys[walked.keys.len() - 4..].to_vec();
+        after = iterated.keys[iterated.keys.len() - 4..].to_vec();
     }
     keys.sort_unstable();
     assert_eq!(keys, (0..10).collect::<Vec<u32>>());
@@ -104,7 +104,7 @@ fn keys_in_order(host: &mut Host, map: u32) -> Vec<[u8; 4]> {
 
 /// Holds for pieces of any size, and also if the tool deletes the elements that it has just got.
 #[test]
-fn walks_are_in_the_kernels_order() {
+fn iterations_are_in_the_kernels_order() {
     if !may() {
         return;
     }
@@ -131,23 +131,23 @@ fn walks_are_in_the_kernels_order() {
         let piece = |host: &mut Host, after: &[u8], count| {
             let after = after.to_vec();
             let handle = map;
-            let walk = Walk {
+            let request = Iterate {
                 handle,
                 after,
                 count,
             };
-            let Ok(Answer::Walked(walked)) = host.ask(Request::Walk(walk)) else {
-                panic!("no answer to a walk");
+            let Ok(Answer::Iterated(iterated)) = host.ask(Request::Iterate(request)) else {
+                panic!("no answer to an iteration");
             };
-            let keys = walked.keys.as_chunks::<4>().0.to_vec();
-            let values = walked.values.chunks_exact(len);
+            let keys = iterated.keys.as_chunks::<4>().0.to_vec();
+            let values = iterated.values.chunks_exact(len);
             assert!(
                 values
                     .zip(&keys)
                     .all(|(value, key)| *value == value_of(key))
             );
-            assert_eq!(walked.values.len(), keys.len() * len);
-            (keys, walked.end)
+            assert_eq!(iterated.values.len(), keys.len() * len);
+            (keys, iterated.end)
         };
         for count in [1, 3, 16, 4096] {
             let mut keys: Vec<[u8; 4]> = Vec::new();

@@ -18,7 +18,7 @@ use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::changes_elements;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
-use beeline_vm_protocol::messages::{self, Walked};
+use beeline_vm_protocol::messages::{self, Iterated};
 use parking_lot::MutexGuard;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -29,14 +29,14 @@ use crate::connection::EPROTO;
 use crate::objects::{Object, Objects};
 
 const ENOENT: Errno = Errno(libc::ENOENT);
-/// The elements fetched at the first step of a walk, which may be its only one, and at later ones,
-/// or after an earlier walk that went on.
+/// The elements fetched at the first step of an iteration, which may be its only one, and at later
+/// ones, or after an earlier iteration that went on.
 const FIRST_FETCH: u32 = 16;
 const FETCH: u32 = STEPS as u32;
 
 /// A tool's place on its way through a map.
 #[derive(Default)]
-pub(crate) struct Walk {
+pub(crate) struct Iteration {
     /// The keys of all steps.
     keys: Vec<u8>,
     values: Vec<u8>,
@@ -65,20 +65,20 @@ struct Lens {
     value: usize,
 }
 
-impl Walk {
+impl Iteration {
     /// Fails if the guest's keys and values are not as long as the map's, or not as many.
-    fn new(walked: Walked, lens: Lens) -> Result<Self, Errno> {
-        let steps = walked.keys.len() / lens.key.max(1);
+    fn new(iterated: Iterated, lens: Lens) -> Result<Self, Errno> {
+        let steps = iterated.keys.len() / lens.key.max(1);
         let is_whole = |bytes: &[u8], len: usize| steps.checked_mul(len) == Some(bytes.len());
-        if !is_whole(&walked.keys, lens.key) || !is_whole(&walked.values, lens.value) {
+        if !is_whole(&iterated.keys, lens.key) || !is_whole(&iterated.values, lens.value) {
             return Err(EPROTO);
         }
         Ok(Self {
             given: vec![FREE; steps],
-            keys: walked.keys,
-            values: walked.values,
+            keys: iterated.keys,
+            values: iterated.values,
             lens,
-            is_whole: walked.end,
+            is_whole: iterated.end,
             fetched: now(),
             ..Self::default()
         })
@@ -114,7 +114,7 @@ pub(super) struct Steps<'a> {
     kernel: Kernel<'a>,
     objects: &'a Objects,
     changes: &'a Arc<Changes>,
-    /// The part of the walks that the tool's processes see.
+    /// The part of the iterations that the tool's processes see.
     board: &'a Prefetch,
 }
 
@@ -165,10 +165,10 @@ impl<'a> Steps<'a> {
                 self.call.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))
             }
-            // Most look-ups are no part of a walk: for these, the key is not read here.
+            // Most look-ups are no part of an iteration: for these, the key is not read here.
             Command::MAP_LOOKUP_ELEM
                 if u64_at(attr, offset_of!(Element, flags)) == 0
-                    && self.walk_of(map).is_fresh() =>
+                    && self.iteration_of(map).is_fresh() =>
             {
                 let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
                     return Ok(None);
@@ -191,7 +191,7 @@ impl<'a> Steps<'a> {
                 Ok(None)
             }
             _ if changes_elements(command) => {
-                self.forget(map, &mut self.walk_of(map));
+                self.forget(map, &mut self.iteration_of(map));
                 Ok(None)
             }
             _ => Ok(None),
@@ -210,29 +210,29 @@ impl<'a> Steps<'a> {
     /// Returns a fetched value, if it is still good. It is not given again, for the reason that the
     /// mark states.
     fn take_value(&self, map: &Object, key: &[u8], mark: u8) -> Option<Vec<u8>> {
-        let mut walk = self.walk_of(map);
-        if !walk.is_fresh() {
+        let mut iteration = self.iteration_of(map);
+        if !iteration.is_fresh() {
             return None;
         }
-        let step = walk.find(key)?;
-        let before = std::mem::replace(&mut walk.given[step], mark);
+        let step = iteration.find(key)?;
+        let before = std::mem::replace(&mut iteration.given[step], mark);
         // Code in the tool that takes steps looks only there.
-        let is_shown = walk.is_shown;
+        let is_shown = iteration.is_shown;
         let was_taken = is_shown && !self.board.mark(map.handle.into(), step, mark);
-        let len = walk.lens.value;
-        let value = walk.values.get(step * len..(step + 1) * len)?;
-        let is_good = before == FREE && !was_taken && self.is_of_this_era(&walk);
+        let len = iteration.lens.value;
+        let value = iteration.values.get(step * len..(step + 1) * len)?;
+        let is_good = before == FREE && !was_taken && self.is_of_this_era(&iteration);
         is_good.then(|| value.to_vec())
     }
 
-    /// Gives none of the values of a walk any more. Its keys stay valid.
+    /// Gives none of the values of an iteration any more. Its keys stay valid.
     pub(super) fn give_no_more(&self, map: &Object) {
-        let mut walk = self.walk_of(map);
-        if walk.is_shown {
+        let mut iteration = self.iteration_of(map);
+        if iteration.is_shown {
             self.board.hide(map.handle.into());
-            walk.is_shown = false;
+            iteration.is_shown = false;
         }
-        walk.given.fill(GIVEN);
+        iteration.given.fill(GIVEN);
     }
 
     fn next_key(
@@ -242,79 +242,79 @@ impl<'a> Steps<'a> {
         after: Option<Vec<u8>>,
         lens: Lens,
     ) -> Result<Vec<u8>, Errno> {
-        let mut walk = self.walk_of(map);
+        let mut iteration = self.iteration_of(map);
         if let Some(after) = &after
-            && walk.is_fresh()
-            && let Some(step) = walk.find(after)
+            && iteration.is_fresh()
+            && let Some(step) = iteration.find(after)
         {
-            let mut behind = step + 1..walk.given.len();
-            let next = behind.find(|step| walk.given[*step] != DELETED);
-            if let Some((next, key)) = next.and_then(|next| Some((next, walk.key(next)?))) {
+            let mut behind = step + 1..iteration.given.len();
+            let next = behind.find(|step| iteration.given[*step] != DELETED);
+            if let Some((next, key)) = next.and_then(|next| Some((next, iteration.key(next)?))) {
                 let key = key.to_vec();
-                walk.at = next;
-                self.show_walk(map, fd, &mut walk);
+                iteration.at = next;
+                self.show_iteration(map, fd, &mut iteration);
                 return Ok(key);
             }
-            if walk.is_whole {
+            if iteration.is_whole {
                 return Err(ENOENT);
             }
         }
         // A tool that deletes each first key takes no other step.
-        let step = walk.at.max(self.board.step_of(map.handle.into()));
-        walk.went_on = match after {
+        let step = iteration.at.max(self.board.step_of(map.handle.into()));
+        iteration.went_on = match after {
             Some(_) => true,
-            None => walk.went_on && step + 1 >= FIRST_FETCH as usize,
+            None => iteration.went_on && step + 1 >= FIRST_FETCH as usize,
         };
-        let most = match walk.went_on {
+        let most = match iteration.went_on {
             false => FIRST_FETCH,
             true => FETCH,
         };
         let room = BYTES / (lens.key + lens.value).max(1);
-        let request = messages::Walk {
+        let request = messages::Iterate {
             handle: map.handle,
             after: after.unwrap_or_default(),
             count: most.min(room.max(1) as u32),
         };
-        self.forget(map, &mut walk);
+        self.forget(map, &mut iteration);
         // The order matters: a change that begins between the two is of a later era.
         let era = self.changes.era();
         let is_doubtful = self.changes.are_under_way();
-        let walked = match self.kernel.ask_at_once(Asked::Walk(request))? {
-            Said::Walked(walked) => walked,
+        let iterated = match self.kernel.ask_at_once(Asked::Iterate(request))? {
+            Said::Iterated(iterated) => iterated,
             _ => return Err(EPROTO),
         };
-        *walk = Walk {
+        *iteration = Iteration {
             era,
-            went_on: walk.went_on,
-            ..Walk::new(walked, lens)?
+            went_on: iteration.went_on,
+            ..Iteration::new(iterated, lens)?
         };
         if is_doubtful {
-            walk.given.fill(GIVEN);
+            iteration.given.fill(GIVEN);
         }
-        self.show_walk(map, fd, &mut walk);
-        walk.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
+        self.show_iteration(map, fd, &mut iteration);
+        iteration.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
     }
 
     /// Returns whether fetched values may still be given. They may not if any map has been changed
     /// since by another name.
-    fn is_of_this_era(&self, walk: &Walk) -> bool {
-        walk.era == self.changes.era()
+    fn is_of_this_era(&self, iteration: &Iteration) -> bool {
+        iteration.era == self.changes.era()
     }
 
-    /// Gives nothing of the walk any more.
-    fn forget(&self, map: &Object, walk: &mut Walk) {
-        if walk.is_shown {
+    /// Gives nothing of the iteration any more.
+    fn forget(&self, map: &Object, iteration: &mut Iteration) {
+        if iteration.is_shown {
             self.board.hide(map.handle.into());
         }
-        *walk = Walk {
-            went_on: walk.went_on,
-            ..Walk::default()
+        *iteration = Iteration {
+            went_on: iteration.went_on,
+            ..Iteration::default()
         };
     }
 
     /// Lets the tool's processes take the steps from here on, if any can and they do not already.
-    fn show_walk(&self, map: &Arc<Object>, fd: i32, walk: &mut Walk) {
-        if walk.is_shown || !self.board.is_open() || !self.is_of_this_era(walk) {
+    fn show_iteration(&self, map: &Arc<Object>, fd: i32, iteration: &mut Iteration) {
+        if iteration.is_shown || !self.board.is_open() || !self.is_of_this_era(iteration) {
             return;
         }
         // The number may be another map's by now.
@@ -324,27 +324,27 @@ impl<'a> Steps<'a> {
         };
         let fetched = Fetched {
             file: (file.device, file.inode),
-            at: walk.fetched,
-            keys: &walk.keys,
-            values: &walk.values,
-            given: &walk.given,
-            is_whole: walk.is_whole,
-            step: walk.at,
+            at: iteration.fetched,
+            keys: &iteration.keys,
+            values: &iteration.values,
+            given: &iteration.given,
+            is_whole: iteration.is_whole,
+            step: iteration.at,
         };
-        walk.is_shown = self.board.show(map.handle.into(), &fetched);
-        // A thread that changes a map by another name hides the walks that it finds shown.
-        if walk.is_shown && !self.is_of_this_era(walk) {
+        iteration.is_shown = self.board.show(map.handle.into(), &fetched);
+        // A thread that changes a map by another name hides the iterations that it finds shown.
+        if iteration.is_shown && !self.is_of_this_era(iteration) {
             self.board.hide(map.handle.into());
         }
     }
 
-    /// Locks a map's walk, for which another thread may be fetching more.
-    fn walk_of<'m>(&self, map: &'m Object) -> MutexGuard<'m, Walk> {
-        match map.walk.try_lock() {
-            Some(walk) => walk,
+    /// Locks a map's iteration, for which another thread may be fetching more.
+    fn iteration_of<'m>(&self, map: &'m Object) -> MutexGuard<'m, Iteration> {
+        match map.iteration.try_lock() {
+            Some(iteration) => iteration,
             None => {
                 self.call.let_others_lead();
-                map.walk.lock()
+                map.iteration.lock()
             }
         }
     }
