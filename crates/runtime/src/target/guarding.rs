@@ -57,7 +57,7 @@ impl Sites {
             match self.memory.signals().let_traps_in(hold) {
                 Ok(None) => {}
                 Ok(Some(tid)) => {
-                    self.neighbours.leaves_blocked = true;
+                    self.mend_state.leaves_blocked = true;
                     tracing::debug!(pid, tid, "a thread blocks SIGTRAP for now");
                 }
                 Err(error) => tracing::debug!(pid, %error, "SIGTRAP was not unblocked"),
@@ -138,7 +138,7 @@ impl Sites {
             .iter()
             .filter(|(_, site)| self.is_unguarded(site));
         let unguarded: Vec<u64> = unguarded.map(|(address, _)| *address).collect();
-        if unguarded.is_empty() || !self.neighbours.try_settling() {
+        if unguarded.is_empty() || !self.mend_state.try_settling() {
             return;
         }
         if self.memory.waits_for_child() {

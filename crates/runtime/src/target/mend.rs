@@ -34,7 +34,7 @@ const FAILED: Duration = Duration::from_secs(10);
 
 /// The state of the looks for kernel uprobes at the sites of a target.
 #[derive(Debug, Default)]
-pub(super) struct Neighbours {
+pub(super) struct MendState {
     /// `Session::disturbed` when the target was last looked at.
     seen: u64,
     /// When it was looked at, if some site was not as it was left.
@@ -63,7 +63,7 @@ pub(super) struct Neighbours {
     refused: BTreeMap<u64, Instant>,
 }
 
-impl Neighbours {
+impl MendState {
     /// Returns whether it is time to try unguarded jumps. If so, the pause before the next try is
     /// doubled.
     pub fn try_settling(&mut self) -> bool {
@@ -164,12 +164,12 @@ impl Sites {
     pub fn mend(&mut self) -> Result<(), Error> {
         let disturbances = self.memory.shared.page().disturbed.load(SeqCst);
         let is_again = self
-            .neighbours
+            .mend_state
             .looked
             .is_some_and(|looked| looked.elapsed() > AGAIN);
-        let is_told = is_again || self.neighbours.is_uncovered;
-        if !is_told && (disturbances == self.neighbours.seen || !self.memory.is_disturbed()) {
-            self.neighbours.seen = disturbances;
+        let is_told = is_again || self.mend_state.is_uncovered;
+        if !is_told && (disturbances == self.mend_state.seen || !self.memory.is_disturbed()) {
+            self.mend_state.seen = disturbances;
             return Ok(());
         }
         // Its thread cannot be stopped until the child has run another program, and the child may
@@ -177,9 +177,9 @@ impl Sites {
         if self.memory.waits_for_child() {
             return Ok(());
         }
-        self.neighbours.is_uncovered = false;
+        self.mend_state.is_uncovered = false;
         let found = self.store_again()?;
-        self.neighbours.seen = disturbances;
+        self.mend_state.seen = disturbances;
         let inside = found.inside.into_iter();
         let inside = inside.map(|address| (address, Reason::AnotherProbe));
         let fragile = found.fragile.into_iter();
@@ -196,13 +196,13 @@ impl Sites {
     /// an instruction leads elsewhere, because nothing behind it can be caught, or because there
     /// have been uprobes until now.
     pub fn blinded(&mut self) -> Vec<String> {
-        let pause = if self.neighbours.has_failed {
+        let pause = if self.mend_state.has_failed {
             FAILED
         } else {
             WATCHED
         };
         if self
-            .neighbours
+            .mend_state
             .watched
             .unwrap_or(self.memory.since)
             .elapsed()
@@ -210,8 +210,8 @@ impl Sites {
         {
             return Vec::new();
         }
-        self.neighbours.watched = Some(Instant::now());
-        self.neighbours.is_uncovered |= self.is_any_uncovered();
+        self.mend_state.watched = Some(Instant::now());
+        self.mend_state.is_uncovered |= self.is_any_uncovered();
         let (mut blind, mut ranges) = (BTreeSet::new(), Vec::new());
         for (address, site) in &self.hooked {
             if site.is_blind_beside_kernel() {
@@ -223,23 +223,23 @@ impl Sites {
         }
         let probed = self.witnesses.new_kernel_uprobes(&mut self.memory, &ranges);
         // A failure is tried again.
-        self.neighbours.has_failed = probed.is_err();
+        self.mend_state.has_failed = probed.is_err();
         let probed = probed.unwrap_or_default();
         let is_jump = |one: &&Range<u64>| !blind.contains(&one.start);
         // Threads come to its traps from now on.
         let mut jumps = ranges.iter().filter(is_jump);
-        self.neighbours.is_uncovered |= jumps.any(|jump| probed.contains(&jump.start));
+        self.mend_state.is_uncovered |= jumps.any(|jump| probed.contains(&jump.start));
         let jumps: Vec<_> = ranges.iter().filter(is_jump).cloned().collect();
         let jumps = jumps.into_iter();
         for jump in jumps.filter(|jump| is_only_inside(jump, &probed)) {
             let reason = Reason::AnotherProbe;
             if self.demote(jump.start, reason, &mut Hold::Brief).is_err() {
                 self.witnesses.forget(jump.start);
-                self.neighbours.has_failed = true;
+                self.mend_state.has_failed = true;
             }
         }
         let pid = self.memory.process.pid();
-        let told = &mut self.neighbours.told;
+        let told = &mut self.mend_state.told;
         let new = probed
             .intersection(&blind)
             .filter(|address| told.insert(**address));
@@ -351,8 +351,8 @@ impl Sites {
             }
             Ok(())
         })?;
-        self.neighbours.looked = is_beside.then(Instant::now);
-        self.neighbours.told.retain(|told| !whole.contains(told));
+        self.mend_state.looked = is_beside.then(Instant::now);
+        self.mend_state.told.retain(|told| !whole.contains(told));
         Ok(found)
     }
 
@@ -382,7 +382,7 @@ impl Sites {
     pub fn may_break(&mut self, hold: &mut Hold<'_>) -> bool {
         let may = self.await_trap_unblocked(hold).is_ok();
         if !may {
-            self.neighbours.begin_settling();
+            self.mend_state.begin_settling();
         }
         may
     }
@@ -398,7 +398,7 @@ impl Sites {
     pub fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
         let mut outcome = self.memory.signals().check_trap_unblocked(hold);
-        if !matches!(hold, Hold::Brief) || self.neighbours.blocked.is_some_and(is_vain) {
+        if !matches!(hold, Hold::Brief) || self.mend_state.blocked.is_some_and(is_vain) {
             return outcome;
         }
         for _ in 0..TRIES {
@@ -406,7 +406,7 @@ impl Sites {
                 break;
             }
             if !self.memory.signals().wait_for_unblocking() {
-                self.neighbours.blocked = Some(Instant::now());
+                self.mend_state.blocked = Some(Instant::now());
                 return self.memory.signals().check_trap_unblocked(hold);
             }
             // Another thread may do so just when all are held.
@@ -416,28 +416,28 @@ impl Sites {
     }
 
     /// Looks for threads that block SIGTRAP where a site is a breakpoint, or kernel uprobes make
-    /// threads trap in jumps. They would be killed there. A running thread may block it for a moment
-    /// only.
+    /// threads trap in jumps. They would be killed there. A running thread may block it for a
+    /// moment only.
     pub fn unblock_late(&mut self) {
         let is_breakpoint = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
-        let is_at_risk = self.neighbours.looked.is_some()
-            || self.neighbours.leaves_blocked
+        let is_at_risk = self.mend_state.looked.is_some()
+            || self.mend_state.leaves_blocked
             || self.hooked.values().any(is_breakpoint);
-        let last = self.neighbours.unblocked.unwrap_or(self.memory.since);
+        let last = self.mend_state.unblocked.unwrap_or(self.memory.since);
         let has_failed = self
-            .neighbours
+            .mend_state
             .blocked
             .is_some_and(|since| since.elapsed() < FAILED);
         if !is_at_risk || has_failed || last.elapsed() < WATCHED || self.memory.waits_for_child() {
             return;
         }
-        self.neighbours.unblocked = Some(Instant::now());
+        self.mend_state.unblocked = Some(Instant::now());
         let blocking = self.memory.signals().threads_blocking_traps();
-        self.neighbours.leaves_blocked &= !blocking.is_empty();
-        let before = &self.neighbours.blocking;
+        self.mend_state.leaves_blocked &= !blocking.is_empty();
+        let before = &self.mend_state.blocking;
         let lasts = |one: &patch::Blocking| !one.is_running || before.contains(&one.tid);
         let is_due = blocking.iter().any(lasts);
-        self.neighbours.blocking = blocking.iter().map(|one| one.tid).collect();
+        self.mend_state.blocking = blocking.iter().map(|one| one.tid).collect();
         if is_due
             && self
                 .memory
@@ -445,7 +445,7 @@ impl Sites {
                 .check_trap_unblocked(&mut Hold::Brief)
                 .is_err()
         {
-            self.neighbours.blocked = Some(Instant::now());
+            self.mend_state.blocked = Some(Instant::now());
         }
     }
 
@@ -464,7 +464,7 @@ impl Sites {
             Some(site) if matches!(site.plan.kind, Kind::Jump) => {
                 let pid = self.memory.process.pid();
                 tracing::debug!(pid, address = %format_args!("{address:#x}"), "a jump becomes a breakpoint");
-                let refused = self.neighbours.refused.get(&address);
+                let refused = self.mend_state.refused.get(&address);
                 if refused.is_some_and(|since| since.elapsed() < FAILED) {
                     return Err(self
                         .memory
@@ -472,8 +472,8 @@ impl Sites {
                 }
                 let outcome = self.make_breakpoint(address, reason, hold);
                 match &outcome {
-                    Ok(()) => self.neighbours.refused.remove(&address),
-                    Err(_) => self.neighbours.refused.insert(address, Instant::now()),
+                    Ok(()) => self.mend_state.refused.remove(&address),
+                    Err(_) => self.mend_state.refused.insert(address, Instant::now()),
                 };
                 outcome
             }

@@ -12,7 +12,7 @@ use beeline_inject::{Process, Region};
 
 use super::hooked::{Attached, Hooked, Origin, mark_exit, place_record};
 use super::memory::TargetMemory;
-use super::mend::Neighbours;
+use super::mend::MendState;
 use super::pads::{Landing, Pads};
 use super::planning::{Planned, Planner};
 use super::witnesses::Witnesses;
@@ -30,7 +30,7 @@ pub(super) struct Sites {
     pub hooked: BTreeMap<u64, Hooked>,
     /// The places that the jumps at its sites lead to, once there are some.
     pub pads: Option<Pads>,
-    pub neighbours: Neighbours,
+    pub mend_state: MendState,
     pub witnesses: Witnesses,
     /// True if there is or was a return probe.
     pub watches_returns: bool,
@@ -44,7 +44,7 @@ impl Sites {
             memory,
             hooked: BTreeMap::new(),
             pads: None,
-            neighbours: Neighbours::default(),
+            mend_state: MendState::default(),
             witnesses: Witnesses::default(),
             watches_returns: false,
             texts_with_unwinding: 0,
@@ -80,7 +80,7 @@ impl Sites {
             memory,
             hooked: self.hooked.clone(),
             pads,
-            neighbours: Neighbours::default(),
+            mend_state: MendState::default(),
             witnesses: self.witnesses.clone(),
             watches_returns: self.watches_returns,
             texts_with_unwinding: self.texts_with_unwinding,
