@@ -71,7 +71,7 @@ impl Decisions {
         if self.seen.contains(&slot) {
             return None;
         }
-        let mut walk = Walk {
+        let mut tree = DecisionTree {
             flow,
             is_start,
             wide,
@@ -85,15 +85,15 @@ impl Decisions {
             moves: Moves::new(),
             slot,
         };
-        walk.go(leaf, vec![all]);
-        let nodes = std::mem::take(&mut walk.nodes);
-        let decision = walk.decision(nodes.len());
+        tree.explore(leaf, vec![all]);
+        let nodes = std::mem::take(&mut tree.nodes);
+        let decision = tree.decision(nodes.len());
         self.seen.extend(nodes);
         decision
     }
 }
 
-struct Walk<'a> {
+struct DecisionTree<'a> {
     flow: &'a Flow,
     is_start: &'a dyn Fn(usize) -> bool,
     wide: bool,
@@ -105,9 +105,9 @@ struct Walk<'a> {
     leaves: BTreeMap<Leaf, Vec<Range>>,
 }
 
-impl Walk<'_> {
+impl DecisionTree<'_> {
     /// Follows all ways from a place that the register reaches with these values.
-    fn go(&mut self, start: Leaf, values: Vec<Range>) {
+    fn explore(&mut self, start: Leaf, values: Vec<Range>) {
         let mut pending = vec![(start, values)];
         while let Some((place, values)) = pending.pop() {
             if values.is_empty() {
