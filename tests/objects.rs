@@ -74,7 +74,7 @@ fn changes_while_programs_run() {
 }
 
 #[test]
-fn cgroups() {
+fn programs_know_the_cgroups_of_the_process_that_they_run_in() {
     let _turn = Turn::take();
     let mount = need!(cgroup2_mount());
     traces(

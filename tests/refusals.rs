@@ -118,7 +118,7 @@ fn a_32_bit_process() {
 }
 
 #[test]
-fn a_zombie() {
+fn a_zombie_cannot_be_traced() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let scratch = Scratch::new();

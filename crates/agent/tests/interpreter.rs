@@ -169,7 +169,7 @@ fn registers_that_were_never_written() {
 }
 
 #[test]
-fn endless_programs() {
+fn programs_that_run_for_too_long_are_stopped() {
     let mut nothing = Environment::new();
     let mut refused = |insns: &[Insn]| refused(&mut nothing, &[insns], "for too long");
     refused(&[insn(JMP | JA, 0, 0, -1, 0), END]);

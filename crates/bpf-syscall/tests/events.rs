@@ -18,7 +18,7 @@ const EPERM: i64 = -(libc::EPERM as i64);
 
 /// Not a test of its own: the tool's side of all the others.
 #[test]
-fn tool() {
+fn helper_that_plays_the_tool() {
     common::play_as_tool(&[
         ("events", events),
         ("links", links),

@@ -19,7 +19,7 @@ const ENOTSUPP: i64 = -524;
 
 /// Not a test of its own: the tool's side of all the others.
 #[test]
-fn tool() {
+fn helper_that_plays_the_tool() {
     common::play_as_tool(&[
         ("maps", maps),
         ("map_errors", map_errors),

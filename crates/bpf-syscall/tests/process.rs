@@ -99,7 +99,7 @@ fn shell_error(words: &[&str]) -> Error {
 
 /// Not a test of its own: the other process of the one below.
 #[test]
-fn doomed() {
+fn helper_that_serves_until_it_is_killed() {
     if std::env::var_os(DOOMED).is_none() {
         return;
     }
@@ -111,7 +111,11 @@ fn doomed() {
 #[test]
 fn a_tool_does_not_outlive_a_killed_beeline() {
     let mut beeline = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "doomed", "--nocapture"])
+        .args([
+            "--exact",
+            "helper_that_serves_until_it_is_killed",
+            "--nocapture",
+        ])
         .env(DOOMED, "1")
         .stdout(Stdio::piped())
         .spawn()

@@ -20,7 +20,7 @@ const ENOENT: i64 = -(libc::ENOENT as i64);
 
 /// Not a test of its own: the tool's side of all the others.
 #[test]
-fn tool() {
+fn helper_that_plays_the_tool() {
     common::play_as_tool(&[
         ("tracepoints", tracepoints),
         ("tracepoint_errors", tracepoint_errors),

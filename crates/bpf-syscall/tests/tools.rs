@@ -77,7 +77,7 @@ fn funclatency_attaches_both_ends() {
 }
 
 #[test]
-fn bashreadline_attaches() {
+fn bashreadline_attaches_one_return_probe() {
     let Some((_, fake)) = attach("/usr/sbin/bashreadline", "2", &[]) else {
         return;
     };
@@ -85,7 +85,7 @@ fn bashreadline_attaches() {
 }
 
 #[test]
-fn gethostlatency_attaches() {
+fn gethostlatency_attaches_three_probes_and_three_return_probes() {
     let Some((_, fake)) = attach("/usr/sbin/gethostlatency", "2", &[]) else {
         return;
     };

@@ -192,7 +192,7 @@ fn every_atomic_on_both_widths() {
 }
 
 #[test]
-fn long_jumps() {
+fn long_jumps_lead_where_the_kernels_do() {
     if !bpf::is_usable() {
         return;
     }

@@ -157,17 +157,25 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes(code in likely(), start in 0x10_0000u64..1 << 47, away in -(1i64 << 31)..1 << 31) {
+    fn any_bytes_are_patched_without_change_of_meaning(
+        code in likely(),
+        start in 0x10_0000u64..1 << 47,
+        away in -(1i64 << 31)..1 << 31,
+    ) {
         try_everything(&code, start, start.wrapping_add_signed(away));
     }
 
     #[test]
-    fn any_address(code in likely(), start in any::<u64>(), at in any::<u64>()) {
+    fn any_address_is_patched_without_change_of_meaning(
+        code in likely(),
+        start in any::<u64>(),
+        at in any::<u64>(),
+    ) {
         try_everything(&code, start, at);
     }
 
     #[test]
-    fn any_calls(
+    fn any_system_calls_are_patched_without_change_of_meaning(
         code in likely(),
         start in 0x10_0000u64..1 << 40,
         bias in 0u64..1 << 46,

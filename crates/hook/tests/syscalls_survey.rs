@@ -228,39 +228,39 @@ fn check_shifted(plans: &[CallPlan]) {
 }
 
 #[test]
-fn libc() {
+fn calls_of_libc_are_hooked() {
     is_hooked("/lib/x86_64-linux-gnu/libc.so.6", 400, 1, 0);
 }
 
 #[test]
-fn dynamic_loader() {
+fn calls_of_the_dynamic_loader_are_hooked() {
     is_hooked("/lib64/ld-linux-x86-64.so.2", 30, 1, 0);
 }
 
 #[test]
-fn static_program() {
+fn calls_of_a_static_program_are_hooked() {
     is_hooked("/sbin/ldconfig", 100, 1, 0);
 }
 
 #[test]
-fn musl() {
+fn calls_of_musl_are_hooked() {
     is_hooked("/usr/lib/x86_64-linux-musl/libc.so", 400, 1, 2);
 }
 
 #[test]
-fn go() {
+fn calls_of_a_go_program_are_hooked() {
     is_hooked("/usr/local/go/bin/go", 30, 1, 1);
 }
 
 /// A big program that makes its calls through the C library.
 #[test]
-fn node() {
+fn calls_in_a_big_program_are_hooked() {
     is_hooked("/usr/bin/node", 0, 0, 0);
 }
 
 /// The numbers found in the code of libc's wrappers are those of their calls.
 #[test]
-fn numbers() {
+fn numbers_found_in_wrappers_are_those_of_their_calls() {
     let Some((library, sites)) = survey("/lib/x86_64-linux-gnu/libc.so.6") else {
         return;
     };

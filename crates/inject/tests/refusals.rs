@@ -16,7 +16,7 @@ fn target(task: &str) -> Target {
 }
 
 #[test]
-fn nobody() {
+fn processes_that_do_not_exist_are_refused() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id() as i32;
     let process = Process::open(pid).ok();
@@ -35,7 +35,7 @@ fn nobody() {
 }
 
 #[test]
-fn ourselves() {
+fn a_process_does_not_open_itself() {
     assert!(matches!(
         Process::open(std::process::id() as i32),
         Err(Error::Itself { .. })
@@ -43,7 +43,7 @@ fn ourselves() {
 }
 
 #[test]
-fn a_zombie() {
+fn a_zombie_is_refused_as_exited() {
     let mut child = Command::new("true").spawn().unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert!(matches!(

@@ -285,7 +285,7 @@ fn job_control_while_it_is_held() {
 }
 
 #[test]
-fn other_languages() {
+fn python_and_go_programs_run_on_after_visits() {
     let source = "import sys,threading\nt=[threading.Thread(target=lambda: sum(range(3000000))) for _ in range(4)]\n\
         [x.start() for x in t]\nprint('ready',flush=True)\n[x.join() for x in t]\nsys.stdin.read()\nsys.exit(42)";
     let mut python = Target::spawn(Command::new("python3").args(["-c", source]));

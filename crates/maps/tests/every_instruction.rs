@@ -129,7 +129,7 @@ fn update_in_place() {
 }
 
 #[test]
-fn delete() {
+fn a_delete_killed_anywhere_leaves_the_hash_whole() {
     for key in 1..=4 {
         let after: Vec<u64> = (1..=4).filter(|other| *other != key).collect();
         hash_case(
@@ -143,7 +143,7 @@ fn delete() {
 
 /// The oldest element goes before the new one comes; the used one stays.
 #[test]
-fn eviction() {
+fn an_eviction_killed_anywhere_leaves_the_hash_whole() {
     for map_type in LRU_HASHES {
         let ours = Ours::new(&spec(map_type, 8, 16, 4), 2).unwrap();
         for key in 1..=4u64 {
@@ -190,7 +190,7 @@ fn batch_with_deletes() {
 }
 
 #[test]
-fn ring_output() {
+fn an_output_killed_anywhere_leaves_the_ring_usable() {
     let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 4096), 2).unwrap();
     let ring = Ring::of(&ours.map).unwrap();
     ring.output(&[1; 20], 0, &caller(2, 0)).unwrap();
@@ -216,7 +216,7 @@ fn ring_output() {
 }
 
 #[test]
-fn stack_id() {
+fn a_stack_replaced_by_a_killed_process_is_old_new_or_gone() {
     let ours = Ours::new(&spec(MapType::STACK_TRACE, 4, 8 * 8, 1), 2).unwrap();
     let (old, new) = ([5u64; 3], [6u64; 4]);
     stacks(&ours.map).id_of(&old, 0, &caller(2, 0)).unwrap();

@@ -394,7 +394,7 @@ fn update_and_delete() {
 }
 
 #[test]
-fn deletes() {
+fn concurrent_deletes_are_serializable() {
     let prepare = [Set(1, 1, 0), Set(2, 2, 0), Set(3, 3, 0)];
     for name in KEYED {
         explore(name, 4, &prepare, &[Delete(2)], &[Delete(2)]);
@@ -430,7 +430,7 @@ fn delete_and_node_that_is_used_again() {
 }
 
 #[test]
-fn eviction() {
+fn concurrent_evictions_are_serializable() {
     let prepare = [Set(1, 1, 0), Set(2, 2, 0), Set(3, 3, 0)];
     explore("lru_hash", 4, &prepare, &[Set(4, 4, 0)], &[Has(1)]);
     let full = [Set(1, 1, 0), Set(2, 2, 0), Set(3, 3, 0), Set(4, 4, 0)];
@@ -439,7 +439,7 @@ fn eviction() {
 }
 
 #[test]
-fn records() {
+fn concurrent_records_of_a_ring_buffer_are_serializable() {
     explore("ringbuf", 4, &[], &[Produce(1)], &[Produce(2)]);
     explore(
         "ringbuf",
@@ -452,7 +452,7 @@ fn records() {
 }
 
 #[test]
-fn piles() {
+fn operations_on_queues_and_stacks_are_serializable() {
     for name in ["queue", "stack"] {
         explore(name, 3, &[Push(1, 0)], &[Push(2, 0)], &[Push(3, 0)]);
         explore(name, 3, &[Push(1, 0)], &[Pop], &[Pop]);
@@ -462,7 +462,7 @@ fn piles() {
 }
 
 #[test]
-fn filter() {
+fn operations_on_a_bloom_filter_are_serializable() {
     explore(
         "bloom_filter",
         4,
@@ -473,6 +473,6 @@ fn filter() {
 }
 
 #[test]
-fn stacks() {
+fn concurrent_stack_traces_are_serializable() {
     explore("stack_trace", 4, &[], &[Stack(5)], &[Stack(5)]);
 }

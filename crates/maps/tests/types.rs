@@ -185,7 +185,7 @@ fn queues_and_stacks() {
 /// Every added value is found. For other values each side errs in its own way, as their hashes
 /// differ.
 #[test]
-fn bloom_filters() {
+fn bloom_filters_find_every_added_value() {
     if kernel::is_missing() {
         return;
     }
@@ -285,7 +285,7 @@ fn prefix(random: &mut Random, key_size: u32) -> Vec<u8> {
 }
 
 #[test]
-fn tries() {
+fn tries_agree_with_the_kernels() {
     if kernel::is_missing() {
         return;
     }
@@ -327,7 +327,7 @@ fn inner_map(ours: u32) -> Name {
 }
 
 #[test]
-fn program_arrays() {
+fn program_arrays_agree_with_the_kernels() {
     let program = |ours| {
         let taken = kernel::load(&[kernel::move_imm(0, 0), kernel::call(0)[1]]);
         let given = kernel::id(&taken);
@@ -382,7 +382,7 @@ fn maps_of_objects(types: &[MapType], times: u64, name: impl Fn(u32) -> Name) {
 
 /// The values of three processes.
 #[test]
-fn task_storages() {
+fn task_storages_agree_with_the_kernels() {
     if kernel::is_missing() {
         return;
     }

@@ -84,7 +84,7 @@ fn queues_and_stacks() {
 }
 
 #[test]
-fn bloom_filter() {
+fn an_addition_killed_anywhere_leaves_the_bloom_filter_usable() {
     let ours = ours(&spec(MapType::BLOOM_FILTER, 0, 8, 100));
     let add = |ours: &Ours, value: u64, caller: &Caller| {
         ours.map.update_copy(&[], &value.to_ne_bytes(), 0, caller)
@@ -216,7 +216,7 @@ const BOTH: Entry = (1, 0x00, 13);
 const DEEP: Entry = (8, 0x41, 14);
 
 #[test]
-fn trie_update() {
+fn an_update_killed_anywhere_leaves_the_trie_whole() {
     trie_case(&[], &[], set(ALL), &[ALL]);
     // Below another; beside one, where the two part; above one; at the place where two part; again.
     trie_case(&[ALL], &[], set(LEFT), &[ALL, LEFT]);
@@ -233,7 +233,7 @@ fn trie_update_with_nodes_used_before() {
 }
 
 #[test]
-fn trie_delete() {
+fn a_delete_killed_anywhere_leaves_the_trie_whole() {
     let all = [ALL, LEFT, RIGHT, BOTH, DEEP];
     for gone in all {
         let left: Vec<Entry> = all.into_iter().filter(|entry| *entry != gone).collect();

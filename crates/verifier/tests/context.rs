@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 /// A few cases that hold where no kernel can be asked.
 #[test]
-fn known_fields() {
+fn known_fields_of_contexts_are_found_without_a_kernel() {
     let scalar = |whole| Some(Field::Scalar { whole });
     let filter = kind(ProgramType::SOCKET_FILTER, AttachType::UNSPECIFIED);
     // __sk_buff::len, whole, in parts, and across its end.
@@ -45,7 +45,14 @@ fn known_fields() {
 
 proptest! {
     #[test]
-    fn any_access(prog_type in 0..40_u32, attach_type in 0..60_u32, off: i32, near in -300..300_i32, size: u32, write: bool) {
+    fn any_access_outside_a_context_is_refused(
+        prog_type in 0..40_u32,
+        attach_type in 0..60_u32,
+        off: i32,
+        near in -300..300_i32,
+        size: u32,
+        write: bool,
+    ) {
         for (off, size) in [(off, size), (near, size), (off, 1 << (size % 32)), (near, 1 << (size % 32))] {
             let is_inside = (0..0x10000).contains(&off) && size <= 8;
             let kind = kind(ProgramType(prog_type), AttachType(attach_type));
@@ -56,7 +63,7 @@ proptest! {
 }
 
 #[test]
-fn accesses() {
+fn accesses_of_contexts_get_the_kernels_verdicts() {
     let mut wrong = Vec::new();
     for (kind, bytes) in kinds() {
         for off in offsets(bytes) {
@@ -125,7 +132,7 @@ fn offsets(bytes: i32) -> Vec<i16> {
 
 /// A context's address can only be used unmodified.
 #[test]
-fn changed_pointers() {
+fn the_kernel_refuses_changed_pointers_to_contexts() {
     for (kind, bytes) in kinds() {
         let (off, bits) = readable(&kind, bytes);
         let by = |change: &[Insn]| {
@@ -234,7 +241,7 @@ fn contexts_as_memory() {
 }
 
 #[test]
-fn sockets() {
+fn accesses_of_sockets_get_the_kernels_verdicts() {
     if !is_usable() {
         return;
     }
@@ -312,7 +319,7 @@ fn structure(socket: SocketKind, name: &str, prog_type: ProgramType, before: &[I
 }
 
 #[test]
-fn flow_keys() {
+fn accesses_of_flow_keys_get_the_kernels_verdicts() {
     if !is_usable() {
         return;
     }

@@ -45,7 +45,7 @@ fn call(id: HelperId) -> Insn {
 }
 
 #[test]
-fn single_instructions() {
+fn single_instructions_get_the_kernels_verdicts() {
     agree(&[
         // Alone: undefined, or reading unwritten values.
         between(&[], insn(0x8d, 0, 1, 0, 0)),
@@ -124,7 +124,7 @@ fn single_instructions() {
 }
 
 #[test]
-fn shapes() {
+fn shapes_of_programs_get_the_kernels_verdicts() {
     let [low, high] = imm64(1, 0, 5);
     agree(&[
         vec![],
@@ -152,7 +152,7 @@ fn shapes() {
 }
 
 #[test]
-fn may_goto() {
+fn may_goto_gets_the_kernels_verdict() {
     let may_goto = |dst, src, off, imm| insn(JMP | JCOND, dst, src, off, imm);
     let looped = |one| vec![R0_IS_0, one, insn(JMP | JA, 0, 0, -2, 0), END_PROGRAM];
     agree(&[
@@ -179,7 +179,7 @@ fn kernel_functions_that_are_not_there() {
 }
 
 #[test]
-fn functions() {
+fn functions_get_the_kernels_verdicts() {
     let chain = |calls| {
         let mut insns = [call_local(1), END_PROGRAM].repeat(calls);
         insns.extend([R0_IS_0, END_PROGRAM]);
@@ -227,7 +227,7 @@ fn loop_with(distance: i32) -> Vec<Insn> {
 }
 
 #[test]
-fn callbacks() {
+fn callbacks_get_the_kernels_verdicts() {
     let then = |insns: &[Insn]| [&loop_with(2)[..], &[R0_IS_0, END_PROGRAM], insns].concat();
     // A callback may return 0 and 1 only.
     let chain = |callbacks| [then(&[]).repeat(callbacks), vec![R0_IS_0, END_PROGRAM]].concat();
@@ -260,7 +260,7 @@ fn callbacks() {
 }
 
 #[test]
-fn tail_calls() {
+fn tail_calls_get_the_kernels_verdicts() {
     if !bpf::is_usable() {
         return;
     }
@@ -318,7 +318,7 @@ fn helpers_without_their_arguments() {
 }
 
 #[test]
-fn maps() {
+fn references_to_maps_get_the_kernels_verdicts() {
     if !bpf::is_usable() {
         return;
     }

@@ -16,7 +16,7 @@ use beeline_verifier::program::Kind;
 use oracle::*;
 
 #[test]
-fn packets() {
+fn accesses_of_packets_get_the_kernels_verdicts() {
     let map =
         is_usable().then(|| beeline_fuzz::kernel::map(MapType::HASH, 4, 4, 1).expect("a hash map"));
     let mut seen = 0;
@@ -70,7 +70,7 @@ fn packets() {
 }
 
 #[test]
-fn classic_loads() {
+fn classic_loads_get_the_kernels_verdicts() {
     for (kind, _) in kinds() {
         let insns = [
             insn(ALU64 | X | MOV, 6, 1, 0, 0),
@@ -90,7 +90,7 @@ fn classic_loads() {
 }
 
 #[test]
-fn return_values() {
+fn return_values_get_the_kernels_verdicts() {
     for kind in kinds().into_iter().map(|(kind, _)| kind).chain(by_btf()) {
         compare_returns(&kind);
     }
@@ -142,7 +142,7 @@ fn compare_refusals(kind: &Kind, insns: &[Insn], ours: Option<String>) {
 }
 
 #[test]
-fn attach_types() {
+fn attach_types_get_the_kernels_verdicts() {
     if !is_usable() {
         return;
     }
@@ -173,7 +173,7 @@ fn refused_at_once(kind: &Kind) {
 }
 
 #[test]
-fn sleepable() {
+fn sleepable_programs_get_the_kernels_verdicts() {
     for kind in kinds().into_iter().map(|(kind, _)| kind).chain(by_btf()) {
         for flags in [0, SLEEPABLE] {
             let kind = Kind { flags, ..kind };

@@ -133,7 +133,7 @@ const VALUES: &[Value] = &[
 
 /// Programs may read the same bytes of a value.
 #[test]
-fn fields() {
+fn fields_of_map_values_are_those_that_the_kernel_finds() {
     let Some(kernel) = kernel_types().filter(|_| kernel::is_usable()) else {
         eprintln!("skipped: no kernel to ask");
         return;

@@ -264,7 +264,7 @@ fn first_state(arg: FunctionArg, kernel: &KernelTypes) -> String {
 }
 
 #[test]
-fn arguments() {
+fn arguments_of_global_functions_get_the_kernels_verdicts() {
     let Some(kernel) = kernel_types().filter(|_| kernel::is_usable()) else {
         eprintln!("skipped: no kernel to ask");
         return;
@@ -345,7 +345,7 @@ fn results_and_linkage() {
 
 /// Good records and bad ones.
 #[test]
-fn records() {
+fn records_of_functions_and_lines_get_the_kernels_verdicts() {
     if !kernel::is_usable() {
         return;
     }
@@ -414,7 +414,7 @@ fn records() {
 }
 
 #[test]
-fn lines() {
+fn lines_are_found_by_their_instructions() {
     let mut types = Builder::new();
     let (file, line) = (types.string("a.c"), types.string("\treturn f();"));
     let int = types.int("int", 4);
@@ -433,7 +433,7 @@ fn lines() {
 
 /// The choice of the function that runs when the program throws.
 #[test]
-fn exception_callbacks() {
+fn exception_callbacks_are_chosen_as_the_kernel_does() {
     let describe = |linkage: u32, tags: &[&str], second: bool| {
         let mut types = Builder::new();
         let (int, long) = (types.int("int", 4), types.int("long", 8));

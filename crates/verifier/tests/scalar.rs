@@ -297,7 +297,11 @@ proptest! {
     }
 
     #[test]
-    fn one_operand((scalar, x) in synced(), off in number(), bytes in 0..4_usize) {
+    fn operations_on_one_operand_keep_its_values(
+        (scalar, x) in synced(),
+        off in number(),
+        bytes in 0..4_usize,
+    ) {
         let size = SIZES[bytes];
         let kept = u64::MAX >> (64 - 8 * u32::from(size.bytes()));
         let extended = |value: u64| match size {

@@ -101,7 +101,7 @@ struct Way {
 }
 
 #[test]
-fn members() {
+fn accesses_of_members_get_the_kernels_verdicts() {
     let Some(types) = types() else { return };
     let mut differences = Differences::default();
     let on = |name: &str, offsets: &[i32]| Way {
@@ -194,7 +194,7 @@ fn compare_members(types: &KernelTypes, way: &Way, step: usize, differences: &mu
 }
 
 #[test]
-fn contexts() {
+fn accesses_of_typed_contexts_get_the_kernels_verdicts() {
     let Some(types) = types() else { return };
     let mut differences = Differences::default();
     let kind = |prog_type, attach_type, attach_btf_id| Kind {
@@ -351,7 +351,7 @@ fn functions_and_hooks() {
 
 /// The bytes of the kernel's structures that operations may write.
 #[test]
-fn writes() {
+fn writes_of_operations_get_the_kernels_verdicts() {
     let Some(types) = types() else { return };
     let ways = [
         ("tcp_congestion_ops", "tcp_sock", 0),
@@ -397,7 +397,7 @@ fn writes() {
 
 /// The kernel's own context, for programs that request it.
 #[test]
-fn kernel_contexts() {
+fn accesses_of_the_kernels_own_context_get_its_verdicts() {
     let Some(types) = types() else { return };
     let cast = types
         .function("bpf_cast_to_kern_ctx")

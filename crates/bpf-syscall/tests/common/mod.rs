@@ -45,7 +45,7 @@ pub fn play(scene: &str) -> Arc<Fake> {
     words.push(exe.into());
     words.extend(command(&[
         "--exact",
-        "tool",
+        "helper_that_plays_the_tool",
         "--nocapture",
         "--quiet",
         "--test-threads=1",
@@ -73,7 +73,7 @@ const ON_KERNEL: &str = "BEELINE_DOOR_ON_KERNEL";
 pub fn on_kernel(scene: &str) {
     let _alone = ONE_AT_A_TIME.lock();
     let script = "test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing 2>&1 || exit 77; \
-                  exec \"$0\" --exact tool --nocapture --quiet --test-threads=1 2>&1";
+                  exec \"$0\" --exact helper_that_plays_the_tool --nocapture --quiet --test-threads=1 2>&1";
     let played = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
         .arg(std::env::current_exe().unwrap())

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn types_without() {
+    fn helpers_take_the_map_types_that_suit_them() {
         assert!(suits(HelperId::MAP_UPDATE_ELEM, MapType::HASH));
         assert!(suits(HelperId::FOR_EACH_MAP_ELEM, MapType::ARRAY));
         assert!(suits(

@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn security_modules() {
+    fn hooks_of_security_modules_have_helpers_of_their_own() {
         let hook = at(ProgramType::LSM, AttachType::LSM_MAC);
         let open = Some("bpf_lsm_file_open");
         for found in [

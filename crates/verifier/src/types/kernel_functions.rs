@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_ascend() {
+    fn names_of_kernel_functions_ascend() {
         assert!(kernel_function_table::ALL.is_sorted_by_key(|it| it.name));
         assert!(module_function_table::ALL.is_sorted_by_key(|it| it.name));
     }

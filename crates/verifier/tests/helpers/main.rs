@@ -244,7 +244,7 @@ fn right(call: &Call<'_>, upto: usize) -> Option<Vec<Given>> {
 }
 
 #[test]
-fn arguments() {
+fn arguments_get_the_kernels_verdicts() {
     let subjects = usable();
     let mut differences = Differences::default();
     let mut tried = 0;

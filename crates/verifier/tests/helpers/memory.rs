@@ -119,7 +119,7 @@ fn sizes_and_alignment() {
 }
 
 #[test]
-fn packets() {
+fn packets_as_arguments_get_the_kernels_verdicts() {
     let subjects = usable();
     let mut differences = Differences::default();
     let mut tried = 0;
@@ -160,7 +160,7 @@ fn packets() {
 /// A process that may not look at memory (without `CAP_PERFMON`) may not hand out unwritten memory
 /// either.
 #[test]
-fn initialisation() {
+fn unwritten_memory_as_an_argument_gets_the_kernels_verdict() {
     let subjects = usable();
     let mut differences = Differences::default();
     let mut tried = 0;

@@ -7,7 +7,7 @@ use crate::asm::{add, copy, helper, insn, load, set, skip_if, stack, store};
 use crate::oracle::{Oracle, plain};
 
 #[test]
-fn dynptrs() {
+fn dynptrs_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };

@@ -12,7 +12,7 @@ use crate::oracle::{Oracle, plain};
 
 /// The return value of a program that implements an operation, which decides about its type.
 #[test]
-fn operations() {
+fn return_values_of_operations_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };
@@ -42,7 +42,7 @@ fn operations() {
 }
 
 #[test]
-fn exceptions() {
+fn exceptions_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };

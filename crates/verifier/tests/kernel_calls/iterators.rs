@@ -9,7 +9,7 @@ use crate::oracle::{Oracle, plain};
 
 /// An iterator over numbers: made at r10 - 8, used, ended.
 #[test]
-fn number_iterators() {
+fn iterators_over_numbers_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };
@@ -152,7 +152,7 @@ fn number_iterators() {
 
 /// Iterators whose elements are structures.
 #[test]
-fn structure_iterators() {
+fn iterators_over_structures_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };

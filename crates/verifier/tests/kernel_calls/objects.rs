@@ -13,7 +13,7 @@ use crate::asm::{
 use crate::oracle::{Oracle, plain};
 
 #[test]
-fn tasks() {
+fn references_to_tasks_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };

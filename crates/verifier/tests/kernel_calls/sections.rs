@@ -11,7 +11,7 @@ use crate::asm::{add, copy, load, set, skip_if, stack, store};
 use crate::oracle::{Oracle, plain};
 
 #[test]
-fn sections() {
+fn critical_sections_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };
@@ -110,7 +110,7 @@ fn sections() {
 
 /// The check of permitted callers gives the same answer as for functions without arguments.
 #[test]
-fn sleepable_functions() {
+fn sleepable_functions_in_sections_get_the_kernels_verdicts() {
     let Some(mut oracle) = Oracle::new() else {
         return;
     };

@@ -132,7 +132,7 @@ fn operations_on_registers() {
 }
 
 #[test]
-fn constants() {
+fn constants_are_encoded_as_the_assembler_does() {
     let mut both = Both::new();
     for wide in [false, true] {
         for [d, n, _] in &registers()[..3] {
@@ -178,7 +178,7 @@ fn constants() {
 
 /// Finds every constant that a bitwise instruction can have, and only those.
 #[test]
-fn bitwise_constants() {
+fn exactly_the_bitwise_constants_are_found() {
     let mut both = Both::new();
     let mut all = std::collections::BTreeSet::new();
     for element in [2, 4, 8, 16, 32, 64_u32] {
@@ -219,7 +219,7 @@ fn bitwise_constants() {
 }
 
 #[test]
-fn memory() {
+fn loads_and_stores_are_encoded_as_the_assembler_does() {
     let mut both = Both::new();
     for [t, n, m] in registers() {
         let m = if m == ZR { Reg::x(9) } else { m };
