@@ -43,7 +43,7 @@ SOAK_PACKAGES = git nodejs default-jdk-headless gdb libpython3.11-testsuite redi
 soak: deps build
 	./scripts/deps.sh $(SOAK_PACKAGES)
 	$(SOAK) -p beeline-maps --test kills --test scribble -- --show-output
-	$(SOAK) -p beeline-e2e --test differential --test sums --test beside --test engines --test soundness --test programs --test storms --test faults -- --show-output
+	$(SOAK) -p beeline-e2e --test differential --test counters --test beside --test engines --test soundness --test programs --test storms --test faults -- --show-output
 	$(SOAK) -p beeline-verifier --test mutants
 
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler

@@ -251,9 +251,9 @@ fn children_forked_after_the_death_are_cleared_too() {
         .map(|pid| pid.parse().expect("a number"))
         .collect();
     assert!(children.iter().all(|pid| !left_in(*pid).is_empty()));
-    let mut family = children.clone();
-    family.push(workload.pid());
-    let next = start(&family, &script);
+    let mut all = children.clone();
+    all.push(workload.pid());
+    let next = start(&all, &script);
     next.wait_attached();
     assert_eq!(workload.go(), "done 10000");
     next.settle();
@@ -272,7 +272,7 @@ fn children_forked_after_the_death_are_cleared_too() {
         matches!(told[..], [line] if line.contains("in 5 processes")),
         "{told:?}"
     );
-    for pid in &family {
+    for pid in &all {
         assert_eq!((left_in(*pid), altered_text(*pid)), (vec![], vec![]));
     }
     assert_eq!(workload.tell("end"), "ended 33 34 35 36");

@@ -46,15 +46,15 @@ fn operations_are_answered_as_by_the_kernel() {
 }
 
 #[test]
-fn walks_are_answered_as_by_the_kernel() {
-    need!(same_answers("walks.c"));
+fn iterations_are_answered_as_by_the_kernel() {
+    need!(same_answers("prefetch.c"));
 }
 
 /// The program stops Beeline during its look-up, so that nothing else can have answered.
 #[test]
 fn look_ups_are_answered_as_by_the_kernel() {
-    let said = need!(same_answers("lines.c"));
-    assert_eq!(said.contains(&"line: yes".to_owned()), in_guest());
+    let said = need!(same_answers("lookup_channel.c"));
+    assert_eq!(said.contains(&"channel: yes".to_owned()), in_guest());
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn a_fast_path_reports_that_the_guest_is_lost() {
     need!(beeline_wanted());
     let _turn = Turn::take();
     let scratch = Scratch::new();
-    let program = scratch.build_with("lines.c", &["-O1", "-pthread"]);
+    let program = scratch.build_with("lookup_channel.c", &["-O1", "-pthread"]);
     let socket = scratch.path().join("proxy");
     let address = format!("unix:{}", socket.display());
     let mut proxy = Command::new(beeline());
@@ -73,7 +73,7 @@ fn a_fast_path_reports_that_the_guest_is_lost() {
     command.args(["run", "--guest", &address, "--"]);
     command.arg(&program).arg("forever");
     let tool = Tool::start(command);
-    tool.wait_for_line(|line| line == "by a line");
+    tool.wait_for_line(|line| line == "by a channel");
     // SAFETY: a process of ours that has not been waited for.
     assert_eq!(unsafe { libc::kill(proxy.0.id() as i32, libc::SIGSTOP) }, 0);
     let ended = tool.wait();

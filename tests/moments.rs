@@ -52,18 +52,18 @@ fn assert_counts(engine: Engine, what: &str, tool: Tool, expected: &[(&str, u64)
 
 /// A child calls this function ten times, and ends once.
 const PROBES: [(&str, u64); 2] = [
-    ("uprobe:{prog}:family_run { @ = count(); }", 10),
+    ("uprobe:{prog}:descendant_run { @ = count(); }", 10),
     (
         "tracepoint:syscalls:sys_enter_exit_group /comm == \"{name}\"/ { @ = count(); }",
         1,
     ),
 ];
 
-/// `family.c` under a name that no other process of the machine has, and [`PROBES`] for it.
-fn family(scratch: &Scratch) -> (String, [(String, u64); 2]) {
+/// `descendants.c` under a name that no other process of the machine has, and [`PROBES`] for it.
+fn descendants(scratch: &Scratch) -> (String, [(String, u64); 2]) {
     let name = format!("f{}", std::process::id());
     let program = scratch.path().join(&name);
-    std::fs::rename(scratch.build("family.c"), &program).expect("one directory");
+    std::fs::rename(scratch.build("descendants.c"), &program).expect("one directory");
     let program = program.display().to_string();
     let fill = |probe: &str| probe.replace("{prog}", &program).replace("{name}", &name);
     let probes = PROBES.map(|(probe, times)| (fill(probe), times));
@@ -75,7 +75,7 @@ fn children_started_after_attaching_are_counted() {
     let _turn = Turn::take();
     let bpftrace = need!(find_program("bpftrace"));
     let scratch = Scratch::new();
-    let (program, probes) = family(&scratch);
+    let (program, probes) = descendants(&scratch);
     for engine in need!(engines()) {
         for (probe, times) in &probes {
             let starts = format!("system(\"{program} child\"); ").repeat(5);
@@ -118,7 +118,7 @@ fn processes_that_a_script_starts_beside_its_tool_are_counted() {
     let bpftrace = need!(find_program("bpftrace"));
     let python = need!(find_program("python3"));
     let scratch = Scratch::new();
-    let (program, probes) = family(&scratch);
+    let (program, probes) = descendants(&scratch);
     for engine in need!(engines()) {
         for (probe, times) in &probes {
             // Timers are attached last.

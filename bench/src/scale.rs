@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The number of processes that sleep.
-const CROWD: u32 = 1000;
+const PROCESSES: u32 = 1000;
 /// The age until which processes are new, and looked at more often.
 const SETTLED: Duration = Duration::from_secs(5);
 /// The time for which CPU time is counted.
@@ -21,9 +21,9 @@ const FUNCTION: &str = "uprobe:/lib/x86_64-linux-gnu/libc.so.6:malloc { }";
 /// Returns every row of this topic.
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
-    let mut crowd = Command::new(scratch.build("crowd.c"));
-    crowd.arg(CROWD.to_string());
-    let _crowd = Workload::start_command(crowd);
+    let mut command = Command::new(scratch.build("many_processes.c"));
+    command.arg(PROCESSES.to_string());
+    let _processes = Workload::start_command(command);
     let bpftrace = find_program("bpftrace").map_err(|why| anyhow!(why))?;
     let child = ["-c", "/bin/sleep 1000"];
     let mut rows = Vec::new();
@@ -32,7 +32,7 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         ("all, system calls", CALLS, &[]),
         ("all, a function", FUNCTION, &[]),
     ] {
-        let mut idle = Row::new(format!("{CROWD} asleep, tracing {whom}: CPU"), "%");
+        let mut idle = Row::new(format!("{PROCESSES} asleep, tracing {whom}: CPU"), "%");
         let mut whole = Row::new("    begin and end", "ms");
         for &engine in engines {
             match session(engine, &bpftrace, script, arguments) {

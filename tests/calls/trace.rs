@@ -1,7 +1,7 @@
 //! The system calls of a target and all its descendants, as a tool sees them.
 //!
-//! Under Beeline `--pid` chooses the family. The kernel's tracepoints see every process, so there
-//! the script learns from `sched_process_fork` which processes belong to it.
+//! Under Beeline `--pid` chooses the target and its descendants. The kernel's tracepoints see every
+//! process, so there the script learns from `sched_process_fork` which processes belong to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// Starts a target and a bpftrace for its family: `{ours}` in the script is its filter.
+    /// Starts a target and a bpftrace for it and its descendants: `{ours}` in the script is its
+    /// filter.
     pub fn start(engine: Engine, target: Command, script: &str) -> Result<Traced, String> {
         Traced::attach(engine, Workload::start_command(target), script)
     }

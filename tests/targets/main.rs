@@ -155,7 +155,7 @@ fn static_programs_are_traced() {
 }
 
 #[test]
-fn optimised_programs_without_frame_pointers_are_traced() {
+fn optimized_programs_without_frame_pointers_are_traced() {
     count_in_build(&["-O3", "-fomit-frame-pointer", "-fcf-protection=none"]);
 }
 
@@ -246,10 +246,10 @@ fn processes_left_out_for_want_of_descriptors_are_reported() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let scratch = Scratch::new();
-    let program = scratch.build("crowd.c");
-    let mut crowd = Command::new(&program);
-    crowd.arg("100");
-    let crowd = Workload::start_command(crowd);
+    let program = scratch.build("many_processes.c");
+    let mut command = Command::new(&program);
+    command.arg("100");
+    let processes = Workload::start_command(command);
     let bpftrace = need!(find_program("bpftrace"));
     let mut command = Command::new("prlimit");
     command.arg("--nofile=300:300").arg(beeline());
@@ -259,7 +259,7 @@ fn processes_left_out_for_want_of_descriptors_are_reported() {
     tool.wait_attached();
     tool.wait_to_be_told(|line| line.contains("not traced; let Beeline have more files open"));
     assert!(tool.interrupt().status.success());
-    crowd.finish();
+    processes.finish();
 }
 
 #[test]

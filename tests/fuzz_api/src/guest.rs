@@ -20,7 +20,7 @@ pub use beeline_vm_proxy::fuzz_api::{host_message, policy};
 /// Reads a guest's bytes as a host does: frames, and in them messages, with structures of the
 /// kernel's.
 pub fn guest_message(data: &[u8]) {
-    line_answer(data);
+    channel_answer(data);
     first_frame(data);
     let mut stream = data;
     while let Ok(Some(message)) = frame::read::<GuestMessage>(&mut stream) {
@@ -45,13 +45,13 @@ fn first_frame(data: &[u8]) {
     }
 }
 
-/// The id of the request that the answers on a line are for.
-const LINES_ID: u32 = 7;
+/// The id of the request that the answers on a look-up channel are for.
+const CHANNEL_ID: u32 = 7;
 
-/// A message accepted as an answer on a tool's own line is an answer.
-fn line_answer(data: &[u8]) {
+/// A message accepted as an answer on a look-up channel is an answer.
+fn channel_answer(data: &[u8]) {
     for len in [1, 8, 300] {
-        let said = match lookup_channel::answer(data, LINES_ID, len) {
+        let said = match lookup_channel::answer(data, CHANNEL_ID, len) {
             Some(lookup_channel::Answer::Value(value)) => Said::Content(Content {
                 data: value.to_vec(),
                 end: false,
@@ -63,7 +63,7 @@ fn line_answer(data: &[u8]) {
             Some(lookup_channel::Answer::Explained) | None => continue,
         };
         let message = frame::read::<GuestMessage>(&mut &*data);
-        let id = LINES_ID.into();
+        let id = CHANNEL_ID.into();
         let body = Some(said);
         assert_eq!(message.ok().flatten(), Some(GuestMessage { id, body }));
     }
@@ -275,7 +275,7 @@ pub fn guest_seeds() -> Vec<(String, Vec<u8>)> {
     ];
     let seed = |(name, body): (&str, Said)| {
         let message = GuestMessage {
-            id: LINES_ID.into(),
+            id: CHANNEL_ID.into(),
             body: Some(body),
         };
         let mut bytes = Vec::new();

@@ -46,7 +46,7 @@ static int right(int map, uint32_t value_size, uint64_t factor, int turns)
 }
 
 /* The number of a socket that nobody here has opened; -1 if there is none. */
-static int line(void)
+static int channel(void)
 {
     int found = -1;
     struct dirent *entry;
@@ -123,7 +123,7 @@ static void handler(int signal)
         siglongjmp(away, 1);
 }
 
-/* Look-ups in handlers that interrupt look-ups; later, where they are a line's, the handlers do not return. (Others may keep a lock.) */
+/* Look-ups in handlers that interrupt look-ups; later, where they use a channel, the handlers do not return. (Others may keep a lock.) */
 static void signals(int first, int second)
 {
     struct itimerval often = {{0, 700}, {0, 700}}, never = {{0, 0}, {0, 0}};
@@ -135,7 +135,7 @@ static void signals(int first, int second)
         count += right(first, 8, 3, 100) != 100;
     setitimer(ITIMER_REAL, &never, 0);
     printf("interrupted: %d wrong, by handlers %d\n", count, handled_wrong);
-    if (line() < 0)
+    if (channel() < 0)
         return;
     goes_away = 1;
     volatile int jumps = 0;
@@ -218,7 +218,7 @@ static void alone(int map)
     /* Until this process can do it itself. */
     for (int turn = 0, found = 0; turn < 400 && found < 3; turn++) {
         right(map, 8, 3, 100);
-        found += line() >= 0;
+        found += channel() >= 0;
     }
     signal(SIGALRM, resume);
     alarm(3);
@@ -229,10 +229,10 @@ static void alone(int map)
     printf("alone: %d\n", too_long ? -1 : found);
 }
 
-/* Others' files at the line's number, and none. */
+/* Others' files at the channel's number, and none. */
 static void closes(int map, int other)
 {
-    int ends[2], fd = line();
+    int ends[2], fd = channel();
     char byte;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) != 0)
         exit(1);
@@ -258,8 +258,8 @@ static void forever(void)
     setitimer(ITIMER_REAL, &often, 0);
     for (uint64_t key = 0, value; found == 0; key = (key + 1) % ELEMENTS) {
         found = lookup(map, &key, &value);
-        if (key == 0 && line() >= 0 && rounds++ == 3)
-            puts("by a line");
+        if (key == 0 && channel() >= 0 && rounds++ == 3)
+            puts("by a channel");
         fflush(stdout);
     }
     printf("then %d\n", found);
@@ -288,7 +288,7 @@ int main(int argc, char **argv)
     threads(first, second);
     numbers(first, second);
     children(first);
-    fprintf(stderr, "line: %s\n", line() >= 0 ? "yes" : "no");
+    fprintf(stderr, "channel: %s\n", channel() >= 0 ? "yes" : "no");
     say_fast_path();
     alone(first);
     closes(first, second);
@@ -299,6 +299,6 @@ int main(int argc, char **argv)
         snprintf(numbers[n], sizeof numbers[n], "%d", maps[n]);
     }
     fflush(stdout);
-    execl("/proc/self/exe", "lines", numbers[0], numbers[1], (char *)0);
+    execl("/proc/self/exe", "lookup_channel", numbers[0], numbers[1], (char *)0);
     return 1;
 }

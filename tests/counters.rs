@@ -1,7 +1,7 @@
 //! Nothing is lost: programs' counters come out exactly, whatever happens to the threads that run
 //! them.
 //!
-//! Targets are `workloads/callers.c`, the tool is `workloads/sums.c`.
+//! Targets are `workloads/callers.c`, the tool is `workloads/counters.c`.
 
 use beeline_e2e::{
     Ended, Engine, Scratch, Tool, Turn, Workload, engines, file_offset, need, seed, soak,
@@ -39,7 +39,7 @@ impl Setting {
             .map(|name| file_offset(&program, name).expect("a symbol").to_string())
             .join(",");
         Setting {
-            tool: scratch.build("sums.c"),
+            tool: scratch.build("counters.c"),
             program,
             places,
             _scratch: scratch,

@@ -1,6 +1,6 @@
 /* Counts calls by their first argument, in every kind of map that counts, and says the sums.
  *
- *   sums PATH plain|churn OFFSET,OFFSET... PID...
+ *   counters PATH plain|churn OFFSET,OFFSET... PID...
  *
  * Attaches a program to the places of the file in each process and says "attached". The program adds one to the element
  * of the call's first argument: without a lock in the per-CPU kinds, by an atomic addition in the others. With
@@ -166,7 +166,7 @@ int main(int argc, char **argv)
     static uint64_t zeros[CPUS_AT_MOST];
     int cpus = possible_cpus();
     if (argc < 5 || cpus > CPUS_AT_MOST) {
-        fputs("usage: sums PATH plain|churn OFFSET,OFFSET... PID...\n", stderr);
+        fputs("usage: counters PATH plain|churn OFFSET,OFFSET... PID...\n", stderr);
         return 2;
     }
     for (int i = 0; i < COUNTER_COUNT; i++) {

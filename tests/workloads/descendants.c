@@ -10,19 +10,19 @@
 
 extern char **environ;
 
-__attribute__((noinline, noclone)) long family_forked(long n)
+__attribute__((noinline, noclone)) long descendant_forked(long n)
 {
     __asm__ volatile("" : "+r"(n));
     return n + 1;
 }
 
-__attribute__((noinline, noclone)) long family_run(long n)
+__attribute__((noinline, noclone)) long descendant_run(long n)
 {
     __asm__ volatile("" : "+r"(n));
     return n + 2;
 }
 
-__attribute__((noinline, noclone)) long family_daemon(long n)
+__attribute__((noinline, noclone)) long descendant_daemon(long n)
 {
     __asm__ volatile("" : "+r"(n));
     return n + 3;
@@ -47,7 +47,7 @@ static void forked(void)
 {
     pid_t child = fork();
     if (child == 0) {
-        ten_times(family_forked);
+        ten_times(descendant_forked);
         _exit(0);
     }
     end_of(child);
@@ -80,7 +80,7 @@ static void daemons(int count)
                 _exit(0);
             while (getppid() == parent)
                 usleep(100);
-            ten_times(family_daemon);
+            ten_times(descendant_daemon);
             _exit(0);
         }
         end_of(child);
@@ -107,7 +107,7 @@ static void loaded(char *library)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "child") == 0) {
-        ten_times(family_run);
+        ten_times(descendant_run);
         return 0;
     }
     for (int i = 0; i < 20; i++) {

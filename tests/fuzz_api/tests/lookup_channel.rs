@@ -1,4 +1,4 @@
-//! A tool's messages on its own line, and the answers there, follow the protocol.
+//! A tool's messages on a look-up channel, and the answers there, follow the protocol.
 
 use beeline_agent::fast_path::lookup_channel::{Answer, KEY, ROOM, VALUE, answer, request};
 use beeline_vm_protocol::frame;

@@ -13,14 +13,15 @@ use beeline_e2e::{
     find_program, is_alive, map_counts, need, until, with_tracefs,
 };
 
-const FUNCTIONS: &str = "uprobe:{prog}:family_forked { @forked = count(); } \
-    uprobe:{prog}:family_run { @run = count(); } \
-    uretprobe:{prog}:family_daemon { @daemon = count(); } \
+const FUNCTIONS: &str = "uprobe:{prog}:descendant_forked { @forked = count(); } \
+    uprobe:{prog}:descendant_run { @run = count(); } \
+    uretprobe:{prog}:descendant_daemon { @daemon = count(); } \
     uprobe:{lib}:plugin_work { @loaded = count(); }";
-const CALLS: &str = "tracepoint:syscalls:sys_enter_setsid /comm == \"family\"/ { @setsid = count(); } \
-    tracepoint:syscalls:sys_enter_execve /comm == \"family\"/ { @execve = count(); }";
+const CALLS: &str = "tracepoint:syscalls:sys_enter_setsid /comm == \"descendants\"/ \
+        { @setsid = count(); } \
+    tracepoint:syscalls:sys_enter_execve /comm == \"descendants\"/ { @execve = count(); }";
 
-/// The number of times that `family.c` runs each of [`FUNCTIONS`].
+/// The number of times that `descendants.c` runs each of [`FUNCTIONS`].
 const TIMES: [(&str, u64); 4] = [
     ("@forked", 200),
     ("@run", 600),
@@ -34,7 +35,7 @@ const CALL_TIMES: [(&str, u64); 2] = [("@setsid", 10), ("@execve", 60)];
 fn all_that_a_tool_starts_is_traced_however_short_it_lives() {
     let _turn = Turn::take();
     let scratch = Scratch::new();
-    let program = scratch.build("family.c").display().to_string();
+    let program = scratch.build("descendants.c").display().to_string();
     let plugin = scratch.build_with("plugin.c", &["-shared", "-fPIC"]);
     let plugin = plugin.display().to_string();
     let bpftrace = need!(find_program("bpftrace"));

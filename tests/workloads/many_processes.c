@@ -1,4 +1,5 @@
-/* Many processes that sleep. "crowd COUNT" says "ready" when there are so many, which end with it. */
+/* Many processes that sleep. "many_processes COUNT" says "ready" when there are so many, which end
+ * with it. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

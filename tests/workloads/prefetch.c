@@ -29,10 +29,10 @@ static int filled(uint32_t type, uint64_t factor)
     return map;
 }
 
-/* What is done with each element that a walk comes to. */
+/* What is done with each element that an iteration comes to. */
 enum { READ, READ_TWICE, DELETE, LEAVE };
 
-static void walk(const char *name, int map, int what)
+static void iterate(const char *name, int map, int what)
 {
     uint64_t key = 0, next = 0, values[WORDS] = {0}, keys = 0, sum = 0;
     long count = 0, failed = 0, found = element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0);
@@ -51,7 +51,7 @@ static void walk(const char *name, int map, int what)
            (unsigned long)sum, failed, found);
 }
 
-/* All keys first, and twice; then the values, which may be changed, too: on a walk the kernel would come to them again. */
+/* All keys first, and twice; then the values, which may be changed, too: in an iteration the kernel would come to them again. */
 static void gather(const char *name, int map, uint64_t change)
 {
     static _Thread_local uint64_t keys[2 * ELEMENTS];
@@ -140,7 +140,7 @@ static void tries(void)
         sum += element(BPF_MAP_LOOKUP_ELEM, trie, &key, &value, 0) == 0 ? value : 0;
     }
     printf("a trie by other keys: %lu\n", (unsigned long)sum);
-    walk("a trie", trie, DELETE);
+    iterate("a trie", trie, DELETE);
 }
 
 /* A sum of values that are read by one descriptor behind changes by another one of the same map. */
@@ -212,7 +212,7 @@ static void runs(int map)
 static void pins(int map)
 {
     char path[64];
-    snprintf(path, sizeof path, "/sys/fs/bpf/walks-%d", (int)getpid());
+    snprintf(path, sizeof path, "/sys/fs/bpf/prefetch-%d", (int)getpid());
     union bpf_attr pin = {.pathname = (uintptr_t)path, .bpf_fd = (uint32_t)map};
     if (bpf(BPF_OBJ_PIN, &pin) < 0) {
         printf("by a pin: 6225\n"); /* Where there is no such file system: what it would come to. */
@@ -225,7 +225,7 @@ static void pins(int map)
     unlink(path);
 }
 
-/* Each second element is deleted before the walk comes to it. */
+/* Each second element is deleted before the iteration comes to it. */
 static void skips(int map)
 {
     uint64_t keys[ELEMENTS + 1] = {0}, next = 0;
@@ -268,31 +268,31 @@ int main(void)
     int first = filled(BPF_MAP_TYPE_HASH, 7), second = filled(BPF_MAP_TYPE_LRU_HASH, 5);
     int percpu = filled(BPF_MAP_TYPE_PERCPU_HASH, 3);
     for (int turn = 0; turn < 10; turn++)
-        walk("first", first, READ);
-    walk("twice", first, READ_TWICE);
-    walk("keys only", first, LEAVE);
-    walk("LRU", second, READ);
-    walk("per CPU", percpu, READ);
+        iterate("first", first, READ);
+    iterate("twice", first, READ_TWICE);
+    iterate("keys only", first, LEAVE);
+    iterate("LRU", second, READ);
+    iterate("per CPU", percpu, READ);
     gather("gathered", first, 0);
     gather("gathered per CPU", percpu, 0);
     places(first);
     gather("changed", second, 1000);
-    walk("changed since", second, READ);
-    walk("deleted", percpu, DELETE);
-    walk("empty", percpu, READ);
+    iterate("changed since", second, READ);
+    iterate("deleted", percpu, DELETE);
+    iterate("empty", percpu, READ);
     fill(percpu, 11);
-    walk("filled again", percpu, READ);
+    iterate("filled again", percpu, READ);
 
     int copy = dup(first);
-    walk("a duplicate", copy, READ);
+    iterate("a duplicate", copy, READ);
     dup2(second, copy);
-    walk("the number of another map", copy, READ);
+    iterate("the number of another map", copy, READ);
     close(copy);
-    walk("a closed one", copy, READ);
+    iterate("a closed one", copy, READ);
 
     fflush(stdout);
     if (fork() == 0) {
-        walk("in a child", first, READ);
+        iterate("in a child", first, READ);
         gather("gathered in a child", second, 0);
         fflush(stdout);
         _exit(0);
