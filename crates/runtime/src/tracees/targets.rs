@@ -102,11 +102,15 @@ impl Targets {
     }
 
     /// Returns the target for a process, and makes one if needed. What killed sessions left in the
-    /// process is taken out first; the error is that of [`Self::clear_dead`].
+    /// process is taken out first.
     ///
     /// A child that was forked from a target has that target's patched code but nothing behind it,
     /// so it begins anew. The result is `None` if it is too early for that: the process will ask to
     /// be made a target, or shares its parent's memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::clear_dead`], beside the target.
     pub fn make(&self, process: &Process) -> (Option<SharedTarget>, Result<(), Error>) {
         let known = || self.table.get(process.pid());
         if let Some(target) = known() {
