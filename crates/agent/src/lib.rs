@@ -3,8 +3,9 @@
 //! In a target it is the way from a trampoline into programs ([`enter`]), the helpers they call
 //! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and
 //! unwinders that meet them ([`unwinding`]), the signal handlers ([`signals`]) and what keeps them
-//! in place ([`builtin_probes`]), and system calls ([`syscalls`]). In a tool it does the tool's own
-//! map operations ([`fast_path`]). The private module `arch` is all that knows the machine.
+//! in place ([`builtin_probes`]), and what runs at the target's system calls ([`syscalls`]). In a
+//! tool it does the tool's own map operations ([`fast_path`]). The private module `arch` is all
+//! that knows the machine.
 //!
 //! The crate is built twice. As a library it is part of the runtime, which lays out its structures
 //! ([`abi`]) and runs timer programs with it. As a freestanding program for `x86_64-unknown-none`

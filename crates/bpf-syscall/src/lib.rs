@@ -1,4 +1,5 @@
-//! Answers `bpf(2)`, `perf_event_open(2)` and the calls around them in place of the kernel.
+//! Answers a tool's system calls in place of the kernel: `bpf(2)`, `perf_event_open(2)` and the
+//! calls around them.
 //!
 //! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`].
 //! `syscalls` has the tables that lead each call to its area, and a module for each area: `maps`,
@@ -6,9 +7,9 @@
 //! finds the objects (`objects`) that descriptors stand for (`fds`) and asks the backend. `reclaim`
 //! releases the objects that the tool has closed.
 //!
-//! `syscall_table` is the table of system calls that programs can be attached to. The `tracepoints`
-//! come from it and, where the tool may not read the kernel's, the files that describe them
-//! (`tracefs`, `syscalls::files`).
+//! `syscall_table` lists the system calls that programs can run at. The `tracepoints` come from it
+//! and, where the tool may not read the kernel's, the files that describe them (`tracefs`,
+//! `syscalls::files`).
 //!
 //! Its terms are in docs/glossary.md.
 

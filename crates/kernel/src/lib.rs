@@ -1,7 +1,7 @@
 //! The running kernel's `bpf(2)`: its verdict on a program, and the result of a test run.
 //!
-//! Maps, types and programs are descriptors, so nothing stays behind when they are dropped. Nothing
-//! is attached and nothing pinned.
+//! Maps, types and programs are descriptors, so nothing stays behind when they are dropped.
+//! Programs run in test runs only, and nothing is pinned.
 //!
 //! Its terms are in docs/glossary.md.
 
@@ -37,7 +37,7 @@ pub struct MapSpec<'a> {
     pub key_size: u32,
     /// The bytes of a value.
     pub value_size: u32,
-    /// The number of elements, or the bytes of a ring buffer.
+    /// The number of elements; bytes for `RINGBUF`.
     pub max_entries: u32,
     /// `BPF_F_*`.
     pub flags: u32,

@@ -1,4 +1,4 @@
-//! The eBPF map types, in shared memory.
+//! The eBPF map types, ring buffers and perf rings among them, in shared memory.
 //!
 //! A map is one memory file. The tool, the runtime and every traced process map it, and all of them
 //! work on it with the code of this crate. [`Spec`] describes a map, [`Layout`] the positions of

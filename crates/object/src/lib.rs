@@ -76,7 +76,7 @@ pub struct Object {
 pub struct ObjectProgram {
     /// The name of its function.
     pub name: String,
-    /// The section that it is in, such as `uprobe//bin/bash:readline`.
+    /// The section that it is in, such as `kprobe/vfs_read`.
     pub section: String,
     /// The meaning of the section's name.
     pub kind: SectionKind,

@@ -1,5 +1,5 @@
-//! Attaches eBPF programs to functions (uprobes) and system calls of running processes, and keeps
-//! the objects of a session: maps, programs, links and targets.
+//! Attaches eBPF programs to functions (uprobes) and system calls of running processes, detaches
+//! them, and keeps the objects of a session: maps, programs, links and targets.
 //!
 //! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the
 //! supervisor calls. Programs are verified (`verification`), compiled ([`engines`]) and placed

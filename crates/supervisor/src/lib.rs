@@ -1,4 +1,4 @@
-//! Intercepts the system calls of an eBPF tool.
+//! Intercepts the system calls of an eBPF tool by seccomp.
 //!
 //! A tool runs as an ordinary child process under a seccomp filter with user notification
 //! (seccomp_unotify(2)): the kernel hands each of the few system calls by which tools speak to eBPF
