@@ -124,7 +124,7 @@ pub unsafe extern "C" fn beeline_call_compact_exit(record: *const Record, calls:
 unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
     // SAFETY: the caller promises that the runtime laid out the targets.
     let (own, child) = unsafe { (&*calls.target, &*calls.child) };
-    let Some(target) = process_events::whose(own, child) else {
+    let Some(target) = process_events::target_of(own, child) else {
         return;
     };
     let Some(links) = links_at(calls, edge, record.number as u32) else {
@@ -168,7 +168,7 @@ impl<'a> Call<'a> {
     unsafe fn new(regs: &'a PtRegs, calls: &'a Calls, edge: usize) -> Option<Self> {
         // SAFETY: the caller promises that the runtime laid out the targets.
         let (own, child) = unsafe { (&*calls.target, &*calls.child) };
-        let target = process_events::whose(own, child)?;
+        let target = process_events::target_of(own, child)?;
         if regs.call_number() == nr::CLOCK_GETTIME && time::asks(regs, target) {
             return None;
         }

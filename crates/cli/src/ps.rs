@@ -44,13 +44,13 @@ fn print(presence: &Presence) {
         } else {
             "jump"
         };
-        let whose = if is_tools(site) {
+        let owner = if is_tools(site) {
             ""
         } else {
             ", Beeline's own"
         };
         let place = place(presence, site.address);
-        println!("{:>10}{:#x} {kind} {place}{whose}", "", site.address);
+        println!("{:>10}{:#x} {kind} {place}{owner}", "", site.address);
         for program in &site.programs {
             println!("{:>12}program {}, {}", "", program.name, program.engine);
         }

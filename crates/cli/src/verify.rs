@@ -190,10 +190,13 @@ impl<'a> Judges<'a> {
     fn new(
         object: &'a Object,
         wanted: Option<&'a Wanted>,
-        who: VerifierName,
+        wanted_verifier: VerifierName,
         kernel: &dyn Kernel,
     ) -> Self {
-        let (we, they) = (who != VerifierName::Kernel, who != VerifierName::Beeline);
+        let (we, they) = (
+            wanted_verifier != VerifierName::Kernel,
+            wanted_verifier != VerifierName::Beeline,
+        );
         let other = wanted.map(Wanted::object);
         Self {
             object,

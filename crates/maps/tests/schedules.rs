@@ -204,23 +204,23 @@ impl Arena {
             self.reset();
             let (mut results, mut next) = ([[0; OPS]; 2], [0, 0]);
             for step in 0..count {
-                let who = (order >> step & 1) as usize;
-                let me = caller(who as u32 + 1, who as u32);
-                results[who][next[who]] = self.act(work[who][next[who]], &me);
-                next[who] += 1;
+                let process = (order >> step & 1) as usize;
+                let me = caller(process as u32 + 1, process as u32);
+                results[process][next[process]] = self.act(work[process][next[process]], &me);
+                next[process] += 1;
             }
             self.outcome(results)
         };
         orders.map(run).collect()
     }
 
-    fn start<'a>(&self, code: &'a Code, who: usize, ops: &[Op]) -> Stepped<'a> {
+    fn start<'a>(&self, code: &'a Code, process: usize, ops: &[Op]) -> Stepped<'a> {
         Stepped::start(code, || {
             let me = Caller {
                 relax,
-                ..caller(who as u32 + 1, who as u32)
+                ..caller(process as u32 + 1, process as u32)
             };
-            for (op, result) in ops.iter().zip(&self.results[who]) {
+            for (op, result) in ops.iter().zip(&self.results[process]) {
                 result.store(self.act(*op, &me), Relaxed);
             }
         })
@@ -237,7 +237,7 @@ impl Arena {
         j: usize,
     ) -> [bool; 2] {
         self.reset();
-        let mut processes = [0, 1].map(|who| self.start(code, who, work[who]));
+        let mut processes = [0, 1].map(|process| self.start(code, process, work[process]));
         let [zero, one] = &mut processes;
         let (p, q) = if first == 0 { (zero, one) } else { (one, zero) };
         let got_there = [advance(p, i), advance(q, j)];
@@ -246,12 +246,12 @@ impl Arena {
     }
 
     fn results(&self, work: [&[Op]; 2]) -> [Results; 2] {
-        [0, 1].map(|who| {
+        [0, 1].map(|process| {
             let mut results = [0; OPS];
             for (result, shared) in results
                 .iter_mut()
-                .zip(&self.results[who])
-                .take(work[who].len())
+                .zip(&self.results[process])
+                .take(work[process].len())
             {
                 *result = shared.load(Relaxed);
             }

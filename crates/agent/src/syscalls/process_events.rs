@@ -23,7 +23,7 @@ use crate::sys;
 /// It need not be the target that the code was hooked for: a forked child becomes a target first,
 /// and a child that shares its parent's memory has a record of its own.
 #[inline(always)]
-pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
+pub(super) fn target_of<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
     let control = own.control();
     if control.pid.load(Relaxed) != 0 && control.children.load(Relaxed) == 0 {
         return Some(own);
@@ -31,7 +31,7 @@ pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target
     upcall_for(own, child)
 }
 
-/// As [`whose`], for the cases that are not plain.
+/// As [`target_of`], for the cases that are not plain.
 #[cold]
 #[inline(never)]
 fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {

@@ -144,8 +144,8 @@ pub fn print(judged: &Judged<'_>) {
     }
 }
 
-fn print_judgement(judged: &Judged<'_>, judgement: &Judgement, who: Option<&str>) {
-    let indent = if who.is_some() { "    " } else { "  " };
+fn print_judgement(judged: &Judged<'_>, judgement: &Judgement, heading: Option<&str>) {
+    let indent = if heading.is_some() { "    " } else { "  " };
     let say = |line: &str| println!("{indent}{line}");
     if judgement.verdict != Verdict::Accept {
         say(&because(judgement));

@@ -42,21 +42,21 @@ impl Interrupter {
 }
 
 impl Guest {
-    /// Connects to the proxy at an address and greets it. `who` is told to the guest's audit log;
-    /// `tls` is for `tcp:` addresses.
+    /// Connects to the proxy at an address and greets it. `client` is told to the guest's audit
+    /// log; `tls` is for `tcp:` addresses.
     ///
     /// # Errors
     ///
     /// [`Error::Channel`] if there is no connection, [`Error::Greet`] if the program at the other
     /// end does not answer the greeting as a proxy does.
-    pub fn connect(address: &Address, tls: Option<&Tls>, who: &str) -> Result<Self, Error> {
+    pub fn connect(address: &Address, tls: Option<&Tls>, client: &str) -> Result<Self, Error> {
         let channel_to_guest = Channel::connect(address, tls)?;
         let end = Arc::new(OnceLock::new());
         let (sender, heard) = channel();
         let (lost, lost_end) = (sender.clone(), Arc::clone(&end));
-        let client = Client::greet(
+        let greeted = Client::greet(
             channel_to_guest,
-            who,
+            client,
             Box::new(move |why| {
                 // Only the first reason counts.
                 let _ = lost_end.set(why.to_owned());
@@ -65,9 +65,12 @@ impl Guest {
         )?;
         let inbox = Arc::new(Inbox::default());
         let (hearing, to) = (Arc::clone(&inbox), sender.clone());
-        client.heard_by(Box::new(move |said| hearing.take(said, &to)));
+        greeted.heard_by(Box::new(move |said| hearing.take(said, &to)));
         Ok(Self {
-            line: Arc::new(Line { client, end }),
+            line: Arc::new(Line {
+                client: greeted,
+                end,
+            }),
             inbox,
             interrupter: Interrupter(sender),
             heard,

@@ -93,11 +93,11 @@ pub fn of_program(call: &Call) -> Option<String> {
     let object = object.filter(|object| !object.is_some_and(|object| info::is_kernels_own(object)));
     if let Some(object) = object {
         // Types of a module or a program have numbers of their own.
-        let whose = match object.map(|object| object.kind) {
+        let owner = match object.map(|object| object.kind) {
             Some(Kind::Btf) => "module",
             _ => "program",
         };
-        return Some(format!("{kind}:{whose}:#{id}"));
+        return Some(format!("{kind}:{owner}:#{id}"));
     }
     let name = kernel_type_name(id).unwrap_or_else(|| format!("#{id}"));
     let prefix = match kind {

@@ -177,7 +177,7 @@ fn welcome(waiting: Waiting, host: &Arc<Host>, present: &Arc<AtomicUsize>) {
         );
         return waiting.refuse(libc::EMFILE, &why);
     }
-    let (host, who) = (host.clone(), peer.clone());
+    let (host, name) = (host.clone(), peer.clone());
     let serve = move || {
         let _place = place;
         let served = waiting
@@ -185,7 +185,7 @@ fn welcome(waiting: Waiting, host: &Arc<Host>, present: &Arc<AtomicUsize>) {
             .and_then(|channel| session::serve(channel, host.clone()));
         if let Err(error) = served {
             let why = json!({ "why": error.to_string() });
-            host.audit.line(&who, "", "refused", why);
+            host.audit.line(&name, "", "refused", why);
         }
     };
     let thread = std::thread::Builder::new().name("beeline-host".into());

@@ -103,7 +103,9 @@ fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal
             return Err(not_told("it does not show these pages"));
         }
         if entry & PM_PFRAME_MASK == 0 {
-            return Err(not_told("it shows frames only to who has CAP_SYS_ADMIN"));
+            return Err(not_told(
+                "it shows frames only to processes with CAP_SYS_ADMIN",
+            ));
         }
         frames.push(entry & PM_PFRAME_MASK);
     }
