@@ -512,7 +512,8 @@ pub trait Backend: Send + Sync {
     ///
     /// `EBADF` if there is no such program, `ENOTSUP` if it has no code or was not verified,
     /// `ENOMEM` if the budget has no room, `EINVAL` if it cannot run at such a place or overrides
-    /// results there, and those of [`Self::attach_check`].
+    /// results there, and those of [`Self::attach_check`]. If the user named the targets and none
+    /// can be attached to, the error of the last.
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno>;
 
     /// Checks that there is such a place. This is called when the tool opens the event, before it
@@ -521,7 +522,8 @@ pub trait Backend: Send + Sync {
     /// # Errors
     ///
     /// `EINVAL` if nothing can be probed there, those of `open(2)` for the file, `ESRCH` if there
-    /// is no such process, `EPERM` if it may not be traced.
+    /// is no such process, `EPERM` if it may not be traced, `EBUSY` if another tracer has it or it
+    /// cannot be stopped.
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno>;
 
     /// Notes that a process under the tool's filter makes eBPF calls: it is a tool itself, and no
