@@ -13,7 +13,7 @@ use beeline_uapi::btf::{
 };
 use beeline_uapi::info::{CoreRelo, LineInfo, core_relo};
 use beeline_uapi::linux::Rseq;
-use beeline_uapi::object::{Dynptr, SpinLock, Timer};
+use beeline_uapi::object::{Dynptr, SpecialField};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -162,14 +162,12 @@ fn structures_are_those_of_the_running_kernel() {
         return eprintln!("skipped: the kernel does not show its types");
     };
     let btf = Btf::parse(&data).expect("the kernel's types");
-    for (name, size) in [
-        ("bpf_spin_lock", size_of::<SpinLock>()),
-        ("bpf_timer", size_of::<Timer>()),
-        ("bpf_dynptr", size_of::<Dynptr>()),
-    ] {
+    let special = SpecialField::ALL.map(|field| (field.name(), field.size()));
+    let dynptr = ("bpf_dynptr", size_of::<Dynptr>() as u32);
+    for (name, size) in special.into_iter().chain([dynptr]) {
         match btf.find([(kind::STRUCT, name)]) {
             [0] => eprintln!("the kernel has no {name}"),
-            [id] => assert_eq!(btf.size(id), Some(size as u32), "{name}"),
+            [id] => assert_eq!(btf.size(id), Some(size), "{name}"),
         }
     }
     let [id] = btf.find([(kind::STRUCT, "rseq")]);
