@@ -28,6 +28,7 @@
 //! | [`kfunc`] | `KF_*` |
 //! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
+//! | [`tracepoint`] | records of tracepoints |
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
 //! | [`limits`] | limits of programs, maps and helpers |
@@ -59,6 +60,7 @@ mod open_enum;
 pub mod pagemap;
 pub mod perf;
 pub mod signal;
+pub mod tracepoint;
 pub mod verifier;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
