@@ -2,9 +2,11 @@
 //!
 //! `syscall` keeps the flags, so they are the thread's own all along.
 
-use beeline_uapi::linux::PR_SET_SYSCALL_USER_DISPATCH;
 use std::mem::{offset_of, size_of};
 
+use beeline_uapi::linux::PR_SET_SYSCALL_USER_DISPATCH;
+use beeline_uapi::nr;
+use beeline_uapi::signal::SIGSET_BYTES;
 use libc::user_regs_struct;
 
 use super::registers::NO_CALL;
@@ -79,7 +81,7 @@ std::arch::global_asm!(
     "mov esi, 0",
     "lea rdx, [rip + beeline_restore_values + {nothing}]",
     "lea r10, [rip + beeline_restore_values + {call_mask}]",
-    "mov r8d, 8",
+    "mov r8d, {sigset}",
     "syscall",
     "beeline_restore_asked:",
     // 0 for EINTR.
@@ -89,7 +91,7 @@ std::arch::global_asm!(
     "mov edi, {sig_setmask}",
     "lea rsi, [rip + beeline_restore_values + {mask}]",
     "mov edx, 0",
-    "mov r10d, 8",
+    "mov r10d, {sigset}",
     "syscall",
     "beeline_restore_masked:",
     "mov rcx, [rip + beeline_restore_values + {dispatch_mode}]",
@@ -148,10 +150,11 @@ std::arch::global_asm!(
     rip = const offset_of!(Values, rip),
     behind = const offset_of!(Values, behind),
     eintr = const libc::EINTR,
-    ppoll = const libc::SYS_ppoll,
-    rt_sigprocmask = const libc::SYS_rt_sigprocmask,
+    ppoll = const nr::PPOLL,
+    sigset = const SIGSET_BYTES,
+    rt_sigprocmask = const nr::RT_SIGPROCMASK,
     sig_setmask = const libc::SIG_SETMASK,
-    prctl = const libc::SYS_prctl,
+    prctl = const nr::PRCTL,
     set_dispatch = const PR_SET_SYSCALL_USER_DISPATCH,
 );
 
