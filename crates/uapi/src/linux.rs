@@ -3,10 +3,14 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 use crate::layout;
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
@@ -126,6 +130,26 @@ pub const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 pub const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 pub const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 pub const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
+
+layout! {
+    /// `struct ptrace_sud_config`.
+    pub struct PtraceSudConfig {
+        /// 0: off.
+        mode: u64,
+        selector: u64,
+        offset: u64,
+        len: u64,
+    }
+
+    /// `struct ptrace_rseq_configuration`.
+    pub struct PtraceRseqConfiguration {
+        rseq_abi_pointer: u64,
+        rseq_abi_size: u32,
+        signature: u32,
+        flags: u32,
+        pad: u32,
+    }
+}
 
 // include/linux/ptrace.h
 /// In the signal of a stop at a system call, with `PTRACE_O_TRACESYSGOOD`

@@ -49,7 +49,7 @@ layout! {
     pub struct SchedProcessExec {
         ent: TraceEntry,
         /// The place of the file's name: its offset, and its length in the upper half.
-        filename: u32,
+        __data_loc_filename: u32,
         /// The number of the thread that runs the program.
         pid: i32,
         /// The number that it had before.

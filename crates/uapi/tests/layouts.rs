@@ -14,6 +14,9 @@ use beeline_uapi::btf::{
 use beeline_uapi::info::{CoreRelo, LineInfo, core_relo};
 use beeline_uapi::linux::Rseq;
 use beeline_uapi::object::{Dynptr, SpecialField};
+use beeline_uapi::tracepoint::{
+    SchedProcessExec, SysEnter, SysExit, SyscallTraceEnter, SyscallTraceExit, TraceEntry,
+};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -170,10 +173,73 @@ fn structures_are_those_of_the_running_kernel() {
             [id] => assert_eq!(btf.size(id), Some(size), "{name}"),
         }
     }
-    let [id] = btf.find([(kind::STRUCT, "rseq")]);
-    for (name, ours) in fields!(Rseq: cpu_id_start, cpu_id, rseq_cs, flags) {
+    for (name, ours) in [
+        ("rseq", fields!(Rseq: cpu_id_start, cpu_id, rseq_cs, flags)),
+        (
+            "trace_entry",
+            fields!(TraceEntry: r#type, flags, preempt_count, pid),
+        ),
+        (
+            "syscall_trace_enter",
+            fields!(SyscallTraceEnter: ent, nr, args),
+        ),
+        (
+            "syscall_trace_exit",
+            fields!(SyscallTraceExit: ent, nr, ret),
+        ),
+        (
+            "trace_event_raw_sys_enter",
+            fields!(SysEnter: ent, id, args),
+        ),
+        ("trace_event_raw_sys_exit", fields!(SysExit: ent, id, ret)),
+        (
+            "trace_event_raw_sched_process_exec",
+            fields!(SchedProcessExec: ent, __data_loc_filename, pid, old_pid),
+        ),
+    ] {
+        same_as_kernels(&btf, name, &ours);
+    }
+    #[cfg(target_arch = "x86_64")]
+    registers_are_those_of_the_running_kernel(&btf);
+}
+
+/// Compares fields with those of a structure of the running kernel, if it has that.
+fn same_as_kernels(btf: &Btf<'_>, structure: &str, ours: &Fields) {
+    let [id] = btf.find([(kind::STRUCT, structure)]);
+    for &(name, ours) in ours {
         let theirs = btf.field(id, name).map(|field| field.offset as usize);
-        assert_eq!(theirs, (id != 0).then_some(ours), "{name}");
+        assert_eq!(theirs, (id != 0).then_some(ours), "{structure}.{name}");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers_are_those_of_the_running_kernel(btf: &Btf<'_>) {
+    use beeline_uapi::linux::{PtRegs, RtSigframe, Sigcontext, SigcontextRegs, Ucontext};
+
+    let saved = fields!(SigcontextRegs: r8, r9, r10, r11, r12, r13, r14, r15, di, si, bp, bx, dx,
+        ax, cx, sp, ip, flags);
+    let of_signal = fields!(Sigcontext: cs, gs, fs, ss, err, trapno, oldmask, cr2, fpstate,
+        reserved1);
+    let registers = fields!(PtRegs: r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si,
+        di, orig_ax, ip, cs, flags, sp, ss);
+    let context = fields!(Ucontext: uc_flags, uc_link, uc_stack, uc_mcontext, uc_sigmask);
+    for (name, ours) in [
+        ("pt_regs", registers),
+        ("sigcontext_64", saved),
+        ("sigcontext_64", of_signal),
+        ("ucontext", context),
+        ("rt_sigframe", fields!(RtSigframe: pretcode, uc, info)),
+    ] {
+        same_as_kernels(btf, name, &ours);
+    }
+    for (name, size) in [
+        ("pt_regs", size_of::<PtRegs>()),
+        ("sigcontext_64", size_of::<Sigcontext>()),
+        ("ucontext", size_of::<Ucontext>()),
+    ] {
+        let [id] = btf.find([(kind::STRUCT, name)]);
+        let theirs = (id != 0).then_some(size as u32);
+        assert_eq!(btf.size(id).filter(|_| id != 0), theirs, "{name}");
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::mem::offset_of;
 
-use beeline_uapi::linux::Rseq;
+use beeline_uapi::linux::{PtraceSudConfig, Rseq};
 use libc::c_int;
 
 use crate::address_space::AddressSpace;
 use crate::arch::Registers;
 use crate::gate::Gate;
 use crate::held_threads::Tracee;
-use crate::ptrace::{self, Event, Go, SyscallDispatch, is_esrch};
+use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::restore_stub::BorrowedThread;
 use crate::{Error, Seccomp};
 
@@ -22,7 +22,7 @@ pub(crate) struct Borrowed {
     /// The restartable sequence that it may be in.
     sequence: Option<Sequence>,
     /// Set if the thread has its system calls sent to itself as signals.
-    dispatch: Option<SyscallDispatch>,
+    dispatch: Option<PtraceSudConfig>,
     /// True if it may be somewhere else than where its registers belong.
     away: bool,
 }
@@ -69,7 +69,7 @@ impl RemoteThread<'_> {
             self.tracee.regs.elsewhere(behind).set(tid)?;
         }
         if dispatch.is_some() {
-            ptrace::set_syscall_dispatch(tid, &SyscallDispatch::default())?;
+            ptrace::set_syscall_dispatch(tid, &PtraceSudConfig::default())?;
         }
         ptrace::set_signal_mask(tid, u64::MAX)
     }

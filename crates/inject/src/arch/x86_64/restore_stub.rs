@@ -4,14 +4,13 @@
 
 use std::mem::{offset_of, size_of};
 
-use beeline_uapi::linux::PR_SET_SYSCALL_USER_DISPATCH;
+use beeline_uapi::linux::{PR_SET_SYSCALL_USER_DISPATCH, PtraceSudConfig};
 use beeline_uapi::nr;
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::user_regs_struct;
 
 use super::registers::NO_CALL;
 use super::{Registers, SYSCALL_LEN};
-use crate::ptrace::SyscallDispatch;
 use crate::restart::Restart;
 use crate::restore_stub::{Arrival, BorrowedThread};
 
@@ -47,7 +46,7 @@ pub(crate) struct Values {
     call_mask: u64,
     /// Not 0: a call that gives EINTR when a handler has run.
     gives_up: u64,
-    dispatch: SyscallDispatch,
+    dispatch: PtraceSudConfig,
     nothing: [u64; 2],
 }
 
@@ -132,10 +131,10 @@ std::arch::global_asm!(
     nothing = const offset_of!(Values, nothing),
     mask = const offset_of!(Values, mask),
     call_mask = const offset_of!(Values, call_mask),
-    dispatch_mode = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, mode),
-    dispatch_offset = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, offset),
-    dispatch_len = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, len),
-    dispatch_selector = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, selector),
+    dispatch_mode = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, mode),
+    dispatch_offset = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, offset),
+    dispatch_len = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, len),
+    dispatch_selector = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, selector),
     rdi = const offset_of!(Values, rdi),
     rsi = const offset_of!(Values, rsi),
     rdx = const offset_of!(Values, rdx),
