@@ -25,6 +25,7 @@
 //! | [`fields`] | structures in bytes of any length |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
+//! | [`opcode`] | codes of instructions |
 //! | [`kfunc`] | `KF_*` |
 //! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
@@ -56,6 +57,7 @@ pub mod linux;
 pub mod log;
 pub mod nr;
 pub mod object;
+pub mod opcode;
 mod open_enum;
 pub mod pagemap;
 pub mod perf;
