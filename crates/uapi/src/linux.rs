@@ -33,6 +33,16 @@ pub const __O_TMPFILE: u64 = 0o20_000_000;
 /// All flags that open(2) knows; of the kernel's own `linux/fcntl.h`.
 pub const VALID_OPEN_FLAGS: u64 = 0o37_777_703;
 
+// linux/openat2.h
+layout! {
+    /// `struct open_how`.
+    pub struct OpenHow {
+        flags: u64,
+        mode: u64,
+        resolve: u64,
+    }
+}
+
 // include/linux/stat.h, not for user space
 /// All bits of a file's mode but its type.
 pub const S_IALLUGO: u64 = 0o7777;
@@ -165,6 +175,15 @@ layout! {
         rseq_cs: u64,
         flags: u32,
         node_id: u32,
+    }
+
+    /// `struct rseq_cs`.
+    pub struct RseqCs {
+        version: u32,
+        flags: u32,
+        start_ip: u64,
+        post_commit_offset: u64,
+        abort_ip: u64,
     }
 }
 

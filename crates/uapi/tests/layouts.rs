@@ -12,7 +12,7 @@ use beeline_uapi::btf::{
     BtfVar, BtfVarSecinfo,
 };
 use beeline_uapi::info::{CoreRelo, LineInfo, core_relo};
-use beeline_uapi::linux::Rseq;
+use beeline_uapi::linux::{Rseq, RseqCs};
 use beeline_uapi::object::{Dynptr, SpecialField};
 use beeline_uapi::tracepoint::{
     SchedProcessExec, SysEnter, SysExit, SyscallTraceEnter, SyscallTraceExit, TraceEntry,
@@ -175,6 +175,10 @@ fn structures_are_those_of_the_running_kernel() {
     }
     for (name, ours) in [
         ("rseq", fields!(Rseq: cpu_id_start, cpu_id, rseq_cs, flags)),
+        (
+            "rseq_cs",
+            fields!(RseqCs: version, flags, start_ip, post_commit_offset, abort_ip),
+        ),
         (
             "trace_entry",
             fields!(TraceEntry: r#type, flags, preempt_count, pid),

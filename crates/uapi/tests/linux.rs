@@ -66,6 +66,9 @@ fn layouts_are_those_of_other_bindings() {
         signature = signature flags = flags pad = pad
     }
     same_fields! {
+        linux::OpenHow = general::open_how: flags = flags mode = mode resolve = resolve
+    }
+    same_fields! {
         signal::StackT = general::sigaltstack:
         ss_sp = ss_sp ss_flags = ss_flags ss_size = ss_size
     }

@@ -28,6 +28,9 @@ pub const __USER_CS: u16 = 0x33;
 pub const __USER_DS: u16 = 0x2b;
 /// Its limit holds the current CPU and node.
 pub const __CPUNODE_SEG: u16 = 0x7b;
+/// The bits of that limit that are the CPU; those above are the node.
+pub const VDSO_CPUNODE_BITS: u32 = 12;
+pub const VDSO_CPUNODE_MASK: u32 = (1 << VDSO_CPUNODE_BITS) - 1;
 
 // asm/page_64_types.h, not for user space
 /// The end of user space, without five-level paging: 47 bits less a guard page.
