@@ -1,5 +1,5 @@
-//! Helpers: their numbers, their arguments and results (`struct bpf_func_proto`), the maps they work
-//! on, and the programs that may call them.
+//! Helpers: their numbers, their arguments and results (`struct bpf_func_proto`), the maps that
+//! they work on, and the programs that may call them.
 //!
 //! The tables hold every helper of Linux 6.18. A helper whose arguments depend on the program type
 //! has an entry for each form.

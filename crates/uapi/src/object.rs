@@ -1,5 +1,5 @@
-//! The kernel's objects in memory of programs: in values of maps, in objects that programs allocate,
-//! and on the stack (`linux/bpf.h`). Their contents are no part of the interface.
+//! The kernel's objects in memory of programs: in values of maps, in objects that programs
+//! allocate, and on the stack (`linux/bpf.h`). Their contents are no part of the interface.
 
 use crate::layout;
 
