@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use beeline_uapi::nr;
 use beeline_uapi::signal::{
     SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
-    SIGTRAP,
+    SIGTRAP, SigInfo,
 };
 
 use crate::abi::{
@@ -19,15 +19,6 @@ use crate::arch::{self, loads};
 use crate::enter::{beeline_enter, links_of, miss};
 use crate::sys;
 
-/// The kernel's `siginfo_t`, as far as the agent looks.
-#[repr(C)]
-#[derive(Debug)]
-pub struct SignalInfo {
-    signo: i32,
-    errno: i32,
-    code: i32,
-}
-
 /// The handler, entered through a [`HandlerStub`], which adds the last two
 /// arguments.
 ///
@@ -37,13 +28,13 @@ pub struct SignalInfo {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn beeline_signal(
     signal: u32,
-    info: *mut SignalInfo,
+    info: *mut SigInfo,
     context: *mut UserContext,
     target: *const Target,
     level: u32,
 ) {
     // SAFETY: the kernel passes a frame that the handler may change; the stub names its own target.
-    let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
+    let (code, registers, this) = unsafe { ((*info).si_code, &mut *context, &*target) };
     // A positive code: the kernel raised it for an action of this very thread.
     if signal == SIGTRAP {
         if code == arch::BREAKPOINT_CODE && breakpoint(this, level, registers) {
@@ -244,7 +235,7 @@ fn disturbed(target: &Target) {
 /// Carries out the action that a level's handler replaces.
 unsafe fn hand_on(
     signal: u32,
-    info: *mut SignalInfo,
+    info: *mut SigInfo,
     context: *mut UserContext,
     (target, level): (&Target, u32),
 ) {
@@ -255,7 +246,7 @@ unsafe fn hand_on(
     };
     let action = *saved;
     // SAFETY: this is the kernel's own siginfo.
-    let raised_by_fault = unsafe { (*info).code } > 0;
+    let raised_by_fault = unsafe { (*info).si_code } > 0;
     match action.handler {
         SIG_IGN if !raised_by_fault => {}
         // A fault cannot be ignored: the kernel takes the default action then.
@@ -282,7 +273,7 @@ unsafe fn hand_on(
             // give it. The mask and the stack are as it asked for, because the agent's action
             // copies its flags and mask.
             unsafe {
-                let handler: extern "C" fn(u32, *mut SignalInfo, *mut UserContext) =
+                let handler: extern "C" fn(u32, *mut SigInfo, *mut UserContext) =
                     core::mem::transmute(handler);
                 handler(signal, info, context);
             }

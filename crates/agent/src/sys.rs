@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU32;
 
 use beeline_uapi::linux::FUTEX_WAKE;
 use beeline_uapi::nr;
-use beeline_uapi::signal::{self, SS_DISABLE};
+use beeline_uapi::signal::{self, SS_DISABLE, StackT};
 
 use crate::abi::SignalAction;
 pub use crate::arch::syscall6;
@@ -131,21 +131,13 @@ pub fn pause() {
     unsafe { syscall(nr::NANOSLEEP, [(&raw const time) as u64, 0, 0, 0]) };
 }
 
-/// The kernel's `stack_t`.
-#[repr(C)]
-#[derive(Default)]
-struct AlternateStack {
-    start: usize,
-    flags: i32,
-    len: usize,
-}
-
 /// Returns the range of the stack for this thread's signal handlers that ask for one of their own
 /// (`sigaltstack`), if there is one.
 pub fn alternate_stack() -> Option<core::ops::Range<usize>> {
-    let mut stack = AlternateStack::default();
+    let mut stack = StackT::default();
     // SAFETY: the call writes one `stack_t`, which this is.
     let done = unsafe { syscall(nr::SIGALTSTACK, [0, (&raw mut stack) as u64, 0, 0]) };
-    let is_there = done == 0 && stack.flags & SS_DISABLE == 0;
-    is_there.then(|| stack.start..stack.start.wrapping_add(stack.len))
+    let is_there = done == 0 && stack.ss_flags & SS_DISABLE == 0;
+    let start = stack.ss_sp as usize;
+    is_there.then(|| start..start.wrapping_add(stack.ss_size as usize))
 }

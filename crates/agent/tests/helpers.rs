@@ -2,20 +2,20 @@
 
 mod common;
 
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 use common::maps::kernel::{
     KernelMap, insn, is_missing, map_address, move_imm, try_run, value_address,
 };
 use common::maps::{Ours, spec};
 use common::{Environment, Random};
 
-const DYNPTR_FROM_MEM: u32 = 197;
-const DYNPTR_READ: u32 = 201;
-const DYNPTR_WRITE: u32 = 202;
-const DYNPTR_DATA: u32 = 203;
-const JIFFIES: u32 = 118;
-const NUMA_NODE: u32 = 42;
-const NS_PID_TGID: u32 = 120;
+const DYNPTR_FROM_MEM: u32 = HelperId::DYNPTR_FROM_MEM.0;
+const DYNPTR_READ: u32 = HelperId::DYNPTR_READ.0;
+const DYNPTR_WRITE: u32 = HelperId::DYNPTR_WRITE.0;
+const DYNPTR_DATA: u32 = HelperId::DYNPTR_DATA.0;
+const JIFFIES: u32 = HelperId::JIFFIES64.0;
+const NUMA_NODE: u32 = HelperId::GET_NUMA_NODE_ID.0;
+const NS_PID_TGID: u32 = HelperId::GET_NS_CURRENT_PID_TGID.0;
 /// The memory behind a dynptr.
 const MEMORY: usize = 64;
 /// The bytes to write.
@@ -173,10 +173,10 @@ fn dynptrs_are_checked_as_by_the_kernel() {
 
 #[test]
 fn records_are_reserved_as_by_the_kernel() {
-    const RESERVE: u32 = 198;
-    const SUBMIT: u32 = 199;
-    const DISCARD: u32 = 200;
-    const QUERY: u32 = 134;
+    const RESERVE: u32 = HelperId::RINGBUF_RESERVE_DYNPTR.0;
+    const SUBMIT: u32 = HelperId::RINGBUF_SUBMIT_DYNPTR.0;
+    const DISCARD: u32 = HelperId::RINGBUF_DISCARD_DYNPTR.0;
+    const QUERY: u32 = HelperId::RINGBUF_QUERY.0;
     const BYTES: u32 = 4096;
     if is_missing() {
         return;

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use beeline_agent::abi::{Site, TID_UNKNOWN};
 use beeline_codegen::{Baseline, Bytecode, Compiler, Executable, Machine, MapShape};
 use beeline_isa::Insn;
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 
 use common::maps::kernel::insn;
 use common::maps::{Ours, caller, spec};
@@ -16,15 +16,15 @@ use common::{Environment, Random};
 const PER_CPU_ARRAY: MapType = MapType::PERCPU_ARRAY;
 const CPUS: u32 = 3;
 
-const LOOKUP: i32 = 1;
-const CPU: i32 = 8;
-const PID_TGID: i32 = 14;
-const FUNC_IP: i32 = 173;
-const COOKIE: i32 = 174;
-const LOOKUP_OF_CPU: i32 = 195;
+const LOOKUP: HelperId = HelperId::MAP_LOOKUP_ELEM;
+const CPU: HelperId = HelperId::GET_SMP_PROCESSOR_ID;
+const PID_TGID: HelperId = HelperId::GET_CURRENT_PID_TGID;
+const FUNC_IP: HelperId = HelperId::GET_FUNC_IP;
+const COOKIE: HelperId = HelperId::GET_ATTACH_COOKIE;
+const LOOKUP_OF_CPU: HelperId = HelperId::MAP_LOOKUP_PERCPU_ELEM;
 
-fn call(helper: i32) -> u64 {
-    insn(0x85, 0, 0, 0, helper)
+fn call(helper: HelperId) -> u64 {
+    insn(0x85, 0, 0, 0, helper.0.cast_signed())
 }
 
 const EXIT: u64 = 0x95;
@@ -218,7 +218,7 @@ fn cpu_cookie_and_place_are_those_that_the_helpers_give() {
 }
 
 /// Asserts that the helper and the inlined code both give this.
-fn expect(environment: &mut Environment, helper: i32, expected: u64) {
+fn expect(environment: &mut Environment, helper: HelperId, expected: u64) {
     let results = both(environment, &[call(helper), EXIT], MapShape::Opaque);
     assert_eq!(results, [expected; 2], "helper {helper}");
 }

@@ -1,73 +1,18 @@
 //! The interpreter's faults, and its clean-up after a program that ended early.
 
 mod common;
+#[path = "interpreter/insns.rs"]
+mod insns;
 
 use beeline_agent::helpers;
 use beeline_codegen::{Bytecode, Engine, Interpreter};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::Fields;
-use beeline_uapi::MapType;
-use beeline_uapi::flags;
+use beeline_uapi::{HelperId as Id, MapType, flags};
 
 use common::Environment;
 use common::maps::{Ours, spec};
-
-const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
-
-const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
-    Insn {
-        code,
-        dst,
-        src,
-        off,
-        imm,
-    }
-}
-
-fn mov(dst: u8, imm: i32) -> Insn {
-    insn(ALU64 | MOV | K, dst, 0, 0, imm)
-}
-
-fn copy(dst: u8, src: u8) -> Insn {
-    insn(ALU64 | MOV | X, dst, src, 0, 0)
-}
-
-fn add(dst: u8, imm: i32) -> Insn {
-    insn(ALU64 | ADD | K, dst, 0, 0, imm)
-}
-
-fn load(dst: u8, src: u8, off: i16) -> Insn {
-    insn(LDX | MEM | DW, dst, src, off, 0)
-}
-
-fn store(dst: u8, off: i16, src: u8) -> Insn {
-    insn(STX | MEM | DW, dst, src, off, 0)
-}
-
-fn call(helper: i32) -> Insn {
-    insn(JMP | CALL, 0, 0, 0, helper)
-}
-
-fn call_local(off: i32) -> Insn {
-    insn(JMP | CALL, 0, PSEUDO_CALL, 0, off)
-}
-
-/// `dst` = map n
-fn map(dst: u8, number: u64) -> [Insn; 2] {
-    imm64(dst, PSEUDO_MAP_FD, number)
-}
-
-/// `dst` = r10 + `off`, with zeros stored there
-fn slot(dst: u8, off: i16) -> [Insn; 3] {
-    [
-        insn(ST | MEM | DW, 10, 0, off, 0),
-        copy(dst, 10),
-        add(dst, off.into()),
-    ]
-}
-
-/// Exits with 0 if r0 is 0.
-const UNLESS_NULL: [Insn; 2] = [insn(JMP | JNE | K, 0, 0, 1, 0), END];
+use insns::*;
 
 /// Runs a program with 16 bytes of context; returns r0, or the fault.
 fn outcome(environment: &mut Environment, parts: &[&[Insn]]) -> Result<u64, String> {
@@ -148,7 +93,7 @@ fn registers_that_were_never_written() {
     refused(&[copy(0, 3), END], "insn 0: R3 !read_ok");
     refused(&[END], "insn 0: R0 !read_ok");
     // After a helper, and after one that returns nothing.
-    refused(&[call(5), copy(0, 1), END], "R1 !read_ok");
+    refused(&[call(Id::KTIME_GET_NS), copy(0, 1), END], "R1 !read_ok");
     // Written on one path only.
     refused(
         &[
@@ -183,7 +128,7 @@ fn programs_that_run_for_too_long_are_stopped() {
             rest,
             mov(3, 0),
             mov(4, 0),
-            call(181),
+            call(Id::LOOP),
             END,
         ]
     };
@@ -207,7 +152,7 @@ fn long_functions_that_are_called_often() {
         rest,
         mov(3, 0),
         mov(4, 0),
-        call(181),
+        call(Id::LOOP),
         END,
     ];
     refused(&mut nothing, &[&by_helper, &long], "for too long");
@@ -223,7 +168,7 @@ fn places_of_the_table_that_are_no_helpers() {
     for id in 240..256 {
         assert!(helpers::ALL.iter().all(|helper| helper.number != id));
         let why = format!("the arguments of helper {id} are not known");
-        let by_number = [copy(3, 1), mov(2, 8), call(id as i32), mov(0, 0), END];
+        let by_number = [copy(3, 1), mov(2, 8), call(Id(id)), mov(0, 0), END];
         refused(&mut nothing, &[&by_number], &why);
     }
 }
@@ -271,7 +216,13 @@ fn maps() -> Maps {
 
 /// `r0` = the first element of map n, or the end.
 fn look_up(number: u64) -> Vec<Insn> {
-    [&map(1, number)[..], &slot(2, -8), &[call(1)], &UNLESS_NULL].concat()
+    [
+        &map(1, number)[..],
+        &slot(2, -8),
+        &[call(Id::MAP_LOOKUP_ELEM)],
+        &UNLESS_NULL,
+    ]
+    .concat()
 }
 
 #[test]
@@ -317,7 +268,7 @@ fn stores_to_read_only_maps_are_refused() {
         &map(1, CONSTANTS)[..],
         &slot(2, -8),
         &slot(3, -24),
-        &[mov(4, 0), call(2), END],
+        &[mov(4, 0), call(Id::MAP_UPDATE_ELEM), END],
     ];
     refused(
         here,
@@ -331,7 +282,7 @@ fn arguments_of_helpers() {
     let mut maps = maps();
     let here = &mut maps.environment;
     let end = [mov(0, 0), END];
-    let look_up = |parts: &[Insn]| [parts, &[call(1)], &end].concat();
+    let look_up = |parts: &[Insn]| [parts, &[call(Id::MAP_LOOKUP_ELEM)], &end].concat();
     refused(
         here,
         &[&look_up(&[mov(1, 1), mov(2, 0)])],
@@ -351,14 +302,25 @@ fn arguments_of_helpers() {
     let value = [
         &map(1, ARRAY)[..],
         &slot(2, -8),
-        &[copy(3, 10), add(3, -12), mov(4, 0), call(2)],
+        &[
+            copy(3, 10),
+            add(3, -12),
+            mov(4, 0),
+            call(Id::MAP_UPDATE_ELEM),
+        ],
     ];
     refused(
         here,
         &[&value.concat(), &end],
         "R3 invalid read from memory, 16 bytes",
     );
-    let comm = |size| [&slot(1, -8)[..], &[mov(2, size), call(16)]].concat();
+    let comm = |size| {
+        [
+            &slot(1, -8)[..],
+            &[mov(2, size), call(Id::GET_CURRENT_COMM)],
+        ]
+        .concat()
+    };
     assert_eq!(outcome(here, &[&comm(8), &end]), Ok(0));
     refused(
         here,
@@ -369,27 +331,33 @@ fn arguments_of_helpers() {
     refused(here, &[&comm(-1), &end], "R1 invalid write to memory");
     let compare = [&slot(1, -8)[..], &[mov(2, 8), copy(3, 10), add(3, -1)]].concat();
     let ones = insn(ST | MEM | DW, 10, 0, -8, -1);
-    assert_eq!(outcome(here, &[&compare, &[call(182)], &end]), Ok(0));
+    assert_eq!(
+        outcome(here, &[&compare, &[call(Id::STRNCMP)], &end]),
+        Ok(0)
+    );
     refused(
         here,
-        &[&compare, &[ones, call(182)], &end],
+        &[&compare, &[ones, call(Id::STRNCMP)], &end],
         "R3 is not a string that ends",
     );
-    let looped = [mov(1, 1), mov(2, 7), mov(3, 0), mov(4, 0), call(181)];
+    let looped = [mov(1, 1), mov(2, 7), mov(3, 0), mov(4, 0), call(Id::LOOP)];
     refused(here, &[&looped, &end], "R2 is not a function");
     refused(
         here,
-        &[&[mov(1, 0), call(35), call(173)], &end],
+        &[
+            &[mov(1, 0), call(Id::GET_CURRENT_TASK), call(Id::GET_FUNC_IP)],
+            &end,
+        ],
         "R1 !read_ok",
     );
     refused(
         here,
-        &[&[mov(1, 0), call(173)], &end],
+        &[&[mov(1, 0), call(Id::GET_FUNC_IP)], &end],
         "R1 is not the context",
     );
     refused(
         here,
-        &[&[mov(1, 0), mov(2, 0), call(58)], &end],
+        &[&[mov(1, 0), mov(2, 0), call(Id::OVERRIDE_RETURN)], &end],
         "R1 is not the context",
     );
 }
@@ -400,11 +368,17 @@ fn records_are_handed_back() {
     let here = &mut maps.environment;
     let reserve = [
         &map(1, RING)[..],
-        &[mov(2, 8), mov(3, 0), call(131)],
+        &[mov(2, 8), mov(3, 0), call(Id::RINGBUF_RESERVE)],
         &UNLESS_NULL,
     ]
     .concat();
-    let submit = [copy(1, 0), mov(2, 0), call(132), mov(0, 3), END];
+    let submit = [
+        copy(1, 0),
+        mov(2, 0),
+        call(Id::RINGBUF_SUBMIT),
+        mov(0, 3),
+        END,
+    ];
     assert_eq!(
         outcome(
             here,
@@ -422,10 +396,10 @@ fn records_are_handed_back() {
         copy(6, 0),
         copy(1, 0),
         mov(2, 0),
-        call(132),
+        call(Id::RINGBUF_SUBMIT),
         copy(1, 6),
         mov(2, 0),
-        call(132),
+        call(Id::RINGBUF_SUBMIT),
     ];
     refused(
         here,
@@ -436,7 +410,7 @@ fn records_are_handed_back() {
         copy(6, 0),
         copy(1, 0),
         mov(2, 0),
-        call(132),
+        call(Id::RINGBUF_SUBMIT),
         load(0, 6, 0),
         END,
     ];
@@ -456,15 +430,27 @@ fn dynptrs_are_what_a_helper_made() {
     let here = &mut maps.environment;
     let make = [
         &map(1, RING)[..],
-        &[mov(2, 8), mov(3, 0), copy(4, 10), add(4, -16), call(198)],
+        &[
+            mov(2, 8),
+            mov(3, 0),
+            copy(4, 10),
+            add(4, -16),
+            call(Id::RINGBUF_RESERVE_DYNPTR),
+        ],
     ]
     .concat();
-    let part = [copy(1, 10), add(1, -16), mov(2, 0), mov(3, 8), call(203)];
+    let part = [
+        copy(1, 10),
+        add(1, -16),
+        mov(2, 0),
+        mov(3, 8),
+        call(Id::DYNPTR_DATA),
+    ];
     let discard = [
         copy(1, 10),
         add(1, -16),
         mov(2, 0),
-        call(200),
+        call(Id::RINGBUF_DISCARD_DYNPTR),
         mov(0, 4),
         END,
     ];
@@ -506,8 +492,8 @@ fn locks_are_released() {
         .expect("an element");
     let here = &mut maps.environment;
     let found = look_up(LOCKS);
-    let lock = [copy(6, 0), copy(1, 0), add(1, 4), call(93)];
-    let unlock = [copy(1, 6), add(1, 4), call(94), mov(0, 8), END];
+    let lock = [copy(6, 0), copy(1, 0), add(1, 4), call(Id::SPIN_LOCK)];
+    let unlock = [copy(1, 6), add(1, 4), call(Id::SPIN_UNLOCK), mov(0, 8), END];
     assert_eq!(outcome(here, &[&found, &lock, &unlock]), Ok(8));
     refused(
         here,
@@ -518,12 +504,12 @@ fn locks_are_released() {
     assert_eq!(outcome(here, &[&found, &lock, &unlock]), Ok(8));
     refused(
         here,
-        &[&found, &lock, &[call(5), END]],
+        &[&found, &lock, &[call(Id::KTIME_GET_NS), END]],
         "while holding a lock",
     );
     refused(
         here,
-        &[&found, &[copy(1, 0), call(93), END]],
+        &[&found, &[copy(1, 0), call(Id::SPIN_LOCK), END]],
         "R1 is not a lock",
     );
     refused(
@@ -540,7 +526,14 @@ fn callbacks_are_watched_too() {
     let [function, rest] = imm64(2, PSEUDO_FUNC, 5);
     let each = [
         &map(1, ARRAY)[..],
-        &[function, rest, mov(3, 0), mov(4, 0), call(164), END],
+        &[
+            function,
+            rest,
+            mov(3, 0),
+            mov(4, 0),
+            call(Id::FOR_EACH_MAP_ELEM),
+            END,
+        ],
     ]
     .concat();
     let count = |body: &[Insn]| [body, &[mov(0, 0), END]].concat();
@@ -558,7 +551,13 @@ fn callbacks_are_watched_too() {
     );
     refused(here, &[&each, &count(&[copy(0, 5)])], "R5 !read_ok");
     // Poison ends what the helper does, as in compiled code.
-    assert_eq!(outcome(here, &[&each, &count(&[call(POISON_CORE)])]), Ok(1));
+    assert_eq!(
+        outcome(
+            here,
+            &[&each, &count(&[call(Id(POISON_CORE.cast_unsigned()))])]
+        ),
+        Ok(1)
+    );
 }
 
 #[test]
@@ -574,13 +573,22 @@ fn missing_objects_are_refused() {
     let [first, rest] = map(0, 0);
     refused(&[first, rest, END], "there is no map 0");
     refused(
-        &[call(250), END],
+        &[call(Id(250)), END],
         "the arguments of helper 250 are not known",
     );
-    refused(&[mov(1, 0), call(185), END], "R1 is not the context");
-    refused(&[call(185), END], "there is no helper 185 here");
+    refused(
+        &[mov(1, 0), call(Id::GET_FUNC_ARG_CNT), END],
+        "R1 is not the context",
+    );
+    refused(
+        &[call(Id::GET_FUNC_ARG_CNT), END],
+        "there is no helper 185 here",
+    );
     assert_eq!(
-        outcome(&mut nothing, &[&[mov(0, 1), call(POISON_CORE), END]]),
+        outcome(
+            &mut nothing,
+            &[&[mov(0, 1), call(Id(POISON_CORE.cast_unsigned())), END]]
+        ),
         Ok(0)
     );
 }

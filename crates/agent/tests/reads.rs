@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use beeline_codegen::{Baseline, Bytecode, Compiler, Executable, Machine};
 use beeline_isa::Insn;
+use beeline_uapi::HelperId;
 use beeline_uapi::linux::PAGE_SIZE;
 
 use common::Environment;
@@ -17,12 +18,12 @@ const PAGE: usize = PAGE_SIZE as usize;
 const EFAULT: u64 = -14_i64 as u64;
 
 /// `probe_read(context[1], size, context[0])`
-fn read(helper: i32, size: i32) -> Vec<Insn> {
+fn read(helper: HelperId, size: i32) -> Vec<Insn> {
     let words = [
         insn(0x79, 3, 1, 0, 0),
         insn(0x79, 1, 1, 8, 0),
         insn(0xb7, 2, 0, 0, size),
-        insn(0x85, 0, 0, 0, helper),
+        insn(0x85, 0, 0, 0, helper.0.cast_signed()),
         insn(0x95, 0, 0, 0, 0),
     ];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -36,7 +37,7 @@ fn run(
     from: *const u8,
     in_agent: bool,
 ) -> (u64, [u8; 16]) {
-    let insns = read(113, size);
+    let insns = read(HelperId::PROBE_READ_KERNEL, size);
     let program = Bytecode {
         in_agent,
         ..Bytecode::new(&insns)

@@ -2,15 +2,14 @@
 
 mod common;
 
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, HelperId, MapType, flags};
 use common::maps::kernel::{KernelMap, call, insn, is_missing, move_imm, try_run, value_address};
 use common::maps::spec;
 use common::{Environment, Random};
 
-const READ_ONLY_FOR_PROGRAMS: u32 = 1 << 7;
-const SNPRINTF: u32 = 165;
-const STRTOL: u32 = 105;
-const STRTOUL: u32 = 106;
+const SNPRINTF: u32 = HelperId::SNPRINTF.0;
+const STRTOL: u32 = HelperId::STRTOL.0;
+const STRTOUL: u32 = HelperId::STRTOUL.0;
 /// Bytes of the map that holds arguments and the data that they point to.
 const DATA: usize = 4096;
 /// The offset of the strings in it.
@@ -46,7 +45,7 @@ fn array(value: &[u8], flags: u32) -> KernelMap {
 
 /// Returns the kernel's result and buffer; `Err` if it refuses the program.
 fn kernel(case: &Case) -> Result<(i32, Vec<u8>), Errno> {
-    let format = array(&case.format, READ_ONLY_FOR_PROGRAMS);
+    let format = array(&case.format, flags::RDONLY_PROG);
     format.freeze().unwrap();
     let data = array(&case.data, 0);
     let out = array(&[UNTOUCHED; OUT], 0);
@@ -69,7 +68,7 @@ fn kernel(case: &Case) -> Result<(i32, Vec<u8>), Errno> {
     program.extend(value_address(3, &format, 0));
     program.push(insn(0xbf, 4, 6, 0, 0));
     program.push(move_imm(5, 8 * case.args.len() as i32));
-    program.extend(call(SNPRINTF as i32));
+    program.extend(call(HelperId::SNPRINTF));
     let result = try_run(&program, &mut [0; 1 << 16])?;
     let mut text = vec![0; OUT];
     out.lookup(&[0; 4], &mut text).unwrap();

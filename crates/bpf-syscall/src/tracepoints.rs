@@ -5,10 +5,14 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs;
+use std::mem::offset_of;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_uapi::tracepoint::{
+    SysEnter, SysExit, SyscallTraceEnter, SyscallTraceExit, TraceEntry,
+};
 
 use crate::syscall_table::SystemCall;
 use crate::tracefs::{MOUNTS, is_readable};
@@ -27,16 +31,12 @@ pub(crate) const GROUPS: [&str; 2] = ["raw_syscalls", "syscalls"];
 /// The first number used where the kernel's cannot be read: far above the kernel's.
 const OWN_IDS: u32 = 0x0bee_0000;
 
-/// The fields that the kernel lays out before each event's own.
-const COMMON_FIELDS: &str = "\
-\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
-\tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;
-\tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;
-\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
-";
-
-/// The offset of the arguments or the result.
-const ARGUMENTS_AT: u32 = 16;
+/// The offset and the bytes of a field.
+macro_rules! place {
+    ($of:ident.$field:ident) => {
+        (offset_of!($of, $field), size_of_val(&$of::default().$field))
+    };
+}
 
 impl Tracepoint {
     /// Returns all tracepoints of a group.
@@ -105,15 +105,13 @@ impl Tracepoint {
     /// Returns the bytes of context that a program on it may look at: to the end of the last field,
     /// as the kernel counts.
     pub(crate) fn context_end(&self) -> u32 {
-        const RAW_ARGUMENTS: u32 = 6;
-        let words = match (self.edge, self.call) {
-            (Edge::Exit, _) => 1,
-            (Edge::Enter, None) => RAW_ARGUMENTS,
-            // The number is a field of four bytes.
-            (Edge::Enter, Some(call)) if call.arguments.is_empty() => return 12,
-            (Edge::Enter, Some(call)) => call.arguments.len() as u32,
+        let end = match (self.edge, self.call) {
+            (Edge::Exit, None) => size_of::<SysExit>(),
+            (Edge::Exit, Some(_)) => size_of::<SyscallTraceExit>(),
+            (Edge::Enter, None) => size_of::<SysEnter>(),
+            (Edge::Enter, Some(call)) => SyscallTraceEnter::end(call.arguments.len()),
         };
-        ARGUMENTS_AT + 8 * words
+        end as u32
     }
 
     /// Returns the tracepoint that an event's program is attached to.
@@ -155,59 +153,81 @@ impl Tracepoint {
 
     /// Returns the text of the file `format` in tracefs, as Linux 6.18 writes it.
     pub(crate) fn format(&self, id: u32) -> String {
-        let mut text = format!(
-            "name: {}\nID: {id}\nformat:\n{COMMON_FIELDS}\n",
-            self.name()
-        );
-        let Some(call) = self.call else {
-            text += raw_format(self.edge);
-            return text;
-        };
-        text += "\tfield:int __syscall_nr;\toffset:8;\tsize:4;\tsigned:1;\n";
-        // Writing to a string does not fail.
-        let _ = match self.edge {
-            Edge::Enter => write_arguments(&mut text, call),
-            Edge::Exit => text.write_str(
-                "\tfield:long ret;\toffset:16;\tsize:8;\tsigned:1;\n\nprint fmt: \"0x%lx\", REC->ret\n",
-            ),
-        };
+        let mut text = format!("name: {}\nID: {id}\nformat:\n", self.name());
+        write_common(&mut text);
+        text.push('\n');
+        match (self.call, self.edge) {
+            (None, Edge::Enter) => {
+                field(&mut text, "long id", place!(SysEnter.id), true);
+                field(
+                    &mut text,
+                    "unsigned long args[6]",
+                    place!(SysEnter.args),
+                    false,
+                );
+                text += "\nprint fmt: \"NR %ld (%lx, %lx, %lx, %lx, %lx, %lx)\", REC->id, \
+                         REC->args[0], REC->args[1], REC->args[2], REC->args[3], REC->args[4], \
+                         REC->args[5]\n";
+            }
+            (None, Edge::Exit) => {
+                field(&mut text, "long id", place!(SysExit.id), true);
+                field(&mut text, "long ret", place!(SysExit.ret), true);
+                text += "\nprint fmt: \"NR %ld = %ld\", REC->id, REC->ret\n";
+            }
+            (Some(call), Edge::Enter) => {
+                let number = place!(SyscallTraceEnter.nr);
+                field(&mut text, "int __syscall_nr", number, true);
+                write_arguments(&mut text, call);
+            }
+            (Some(_), Edge::Exit) => {
+                let number = place!(SyscallTraceExit.nr);
+                field(&mut text, "int __syscall_nr", number, true);
+                field(&mut text, "long ret", place!(SyscallTraceExit.ret), true);
+                text += "\nprint fmt: \"0x%lx\", REC->ret\n";
+            }
+        }
         text
     }
 }
 
-fn write_arguments(text: &mut String, call: &SystemCall) -> std::fmt::Result {
-    for (argument, offset) in call.arguments.iter().zip((ARGUMENTS_AT..).step_by(8)) {
-        let (type_name, name) = (argument.type_name, argument.name);
-        writeln!(
-            text,
-            "\tfield:{type_name} {name};\toffset:{offset};\tsize:8;\tsigned:0;"
-        )?;
+/// Writes the line of a field, given its declaration in C and whether it is a signed number.
+fn field(text: &mut String, declaration: &str, (offset, size): (usize, usize), is_signed: bool) {
+    let signed = u8::from(is_signed);
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "\tfield:{declaration};\toffset:{offset};\tsize:{size};\tsigned:{signed};"
+    );
+}
+
+/// Writes the fields that the kernel lays out before each event's own.
+fn write_common(text: &mut String) {
+    let (flags, count) = (place!(TraceEntry.flags), place!(TraceEntry.preempt_count));
+    field(
+        text,
+        "unsigned short common_type",
+        place!(TraceEntry.r#type),
+        false,
+    );
+    field(text, "unsigned char common_flags", flags, false);
+    field(text, "unsigned char common_preempt_count", count, false);
+    field(text, "int common_pid", place!(TraceEntry.pid), true);
+}
+
+fn write_arguments(text: &mut String, call: &SystemCall) {
+    let size = size_of::<u64>();
+    let offsets = (offset_of!(SyscallTraceEnter, args)..).step_by(size);
+    for (argument, offset) in call.arguments.iter().zip(offsets) {
+        let declaration = format!("{} {}", argument.type_name, argument.name);
+        field(text, &declaration, (offset, size), false);
     }
     let names = || call.arguments.iter().map(|argument| argument.name);
     let formats: Vec<_> = names().map(|name| format!("{name}: 0x%08lx")).collect();
-    write!(text, "\nprint fmt: \"{}\"", formats.join(", "))?;
+    *text += &format!("\nprint fmt: \"{}\"", formats.join(", "));
     for name in names() {
-        write!(text, ", ((unsigned long)(REC->{name}))")?;
+        *text += &format!(", ((unsigned long)(REC->{name}))");
     }
-    writeln!(text)
-}
-
-fn raw_format(edge: Edge) -> &'static str {
-    match edge {
-        Edge::Enter => {
-            "\tfield:long id;\toffset:8;\tsize:8;\tsigned:1;
-\tfield:unsigned long args[6];\toffset:16;\tsize:48;\tsigned:0;
-
-print fmt: \"NR %ld (%lx, %lx, %lx, %lx, %lx, %lx)\", REC->id, REC->args[0], REC->args[1], REC->args[2], REC->args[3], \
-REC->args[4], REC->args[5]\n"
-        }
-        Edge::Exit => {
-            "\tfield:long id;\toffset:8;\tsize:8;\tsigned:1;
-\tfield:long ret;\toffset:16;\tsize:8;\tsigned:1;
-
-print fmt: \"NR %ld = %ld\", REC->id, REC->ret\n"
-        }
-    }
+    text.push('\n');
 }
 
 /// The kernel's numbers of these tracepoints, which differ between kernels.

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_uapi::{Command, Errno, MapType, ProgramType};
 use common::play;
 use common::tool::*;
 
@@ -15,7 +15,7 @@ const E2BIG: i64 = -(libc::E2BIG as i64);
 const ENOENT: i64 = -(libc::ENOENT as i64);
 const EFAULT: i64 = -(libc::EFAULT as i64);
 const EPERM: i64 = -(libc::EPERM as i64);
-const ENOTSUPP: i64 = -524;
+const ENOTSUPP: i64 = -(Errno::ENOTSUPP.0 as i64);
 
 /// Not a test of its own: the tool's side of all the others.
 #[test]

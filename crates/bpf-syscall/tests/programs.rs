@@ -3,7 +3,7 @@
 #[macro_use]
 mod common;
 
-use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_uapi::{Command, Errno, MapType, ProgramType};
 use common::fake::{BAD_PROGRAM, LOG};
 use common::play;
 use common::tool::*;
@@ -11,7 +11,7 @@ use common::tool::*;
 const EBADF: i64 = -(libc::EBADF as i64);
 const EINVAL: i64 = -(libc::EINVAL as i64);
 const E2BIG: i64 = -(libc::E2BIG as i64);
-const ENOTSUPP: i64 = -524;
+const ENOTSUPP: i64 = -(Errno::ENOTSUPP.0 as i64);
 
 /// Not a test of its own: the tool's side of all the others.
 #[test]

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU64};
 
 use beeline_hook::{CallForm, CallSites, Function};
+use beeline_uapi::signal::{SA_RESTORER, Sigaction};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -222,17 +223,6 @@ extern "C" fn handler(_: i32) {
     HANDLED.fetch_add(1, Relaxed);
 }
 
-/// The kernel's structure.
-#[repr(C)]
-struct Action {
-    handler: usize,
-    flags: u64,
-    restorer: u64,
-    mask: u64,
-}
-
-const SA_RESTORER: u64 = 0x0400_0000;
-
 #[test]
 fn a_signal_handler_returns_through_a_hook() {
     in_a_child(|| {
@@ -242,8 +232,8 @@ fn a_signal_handler_returns_through_a_hook() {
         let restorer = b"\x31\xc0\x0c\x0f\x0f\x05\x0f\x1f\x00\x0f\x0b";
         let (restorer, plans) = hooks.hooked(restorer);
         assert_eq!(plans[0].number, None);
-        let action = Action {
-            handler: handler as *const () as usize,
+        let action = Sigaction {
+            handler: handler as *const () as u64,
             flags: SA_RESTORER,
             restorer,
             mask: 0,

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use beeline_uapi::linux::{
     PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
-    PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG, PTRACE_SYSCALL_BIT,
+    PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG, PTRACE_SYSCALL_BIT, PtraceRseqConfiguration,
+    PtraceSudConfig,
 };
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{c_int, c_uint, pid_t};
@@ -51,28 +52,6 @@ pub(crate) enum Event {
     Exec,
     /// Ended; its exit status is left for its parent.
     Gone,
-}
-
-/// `struct ptrace_sud_config`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SyscallDispatch {
-    /// 0: off.
-    pub mode: u64,
-    pub selector: u64,
-    pub offset: u64,
-    pub len: u64,
-}
-
-/// `struct ptrace_rseq_configuration`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct RseqConfiguration {
-    pointer: u64,
-    size: u32,
-    signature: u32,
-    flags: u32,
-    pad: u32,
 }
 
 /// `PTRACE_SEIZE`: makes this thread the tracer of `tid`, which goes on running.
@@ -202,8 +181,8 @@ pub(crate) fn awaits_any_fault(tid: pid_t) -> Result<bool, Error> {
 /// Returns where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells
 /// (5.13 and later).
 pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
-    let mut rseq = RseqConfiguration::default();
-    let len = size_of::<RseqConfiguration>();
+    let mut rseq = PtraceRseqConfiguration::default();
+    let len = size_of::<PtraceRseqConfiguration>();
     // SAFETY: this request writes at most as many bytes as its address says to data, which has that
     // many. It returns a count, so any answer but -1 is a success.
     unsafe {
@@ -215,14 +194,14 @@ pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
         )
     }
     .ok()?;
-    (rseq.pointer != 0).then_some(rseq.pointer)
+    (rseq.rseq_abi_pointer != 0).then_some(rseq.rseq_abi_pointer)
 }
 
 /// Returns the configuration by which a stopped thread's system calls are dispatched to itself, if
 /// the kernel tells (6.4 and later).
-pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<SyscallDispatch> {
-    let mut config = SyscallDispatch::default();
-    let len = size_of::<SyscallDispatch>();
+pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<PtraceSudConfig> {
+    let mut config = PtraceSudConfig::default();
+    let len = size_of::<PtraceSudConfig>();
     // SAFETY: this request writes as many bytes as its address says to data, which has that many.
     unsafe {
         request(
@@ -237,14 +216,14 @@ pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<SyscallDispatch> {
 }
 
 /// Sets what [`syscall_dispatch`] returns.
-pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Result<(), Error> {
+pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &PtraceSudConfig) -> Result<(), Error> {
     let data = std::ptr::from_ref(config) as usize;
     // SAFETY: this request reads as many bytes as its address says at data, which has that many.
     unsafe {
         request(
             PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG,
             tid,
-            size_of::<SyscallDispatch>(),
+            size_of::<PtraceSudConfig>(),
             data,
         )
     }

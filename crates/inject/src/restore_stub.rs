@@ -26,8 +26,9 @@
 //!
 //! [`CELL`]: crate::arch::restore_stub::CELL
 
+use beeline_uapi::linux::PtraceSudConfig;
+
 use crate::arch::Registers;
-use crate::ptrace::SyscallDispatch;
 
 /// A thread that calls are about to be run in.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +40,7 @@ pub(crate) struct BorrowedThread<'a> {
     /// The signals that it blocks besides while it waits in a call that takes a mask of its own.
     pub call_mask: Option<u64>,
     /// The dispatch of its system calls to itself, if it has one.
-    pub dispatch: Option<SyscallDispatch>,
+    pub dispatch: Option<PtraceSudConfig>,
     /// The address where the restartable sequence that it is in begins anew: as it was held inside,
     /// it cannot go on there.
     pub sequence: Option<u64>,
@@ -55,5 +56,5 @@ pub(crate) struct Arrival {
     /// The signals that it blocks, if it still has to be given them.
     pub mask: Option<u64>,
     /// The dispatch of its system calls to itself.
-    pub dispatch: Option<SyscallDispatch>,
+    pub dispatch: Option<PtraceSudConfig>,
 }

@@ -28,16 +28,16 @@ mod display;
 pub mod helper;
 mod insn;
 mod op;
-pub mod opcode;
 
+pub use beeline_uapi::opcode;
 pub use display::Listing;
 pub use insn::{DecodeError, Decoder, INSN_BYTES, Insn, imm64};
 pub use op::{Alu, Atomic, BadInsn, Cond, Imm64, Op, Operand, Size, Swap};
 
 /// General registers r0 to r10.
-pub const REGISTERS: u8 = 11;
+pub const REGISTERS: u8 = opcode::MAX_REG;
 /// The read-only frame pointer, r10.
-pub const FRAME_POINTER: u8 = 10;
+pub const FRAME_POINTER: u8 = opcode::REG_10;
 /// The number of times that the `may_goto` instructions of one function go on in one run of it; the
 /// kernel's `BPF_MAX_LOOPS`.
 pub const MAY_GOTO_LIMIT: u32 = beeline_uapi::limits::BPF_MAX_LOOPS;

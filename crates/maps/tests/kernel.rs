@@ -4,7 +4,7 @@ mod common;
 
 use beeline_maps::{Layout, Spec};
 use beeline_uapi::flags;
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, HelperId, MapType};
 use common::{HASHES, LRU_HASHES, Ours, caller, kernel, kernel::KernelMap, spec};
 use proptest::prelude::*;
 
@@ -375,7 +375,7 @@ fn update_by_program(map: &KernelMap, key: &[u8], value: &[u8], flags: u64) -> i
     insns.extend(kernel::stack_address(2, 16));
     insns.extend(kernel::stack_address(3, 40));
     insns.push(kernel::move_imm(4, flags as i32));
-    insns.extend(kernel::call(2));
+    insns.extend(kernel::call(HelperId::MAP_UPDATE_ELEM));
     kernel::run(&insns)
 }
 
@@ -383,6 +383,6 @@ fn delete_by_program(map: &KernelMap, key: &[u8]) -> i32 {
     let mut insns = kernel::stack_bytes(16, key);
     insns.extend(kernel::map_address(1, map));
     insns.extend(kernel::stack_address(2, 16));
-    insns.extend(kernel::call(3));
+    insns.extend(kernel::call(HelperId::MAP_DELETE_ELEM));
     kernel::run(&insns)
 }

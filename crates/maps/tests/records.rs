@@ -5,8 +5,13 @@ mod common;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use beeline_maps::{Layout, perf, ringbuf::Ring};
+use beeline_uapi::attr::PerfEvent;
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT, RINGBUF_DISCARD_BIT};
-use beeline_uapi::{Errno, MapType, flags};
+use beeline_uapi::perf::{
+    PERF_COUNT_SW_BPF_OUTPUT, PERF_FLAG_FD_CLOEXEC, PERF_RECORD_LOST, PERF_SAMPLE_RAW,
+    PERF_TYPE_SOFTWARE, mmap_page,
+};
+use beeline_uapi::{Errno, HelperId, MapType, flags};
 use common::{Consumer, Memory, Ours, caller, kernel, kernel::KernelMap, spec};
 
 const SIZE: u64 = 4096;
@@ -96,7 +101,7 @@ fn ring_is_filled_as_by_the_kernel() {
         insns.extend(kernel::stack_address(2, 512));
         insns.push(kernel::move_imm(3, data.len() as i32));
         insns.push(kernel::move_imm(4, flags as i32));
-        insns.extend(kernel::call(130));
+        insns.extend(kernel::call(HelperId::RINGBUF_OUTPUT));
         assert_eq!(a, kernel::run(&insns), "step {step}");
         // SAFETY: the first word of the kernel's producer page.
         let end = unsafe { produced.cast::<u64>().read_volatile() };
@@ -187,7 +192,7 @@ fn perf_ring_believes_no_tail() {
     ring.enable(true);
     for tail in [u64::MAX, 1, 4096, 1 << 63, 12345] {
         // SAFETY: a word of the control page.
-        unsafe { perf_word(memory.base, 1032).write(tail) };
+        unsafe { perf_word(memory.base, mmap_page::DATA_TAIL).write(tail) };
         for _ in 0..100 {
             let _ = ring.output(&[7; 100], &caller(1, 0));
         }
@@ -225,18 +230,18 @@ fn perf_ring_is_filled_as_by_the_kernel() {
         insns.extend([kernel::insn(0x18, 3, 0, 0, -1), 0]); // BPF_F_CURRENT_CPU
         insns.extend(kernel::stack_address(4, 512));
         insns.push(kernel::move_imm(5, data.len() as i32));
-        insns.extend(kernel::call(25));
+        insns.extend(kernel::call(HelperId::PERF_EVENT_OUTPUT));
         assert_eq!(a, kernel::run(&insns), "step {step}");
         lost += i32::from(a != 0);
         // SAFETY: words of the control pages.
         let (head, tail) = unsafe {
             assert_eq!(
-                perf_word(memory.base, 1024).read_volatile(),
-                perf_word(theirs, 1024).read_volatile()
+                perf_word(memory.base, mmap_page::DATA_HEAD).read_volatile(),
+                perf_word(theirs, mmap_page::DATA_HEAD).read_volatile()
             );
             (
-                perf_word(theirs, 1024).read_volatile(),
-                perf_word(theirs, 1032).read_volatile(),
+                perf_word(theirs, mmap_page::DATA_HEAD).read_volatile(),
+                perf_word(theirs, mmap_page::DATA_TAIL).read_volatile(),
             )
         };
         if step % 33 == 32 {
@@ -246,8 +251,8 @@ fn perf_ring_is_filled_as_by_the_kernel() {
             );
             // SAFETY: the tool's word of the control pages.
             unsafe {
-                perf_word(memory.base, 1032).write_volatile(head);
-                perf_word(theirs, 1032).write_volatile(head);
+                perf_word(memory.base, mmap_page::DATA_TAIL).write_volatile(head);
+                perf_word(theirs, mmap_page::DATA_TAIL).write_volatile(head);
             }
         }
     }
@@ -257,14 +262,27 @@ fn perf_ring_is_filled_as_by_the_kernel() {
 
 /// Opens a `PERF_COUNT_SW_BPF_OUTPUT` event, enabled.
 fn kernel_event(cpu: i32) -> OwnedFd {
-    let mut attr = [0u64; 16];
-    attr[0] = 1 | 128 << 32; // PERF_TYPE_SOFTWARE, size
-    attr[1] = 10; // PERF_COUNT_SW_BPF_OUTPUT
-    attr[2] = 1; // sample_period
-    attr[3] = 1 << 10; // PERF_SAMPLE_RAW
-    attr[6] = 1; // wakeup_events
+    let attr = PerfEvent {
+        r#type: PERF_TYPE_SOFTWARE,
+        size: size_of::<PerfEvent>() as u32,
+        config: PERF_COUNT_SW_BPF_OUTPUT,
+        sample_period: 1,
+        sample_type: PERF_SAMPLE_RAW,
+        wakeup_events: 1,
+        ..PerfEvent::default()
+    };
+    let flags = PERF_FLAG_FD_CLOEXEC;
     // SAFETY: the attributes are readable, and as long as they say.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), -1, cpu, -1, 8) };
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attr,
+            -1,
+            cpu,
+            -1,
+            flags,
+        )
+    };
     assert!(
         fd >= 0,
         "perf_event_open: {}",
@@ -285,7 +303,7 @@ fn perf_records(base: *mut u8, mut from: u64, to: u64) -> Vec<(u32, u16, Vec<u8>
         let kind = u32::from_ne_bytes(bytes(from, 4).try_into().unwrap());
         let len = u16::from_ne_bytes(bytes(from + 6, 2).try_into().unwrap());
         let body = match kind {
-            2 => bytes(from + 16, 8),
+            PERF_RECORD_LOST => bytes(from + 16, 8),
             _ => bytes(from + 8, u64::from(len) - 8),
         };
         assert_ne!(len, 0);

@@ -6,8 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use beeline_maps::{Kind, Layout, Spec, TaskStorage};
-use beeline_uapi::MapType;
-use beeline_uapi::flags;
+use beeline_uapi::{HelperId, MapType, flags};
 use common::{
     Ours, caller, kernel,
     kernel::KernelMap,
@@ -329,7 +328,7 @@ fn inner_map(ours: u32) -> Name {
 #[test]
 fn program_arrays_agree_with_the_kernels() {
     let program = |ours| {
-        let taken = kernel::load(&[kernel::move_imm(0, 0), kernel::call(0)[1]]);
+        let taken = kernel::load(&[kernel::move_imm(0, 0), kernel::call(HelperId::UNSPEC)[1]]);
         let given = kernel::id(&taken);
         Name { ours, taken, given }
     };

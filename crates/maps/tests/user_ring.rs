@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use beeline_maps::user_ringbuf::UserRing;
 use beeline_uapi::flags::{RINGBUF_BUSY_BIT as BUSY, RINGBUF_DISCARD_BIT as DISCARD};
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, HelperId, MapType};
 use common::{
     Ours, caller, kernel,
     kernel::KernelMap,
@@ -49,9 +49,9 @@ fn drain_program(map: &KernelMap) -> std::os::fd::OwnedFd {
     let mut insns = kernel::map_address(1, map).to_vec();
     insns.extend([kernel::insn(0x18, 2, 4, 0, 5), 0]);
     insns.extend([kernel::move_imm(3, 0), kernel::move_imm(4, 0)]);
-    insns.extend(kernel::call(209));
+    insns.extend(kernel::call(HelperId::USER_RINGBUF_DRAIN));
     let callback = insns.len() as u32;
-    insns.extend([kernel::move_imm(0, 0), kernel::call(0)[1]]);
+    insns.extend([kernel::move_imm(0, 0), kernel::call(HelperId::UNSPEC)[1]]);
     kernel::load_with_callback(&insns, callback)
 }
 

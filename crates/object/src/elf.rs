@@ -1,13 +1,13 @@
 //! The file as sections, symbols and relocations. Every number is still untrusted.
 
 use object::elf::{
-    ELFCLASS64, ELFDATA2MSB, EM_BPF, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK,
-    STT_FUNC, STT_SECTION, STV_HIDDEN, STV_INTERNAL,
+    ELFCLASS64, ELFDATA2MSB, ELFMAG, EM_BPF, FileHeader64, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS,
+    STB_LOCAL, STB_WEAK, STT_FUNC, STT_SECTION, STV_HIDDEN, STV_INTERNAL,
 };
 use object::read::elf::{ElfFile64, SectionHeader};
 use object::{
-    LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
-    RelocationTarget,
+    BigEndian, LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
+    RelocationTarget, pod,
 };
 
 use crate::Error;
@@ -58,7 +58,7 @@ pub(crate) struct Symbol<'a> {
 
 impl<'a> Elf<'a> {
     pub(crate) fn parse(data: &'a [u8]) -> Result<Self, Error> {
-        if data.get(..4) != Some(b"\x7fELF") {
+        if !data.starts_with(&ELFMAG) {
             return Err(Error::NotElf);
         }
         check_header(data)?;
@@ -96,38 +96,30 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// The places of fields in a file's header, `Elf64_Ehdr` of elf(5).
-const EI_CLASS: usize = 4;
-const EI_DATA: usize = 5;
-const E_MACHINE: usize = 18;
-const E_SHOFF: usize = 40;
-const E_SHENTSIZE: usize = 58;
-const E_SHNUM: usize = 60;
-
 /// Checks that the file is for eBPF, of this byte order, and complete. Its errors are clearer than
 /// those of a parser at the first wrong number.
 fn check_header(data: &[u8]) -> Result<(), Error> {
-    let header = data.get(..64).ok_or(Error::CutShort(data.len()))?;
-    let (class, order) = (header.get(EI_CLASS).copied(), header.get(EI_DATA).copied());
-    let machine = header.get(E_MACHINE..E_MACHINE + 2).unwrap_or_default();
-    let is_big_endian = order == Some(ELFDATA2MSB.0);
-    let is_bpf = match is_big_endian {
-        true => machine == EM_BPF.0.to_be_bytes(),
-        false => machine == EM_BPF.0.to_le_bytes(),
+    if data.len() < size_of::<FileHeader64<LittleEndian>>() {
+        return Err(Error::CutShort(data.len()));
+    }
+    let unaligned = |()| broken("it is not aligned in memory");
+    let (header, _) = pod::from_bytes::<FileHeader64<LittleEndian>>(data).map_err(unaligned)?;
+    let (swapped, _) = pod::from_bytes::<FileHeader64<BigEndian>>(data).map_err(unaligned)?;
+    let is_big_endian = header.e_ident.data == ELFDATA2MSB;
+    let machine = match is_big_endian {
+        true => swapped.e_machine.get(BigEndian),
+        false => header.e_machine.get(LittleEndian),
     };
-    if class != Some(ELFCLASS64.0) || !is_bpf {
+    if header.e_ident.class != ELFCLASS64 || machine != EM_BPF {
         return Err(Error::NotBpf);
     }
     if is_big_endian {
         return Err(Error::BigEndian);
     }
     // Compilers write the section headers last.
-    let number = |at: usize, len: usize| {
-        let bytes = header.get(at..at + len).unwrap_or_default();
-        let bytes = bytes.iter().rev();
-        bytes.fold(0u64, |number, byte| number << 8 | u64::from(*byte))
-    };
-    let end = number(E_SHOFF, 8).checked_add(number(E_SHENTSIZE, 2) * number(E_SHNUM, 2));
+    let size = u64::from(header.e_shentsize.get(LittleEndian));
+    let count = u64::from(header.e_shnum.get(LittleEndian));
+    let end = header.e_shoff.get(LittleEndian).checked_add(size * count);
     match end {
         Some(end) if end <= data.len() as u64 => Ok(()),
         _ => Err(Error::CutShort(data.len())),

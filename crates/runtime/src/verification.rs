@@ -326,8 +326,8 @@ mod tests {
     const R0_IS_0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
     const END: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
 
-    fn call(helper: u8) -> [u8; 8] {
-        [0x85, 0, 0, 0, helper, 0, 0, 0]
+    fn call(helper: HelperId) -> [u8; 8] {
+        [0x85, 0, 0, 0, helper.0 as u8, 0, 0, 0]
     }
 
     #[test]
@@ -347,11 +347,14 @@ mod tests {
     fn programs_that_only_the_kernel_attaches_may_use_its_helpers() {
         // bpf_xdp_adjust_head, which takes the context as its first argument.
         let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
-        let program = [r2_is_0, call(44), R0_IS_0, END];
+        let program = [r2_is_0, call(HelperId::XDP_ADJUST_HEAD), R0_IS_0, END];
         let accepted = judged(ProgramType::XDP, &program).expect("a good program");
         assert!(!accepted.runs);
-        let refused = judged(ProgramType::KPROBE, &[R0_IS_0, call(36), END])
-            .expect_err("it writes to its target");
+        let refused = judged(
+            ProgramType::KPROBE,
+            &[R0_IS_0, call(HelperId::PROBE_WRITE_USER), END],
+        )
+        .expect_err("it writes to its target");
         assert_eq!(refused.errno, Errno(libc::EINVAL));
         assert!(
             refused.reason.contains("bpf_probe_write_user"),

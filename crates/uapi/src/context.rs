@@ -7,6 +7,8 @@
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
 use crate::layout;
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+use crate::linux::BpfUserPtRegs;
 
 layout! {
     /// `struct __sk_buff`.
@@ -266,5 +268,15 @@ layout! {
         ipv6_dst: [u32; 4],
         flags: u32,
         flow_label: u32,
+    }
+}
+
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+layout! {
+    /// `struct bpf_perf_event_data` (`linux/bpf_perf_event.h`).
+    pub struct PerfEventData {
+        regs: BpfUserPtRegs,
+        sample_period: u64,
+        addr: u64,
     }
 }

@@ -1,13 +1,16 @@
-//! Helpers: their numbers, their arguments and results (`struct bpf_func_proto`), and the maps they
-//! work on.
+//! Helpers: their numbers, their arguments and results (`struct bpf_func_proto`), the maps that
+//! they work on, and the programs that may call them.
 //!
 //! The tables hold every helper of Linux 6.18. A helper whose arguments depend on the program type
 //! has an entry for each form.
 
+mod hooks;
 mod id;
 mod prototype;
+mod sets;
 mod table;
 
+pub mod availability;
 pub mod cgroup;
 pub mod general;
 pub mod maps;
@@ -17,11 +20,12 @@ pub mod tracing;
 
 pub use id::HelperId;
 pub use prototype::{Arg, Dynptr, Helper, Ret};
+pub use sets::Sets;
 
 /// Returns the helper with this number. If it has several forms, returns the one for tracing
 /// programs.
 pub fn prototype(id: HelperId) -> Option<&'static Helper> {
-    FIRST_FORMS.get(id.0 as usize).copied().flatten()
+    FORMS.get(id.0 as usize).and_then(|forms| forms[0])
 }
 
 const TABLES: [&[&Helper]; 5] = [
@@ -32,22 +36,28 @@ const TABLES: [&[&Helper]; 5] = [
     cgroup::ALL,
 ];
 
-static FIRST_FORMS: [Option<&Helper>; HelperId::COUNT as usize] = {
-    let mut first = [None; HelperId::COUNT as usize];
+/// The most forms of one helper.
+const MOST_FORMS: usize = 3;
+
+/// The forms of each helper, by number, in the order of the tables.
+static FORMS: [[Option<&Helper>; MOST_FORMS]; HelperId::COUNT as usize] = {
+    let mut forms = [[None; MOST_FORMS]; HelperId::COUNT as usize];
     let mut table = 0;
     while table < TABLES.len() {
         let mut at = 0;
         while at < TABLES[table].len() {
             let helper = TABLES[table][at];
-            let place: &mut Option<&Helper> = &mut first[helper.id.0 as usize];
-            if place.is_none() {
-                *place = Some(helper);
+            let places: &mut [Option<&Helper>; MOST_FORMS] = &mut forms[helper.id.0 as usize];
+            let mut free = 0;
+            while places[free].is_some() {
+                free += 1;
             }
+            places[free] = Some(helper);
             at += 1;
         }
         table += 1;
     }
-    first
+    forms
 };
 
 #[cfg(test)]
@@ -76,6 +86,19 @@ mod tests {
         ];
         for helper in expected {
             assert_eq!(form(helper.id), helper);
+        }
+    }
+
+    #[test]
+    fn a_set_has_one_form_of_a_helper() {
+        for set in Sets::ALL {
+            for forms in FORMS {
+                let of_set = forms
+                    .into_iter()
+                    .flatten()
+                    .filter(|helper| helper.sets.meets(*set));
+                assert!(of_set.count() <= 1, "{:?}", forms[0]);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ macro_rules! layout {
     )*) => {$(
         $(#[$meta])*
         #[derive(
-            Debug, Clone, Copy, Default,
+            Debug, Clone, Copy, Default, PartialEq, Eq,
             ::zerocopy::FromBytes, ::zerocopy::IntoBytes,
             ::zerocopy::KnownLayout, ::zerocopy::Immutable,
         )]

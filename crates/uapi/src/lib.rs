@@ -25,9 +25,11 @@
 //! | [`fields`] | structures in bytes of any length |
 //! | [`Errno`] | `errno(3)` |
 //! | [`flags`] | `BPF_F_*` |
+//! | [`opcode`] | codes of instructions |
 //! | [`kfunc`] | `KF_*` |
 //! | [`log`] | `BPF_LOG_*` |
 //! | [`perf`] | `linux/perf_event.h` |
+//! | [`tracepoint`] | records of tracepoints |
 //! | [`nr`] | `asm/unistd.h` |
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
 //! | [`limits`] | limits of programs, maps and helpers |
@@ -55,10 +57,12 @@ pub mod linux;
 pub mod log;
 pub mod nr;
 pub mod object;
+pub mod opcode;
 mod open_enum;
 pub mod pagemap;
 pub mod perf;
 pub mod signal;
+pub mod tracepoint;
 pub mod verifier;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};

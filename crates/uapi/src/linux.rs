@@ -3,10 +3,14 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 use crate::layout;
+#[cfg(target_arch = "aarch64")]
+pub use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
@@ -28,6 +32,16 @@ pub const O_PATH: u64 = 0o10_000_000;
 pub const __O_TMPFILE: u64 = 0o20_000_000;
 /// All flags that open(2) knows; of the kernel's own `linux/fcntl.h`.
 pub const VALID_OPEN_FLAGS: u64 = 0o37_777_703;
+
+// linux/openat2.h
+layout! {
+    /// `struct open_how`.
+    pub struct OpenHow {
+        flags: u64,
+        mode: u64,
+        resolve: u64,
+    }
+}
 
 // include/linux/stat.h, not for user space
 /// All bits of a file's mode but its type.
@@ -127,6 +141,26 @@ pub const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 pub const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 pub const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
 
+layout! {
+    /// `struct ptrace_sud_config`.
+    pub struct PtraceSudConfig {
+        /// 0: off.
+        mode: u64,
+        selector: u64,
+        offset: u64,
+        len: u64,
+    }
+
+    /// `struct ptrace_rseq_configuration`.
+    pub struct PtraceRseqConfiguration {
+        rseq_abi_pointer: u64,
+        rseq_abi_size: u32,
+        signature: u32,
+        flags: u32,
+        pad: u32,
+    }
+}
+
 // include/linux/ptrace.h
 /// In the signal of a stop at a system call, with `PTRACE_O_TRACESYSGOOD`
 /// (`ptrace_report_syscall`). The kernel has no name for it.
@@ -141,6 +175,15 @@ layout! {
         rseq_cs: u64,
         flags: u32,
         node_id: u32,
+    }
+
+    /// `struct rseq_cs`.
+    pub struct RseqCs {
+        version: u32,
+        flags: u32,
+        start_ip: u64,
+        post_commit_offset: u64,
+        abort_ip: u64,
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
+use crate::layout;
+
 pub const SIGTRAP: u32 = 5;
 pub const SIGBUS: u32 = 7;
 pub const SIGKILL: u32 = 9;
@@ -37,3 +39,32 @@ pub const SS_DISABLE: i32 = 2;
 pub const SI_KERNEL: i32 = 0x80;
 /// Bytes of a `siginfo_t`.
 pub const SI_MAX_SIZE: usize = 128;
+
+layout! {
+    /// The beginning of `siginfo_t`.
+    pub struct SigInfo {
+        si_signo: i32,
+        si_errno: i32,
+        si_code: i32,
+    }
+
+    /// `stack_t`.
+    pub struct StackT {
+        ss_sp: u64,
+        ss_flags: i32,
+        padding: u32,
+        ss_size: u64,
+    }
+
+    /// `struct sigaction`, as the kernel has it, on machines with a restorer.
+    pub struct Sigaction {
+        /// [`SIG_DFL`], [`SIG_IGN`], or else a function.
+        handler: u64,
+        /// `SA_*`.
+        flags: u64,
+        /// The address that the handler returns to.
+        restorer: u64,
+        /// Signals blocked meanwhile.
+        mask: u64,
+    }
+}

@@ -12,8 +12,11 @@ use beeline_uapi::btf::{
     BtfVar, BtfVarSecinfo,
 };
 use beeline_uapi::info::{CoreRelo, LineInfo, core_relo};
-use beeline_uapi::linux::Rseq;
-use beeline_uapi::object::{Dynptr, SpinLock, Timer};
+use beeline_uapi::linux::{Rseq, RseqCs};
+use beeline_uapi::object::{Dynptr, SpecialField};
+use beeline_uapi::tracepoint::{
+    SchedProcessExec, SysEnter, SysExit, SyscallTraceEnter, SyscallTraceExit, TraceEntry,
+};
 
 /// The offsets of some fields of a structure.
 type Fields = Vec<(&'static str, usize)>;
@@ -162,20 +165,85 @@ fn structures_are_those_of_the_running_kernel() {
         return eprintln!("skipped: the kernel does not show its types");
     };
     let btf = Btf::parse(&data).expect("the kernel's types");
-    for (name, size) in [
-        ("bpf_spin_lock", size_of::<SpinLock>()),
-        ("bpf_timer", size_of::<Timer>()),
-        ("bpf_dynptr", size_of::<Dynptr>()),
-    ] {
+    let special = SpecialField::ALL.map(|field| (field.name(), field.size()));
+    let dynptr = ("bpf_dynptr", size_of::<Dynptr>() as u32);
+    for (name, size) in special.into_iter().chain([dynptr]) {
         match btf.find([(kind::STRUCT, name)]) {
             [0] => eprintln!("the kernel has no {name}"),
-            [id] => assert_eq!(btf.size(id), Some(size as u32), "{name}"),
+            [id] => assert_eq!(btf.size(id), Some(size), "{name}"),
         }
     }
-    let [id] = btf.find([(kind::STRUCT, "rseq")]);
-    for (name, ours) in fields!(Rseq: cpu_id_start, cpu_id, rseq_cs, flags) {
+    for (name, ours) in [
+        ("rseq", fields!(Rseq: cpu_id_start, cpu_id, rseq_cs, flags)),
+        (
+            "rseq_cs",
+            fields!(RseqCs: version, flags, start_ip, post_commit_offset, abort_ip),
+        ),
+        (
+            "trace_entry",
+            fields!(TraceEntry: r#type, flags, preempt_count, pid),
+        ),
+        (
+            "syscall_trace_enter",
+            fields!(SyscallTraceEnter: ent, nr, args),
+        ),
+        (
+            "syscall_trace_exit",
+            fields!(SyscallTraceExit: ent, nr, ret),
+        ),
+        (
+            "trace_event_raw_sys_enter",
+            fields!(SysEnter: ent, id, args),
+        ),
+        ("trace_event_raw_sys_exit", fields!(SysExit: ent, id, ret)),
+        (
+            "trace_event_raw_sched_process_exec",
+            fields!(SchedProcessExec: ent, __data_loc_filename, pid, old_pid),
+        ),
+    ] {
+        same_as_kernels(&btf, name, &ours);
+    }
+    #[cfg(target_arch = "x86_64")]
+    registers_are_those_of_the_running_kernel(&btf);
+}
+
+/// Compares fields with those of a structure of the running kernel, if it has that.
+fn same_as_kernels(btf: &Btf<'_>, structure: &str, ours: &Fields) {
+    let [id] = btf.find([(kind::STRUCT, structure)]);
+    for &(name, ours) in ours {
         let theirs = btf.field(id, name).map(|field| field.offset as usize);
-        assert_eq!(theirs, (id != 0).then_some(ours), "{name}");
+        assert_eq!(theirs, (id != 0).then_some(ours), "{structure}.{name}");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers_are_those_of_the_running_kernel(btf: &Btf<'_>) {
+    use beeline_uapi::linux::{PtRegs, RtSigframe, Sigcontext, SigcontextRegs, Ucontext};
+
+    let saved = fields!(SigcontextRegs: r8, r9, r10, r11, r12, r13, r14, r15, di, si, bp, bx, dx,
+        ax, cx, sp, ip, flags);
+    let of_signal = fields!(Sigcontext: cs, gs, fs, ss, err, trapno, oldmask, cr2, fpstate,
+        reserved1);
+    let registers = fields!(PtRegs: r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si,
+        di, orig_ax, ip, cs, flags, sp, ss);
+    let context = fields!(Ucontext: uc_flags, uc_link, uc_stack, uc_mcontext, uc_sigmask);
+    for (name, ours) in [
+        ("pt_regs", registers),
+        ("sigcontext_64", saved),
+        ("sigcontext_64", of_signal),
+        ("ucontext", context),
+        ("rt_sigframe", fields!(RtSigframe: pretcode, uc, info)),
+    ] {
+        same_as_kernels(btf, name, &ours);
+    }
+    for (name, size) in [
+        ("pt_regs", size_of::<PtRegs>()),
+        ("sigcontext_64", size_of::<Sigcontext>()),
+        ("ucontext", size_of::<Ucontext>()),
+    ] {
+        let [id] = btf.find([(kind::STRUCT, name)]);
+        let theirs = (id != 0).then_some(size as u32);
+        assert_eq!(btf.size(id).filter(|_| id != 0), theirs, "{name}");
     }
 }
 

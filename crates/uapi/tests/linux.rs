@@ -50,6 +50,32 @@ fn layouts_are_those_of_other_bindings() {
         f_spare
     }
     assert_eq!(size_of::<linux::Statfs>(), size_of::<general::statfs>());
+    macro_rules! same_fields {
+        ($ours:ty = $theirs:ty: $($field:ident = $their:ident)*) => {
+            assert_eq!(size_of::<$ours>(), size_of::<$theirs>());
+            $(assert_eq!(offset_of!($ours, $field), offset_of!($theirs, $their));)*
+        };
+    }
+    same_fields! {
+        linux::PtraceSudConfig = ptrace::ptrace_sud_config:
+        mode = mode selector = selector offset = offset len = len
+    }
+    same_fields! {
+        linux::PtraceRseqConfiguration = ptrace::ptrace_rseq_configuration:
+        rseq_abi_pointer = rseq_abi_pointer rseq_abi_size = rseq_abi_size
+        signature = signature flags = flags pad = pad
+    }
+    same_fields! {
+        linux::OpenHow = general::open_how: flags = flags mode = mode resolve = resolve
+    }
+    same_fields! {
+        signal::StackT = general::sigaltstack:
+        ss_sp = ss_sp ss_flags = ss_flags ss_size = ss_size
+    }
+    same_fields! {
+        signal::Sigaction = general::kernel_sigaction:
+        handler = sa_handler_kernel flags = sa_flags restorer = sa_restorer mask = sa_mask
+    }
 }
 
 #[test]

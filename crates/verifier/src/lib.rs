@@ -12,7 +12,6 @@
 
 #![forbid(unsafe_code)]
 
-mod arch;
 mod flow;
 mod frame;
 mod modules;

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use beeline_isa::Insn;
+use beeline_uapi::object::SpecialField;
 use beeline_uapi::{AttachType, HelperId, MapType, ProgramType, flags};
 
 use crate::state::MapId;
@@ -217,19 +218,19 @@ impl FieldKind {
     /// Returns the name in the kernel's log (`btf_field_type_name`).
     pub fn name(self) -> &'static str {
         match self {
-            Self::SpinLock => "bpf_spin_lock",
-            Self::ResilientSpinLock => "bpf_res_spin_lock",
-            Self::Timer => "bpf_timer",
-            Self::Workqueue => "bpf_wq",
-            Self::TaskWork => "bpf_task_work",
+            Self::SpinLock => SpecialField::SpinLock.name(),
+            Self::ResilientSpinLock => SpecialField::ResSpinLock.name(),
+            Self::Timer => SpecialField::Timer.name(),
+            Self::Workqueue => SpecialField::Workqueue.name(),
+            Self::TaskWork => SpecialField::TaskWork.name(),
             Self::UntrustedPointer(_) | Self::OwnedPointer { .. } => "kptr",
             Self::PerCpuPointer(_) => "percpu_kptr",
             Self::UserPointer(_) => "uptr",
-            Self::ListHead { .. } => "bpf_list_head",
-            Self::ListNode => "bpf_list_node",
-            Self::RbRoot { .. } => "bpf_rb_root",
-            Self::RbNode => "bpf_rb_node",
-            Self::RefCount => "bpf_refcount",
+            Self::ListHead { .. } => SpecialField::ListHead.name(),
+            Self::ListNode => SpecialField::ListNode.name(),
+            Self::RbRoot { .. } => SpecialField::RbRoot.name(),
+            Self::RbNode => SpecialField::RbNode.name(),
+            Self::RefCount => SpecialField::Refcount.name(),
         }
     }
 }

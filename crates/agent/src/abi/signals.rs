@@ -3,8 +3,10 @@
 use core::mem::offset_of;
 use core::sync::atomic::AtomicU64;
 
-pub use crate::arch::HandlerCode;
+pub use beeline_uapi::signal::Sigaction as SignalAction;
 use beeline_uapi::signal::{SIGBUS, SIGSEGV, SIGTRAP};
+
+pub use crate::arch::HandlerCode;
 
 /// The signals that the agent takes over the handlers of: SIGTRAP, SIGBUS and SIGSEGV, in the order
 /// of [`Signals::saved`].
@@ -114,17 +116,3 @@ impl HandlerStub {
 /// In [`HandlerStub::magic`]. It must be changed with anything that [`HandlerStub`] or [`Signals`]
 /// says.
 pub const HANDLER_MAGIC: u64 = 0x3272_656c_646e_6168;
-
-/// The kernel's `struct sigaction`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SignalAction {
-    /// `SIG_DFL`, `SIG_IGN`, or else a function.
-    pub handler: u64,
-    /// `SA_*`.
-    pub flags: u64,
-    /// The address that the handler returns to.
-    pub restorer: u64,
-    /// Signals blocked meanwhile.
-    pub mask: u64,
-}

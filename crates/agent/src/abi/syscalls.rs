@@ -1,7 +1,10 @@
 //! System calls: the tables that stubs at `syscall` instructions look at, and the upcalls of the
 //! threads that make the calls.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+
+use beeline_uapi::tracepoint::{SYSCALL_ARGS, SyscallTraceEnter, SyscallTraceExit};
 
 use super::Target;
 
@@ -157,8 +160,14 @@ pub struct Record {
     /// The call's number.
     pub number: u64,
     /// The arguments; behind the call the result is the first.
-    pub values: [u64; 6],
+    pub values: [u64; SYSCALL_ARGS],
 }
+
+const _: () = {
+    assert!(offset_of!(Record, number) == offset_of!(SyscallTraceEnter, nr));
+    assert!(offset_of!(Record, values) == offset_of!(SyscallTraceEnter, args));
+    assert!(offset_of!(Record, values) == offset_of!(SyscallTraceExit, ret));
+};
 
 /// An upcall that a thread of a target makes to the runtime, and waits for. In the session page.
 #[repr(C, align(64))]

@@ -4,7 +4,7 @@ use core::mem::MaybeUninit;
 
 use beeline_uapi::linux::{
     __O_TMPFILE, AT_FDCWD, O_CLOEXEC, O_CREAT, O_DIRECTORY, O_LARGEFILE, O_NOFOLLOW, O_PATH,
-    O_TRUNC, O_WRONLY, S_IALLUGO, VALID_OPEN_FLAGS,
+    O_TRUNC, O_WRONLY, OpenHow, S_IALLUGO, VALID_OPEN_FLAGS,
 };
 use beeline_uapi::nr;
 
@@ -20,8 +20,7 @@ pub(super) struct FunctionRoom {
     regs: MaybeUninit<PtRegs>,
     /// The arguments, and the result.
     words: MaybeUninit<[u64; 7]>,
-    /// `struct open_how` of `linux/openat2.h`.
-    how: MaybeUninit<[u64; 3]>,
+    how: MaybeUninit<OpenHow>,
 }
 
 impl FunctionRoom {
@@ -54,7 +53,7 @@ pub(super) fn show(regs: &PtRegs, context: usize, room: &mut FunctionRoom) -> *c
     core::ptr::from_ref(room.regs.write(seen)).cast()
 }
 
-fn argument(regs: &PtRegs, kind: usize, how: &mut MaybeUninit<[u64; 3]>) -> u64 {
+fn argument(regs: &PtRegs, kind: usize, how: &mut MaybeUninit<OpenHow>) -> u64 {
     let own = regs.call_arguments();
     if let Some(value) = kind.checked_sub(1).and_then(|index| own.get(index)) {
         return *value;
@@ -84,7 +83,7 @@ fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
 
 /// Returns the call's `struct open_how`: its own, or what `build_open_how` of `fs/open.c` makes of
 /// its arguments.
-fn open_how(regs: &PtRegs) -> [u64; 3] {
+fn open_how(regs: &PtRegs) -> OpenHow {
     if regs.call_number() == nr::OPENAT2 {
         let [_, _, address, len, ..] = regs.call_arguments();
         return copied(address, len);
@@ -95,14 +94,18 @@ fn open_how(regs: &PtRegs) -> [u64; 3] {
         flags &= O_DIRECTORY | O_NOFOLLOW | O_PATH | O_CLOEXEC;
     }
     let creates = flags & (O_CREAT | __O_TMPFILE) != 0;
-    [flags, if creates { mode & S_IALLUGO } else { 0 }, 0]
+    OpenHow {
+        flags,
+        mode: if creates { mode & S_IALLUGO } else { 0 },
+        resolve: 0,
+    }
 }
 
 /// Reads the process's own structure, as much as it has of it; zeros if it cannot be read.
-fn copied(address: u64, len: u64) -> [u64; 3] {
-    let mut how = [0u64; 3];
+fn copied(address: u64, len: u64) -> OpenHow {
+    let mut how = OpenHow::default();
     let len = len.min(size_of_val(&how) as u64);
-    // SAFETY: there is room for as much as the array has.
+    // SAFETY: there is room for as much as the structure has.
     unsafe { sys::read_memory(sys::pid(), (&raw mut how).cast(), address, len) };
     how
 }

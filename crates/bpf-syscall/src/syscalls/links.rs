@@ -8,6 +8,7 @@ use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::limits::LONGEST_RAW_TRACEPOINT_NAME;
+use beeline_uapi::tracepoint::RawSyscallArgs;
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::attr::{LinkCreate, RawTracepointOpen};
@@ -30,8 +31,8 @@ const OF_EVENTS: [ProgramType; 3] = [
     ProgramType::PERF_EVENT,
 ];
 
-/// The bytes of context of both raw tracepoints on system calls: two words.
-const RAW_CONTEXT: u32 = 16;
+/// The bytes of context of both raw tracepoints on system calls.
+const RAW_CONTEXT: u32 = size_of::<RawSyscallArgs>() as u32;
 
 /// Links programs to places.
 pub(super) struct Links<'a> {

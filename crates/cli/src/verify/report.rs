@@ -1,7 +1,7 @@
 //! Prints verdicts for people and for scripts.
 
 use beeline_object::{AttachTarget, Line, Object, ObjectProgram};
-use beeline_uapi::{HelperId, MapType, ProgramType};
+use beeline_uapi::{Errno, HelperId, MapType, ProgramType};
 use beeline_verifier::verdict::ProgramSummary;
 use serde_json::{Value, json};
 
@@ -209,7 +209,7 @@ fn error_name(errno: i32) -> String {
         (libc::EDEADLK, "EDEADLK"),
         (libc::EPROTO, "EPROTO"),
         (libc::EOPNOTSUPP, "EOPNOTSUPP"),
-        (524, "ENOTSUPP"),
+        (Errno::ENOTSUPP.0, "ENOTSUPP"),
     ];
     let found = known.iter().find(|(number, _)| *number == errno);
     found.map_or_else(|| format!("errno {errno}"), |(_, name)| (*name).to_owned())

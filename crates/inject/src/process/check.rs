@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
 use beeline_uapi::linux::PF_KTHREAD;
+use object::elf::{ELFCLASS64, ELFMAG};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -15,7 +16,10 @@ use crate::proc::{self, Status, state_and_flags};
 use crate::{Error, Refusal};
 
 /// The magic number of ELF and the class byte for 64 bits.
-const ELF64: &[u8; 5] = b"\x7fELF\x02";
+const ELF64: [u8; 5] = {
+    let [first, second, third, fourth] = ELFMAG;
+    [first, second, third, fourth, ELFCLASS64.0]
+};
 
 impl Process {
     pub(super) fn find(pid: i32, options: Options) -> Result<Self, Error> {
@@ -93,7 +97,7 @@ impl Process {
         let mut start = [0; ELF64.len()];
         let read = program.read_exact_at(&mut start, 0);
         read.map_err(|source| self.inspect_error("read the program", source))?;
-        if start == *ELF64 {
+        if start == ELF64 {
             Ok(())
         } else {
             Err(Error::ThirtyTwoBit { pid: self.pid() })

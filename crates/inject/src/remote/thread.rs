@@ -2,14 +2,15 @@
 
 use std::mem::offset_of;
 
-use beeline_uapi::linux::Rseq;
+use beeline_uapi::fields::u64_at;
+use beeline_uapi::linux::{PtraceSudConfig, Rseq, RseqCs};
 use libc::c_int;
 
 use crate::address_space::AddressSpace;
 use crate::arch::Registers;
 use crate::gate::Gate;
 use crate::held_threads::Tracee;
-use crate::ptrace::{self, Event, Go, SyscallDispatch, is_esrch};
+use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::restore_stub::BorrowedThread;
 use crate::{Error, Seccomp};
 
@@ -22,7 +23,7 @@ pub(crate) struct Borrowed {
     /// The restartable sequence that it may be in.
     sequence: Option<Sequence>,
     /// Set if the thread has its system calls sent to itself as signals.
-    dispatch: Option<SyscallDispatch>,
+    dispatch: Option<PtraceSudConfig>,
     /// True if it may be somewhere else than where its registers belong.
     away: bool,
 }
@@ -69,7 +70,7 @@ impl RemoteThread<'_> {
             self.tracee.regs.elsewhere(behind).set(tid)?;
         }
         if dispatch.is_some() {
-            ptrace::set_syscall_dispatch(tid, &SyscallDispatch::default())?;
+            ptrace::set_syscall_dispatch(tid, &PtraceSudConfig::default())?;
         }
         ptrace::set_signal_mask(tid, u64::MAX)
     }
@@ -260,13 +261,13 @@ impl Sequence {
         let mut value = [0; 8];
         space.read(address, &mut value).ok()?;
         let place = u64::from_ne_bytes(value);
-        // The fields of `struct rseq_cs`: two halves of a word that do not matter, the start, its
-        // length, and where it begins anew.
-        let mut words = [[0; 8]; 4];
-        if place == 0 || space.read(place, words.as_flattened_mut()).is_err() {
+        let mut bytes = [0; size_of::<RseqCs>()];
+        if place == 0 || space.read(place, &mut bytes).is_err() {
             return None;
         }
-        let [_, start, len, anew] = words.map(u64::from_ne_bytes);
+        let start = u64_at(&bytes, offset_of!(RseqCs, start_ip));
+        let len = u64_at(&bytes, offset_of!(RseqCs, post_commit_offset));
+        let anew = u64_at(&bytes, offset_of!(RseqCs, abort_ip));
         Some(Self {
             pointer: (address, place),
             anew: (ip.wrapping_sub(start) < len).then_some(anew),

@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use beeline_maps::{Kind, Spec};
-use beeline_uapi::{Command, Errno, MapType, ProgramType};
+use beeline_uapi::{Command, Errno, HelperId, MapType, ProgramType};
 
 /// Returns whether the kernel allows no maps, and says on stderr that the test does not run then.
 pub fn is_missing() -> bool {
@@ -250,8 +250,9 @@ pub fn move_imm(dst: u8, imm: i32) -> u64 {
     insn(0xb7, dst, 0, 0, imm)
 }
 
-pub fn call(helper: i32) -> [u64; 2] {
-    [insn(0x85, 0, 0, 0, helper), insn(0x95, 0, 0, 0, 0)]
+pub fn call(helper: HelperId) -> [u64; 2] {
+    let call = insn(0x85, 0, 0, 0, helper.0.cast_signed());
+    [call, insn(0x95, 0, 0, 0, 0)]
 }
 
 /// Returns the kernel's id of a map or program.
@@ -346,10 +347,10 @@ impl LookUp {
         let mut insns = vec![move_imm(2, KEY_IN_PACKET)];
         insns.extend(stack_address(3, 8));
         insns.push(move_imm(4, 8));
-        insns.push(insn(0x85, 0, 0, 0, 26));
+        insns.push(call(HelperId::SKB_LOAD_BYTES)[0]);
         insns.extend(map_address(1, map));
         insns.extend(stack_address(2, 8));
-        insns.push(insn(0x85, 0, 0, 0, 1));
+        insns.push(call(HelperId::MAP_LOOKUP_ELEM)[0]);
         // if r0 != 0 then r0 = 1
         insns.push(insn(0x15, 0, 0, 1, 0));
         insns.push(move_imm(0, 1));

@@ -6,6 +6,7 @@ use std::{
 };
 
 use beeline_maps::{Kind, Spec};
+use beeline_uapi::HelperId;
 
 use super::{
     Ours, caller,
@@ -212,9 +213,9 @@ impl Pair {
             }
         };
         let helper = match op.command {
-            Command::Push => 87,
-            Command::Pop => 88,
-            _ => 89,
+            Command::Push => HelperId::MAP_PUSH_ELEM,
+            Command::Pop => HelperId::MAP_POP_ELEM,
+            _ => HelperId::MAP_PEEK_ELEM,
         };
         let mut insns = kernel::stack_bytes(40, &op.value);
         insns.extend(kernel::map_address(1, &self.theirs));
@@ -248,17 +249,21 @@ impl Pair {
             Command::ProgramLookup => {
                 let found = self.ours.get(&op.key, 0);
                 let word = found.map(|value| u32::from_ne_bytes(value[..4].try_into().unwrap()));
-                (1, word.unwrap_or(0) as i32)
+                (HelperId::MAP_LOOKUP_ELEM, word.unwrap_or(0) as i32)
             }
-            Command::ProgramUpdate => {
-                (2, code_of(self.ours.set(&op.key, &op.value, op.flags, &me)))
-            }
+            Command::ProgramUpdate => (
+                HelperId::MAP_UPDATE_ELEM,
+                code_of(self.ours.set(&op.key, &op.value, op.flags, &me)),
+            ),
             // SAFETY: the key has key_size bytes.
-            _ => (3, code_of(unsafe { map.delete(op.key.as_ptr(), &me) })),
+            _ => (
+                HelperId::MAP_DELETE_ELEM,
+                code_of(unsafe { map.delete(op.key.as_ptr(), &me) }),
+            ),
         };
         let [call, exit] = kernel::call(helper);
         insns.push(call);
-        if helper == 1 {
+        if helper == HelperId::MAP_LOOKUP_ELEM {
             insns.extend([
                 kernel::insn(0x15, 0, 0, 1, 0),
                 kernel::insn(0x61, 0, 0, 0, 0),

@@ -48,6 +48,7 @@ pub fn check() -> Result<(), Error> {
 /// Returns the registers for a thread that has `now` and is to make again a call that it has begun:
 /// it stands at the instruction.
 pub fn before_call(now: &Registers, call: &PtRegs) -> Registers {
+    let call = &call.0;
     let begun = Registers::from(user_regs_struct {
         r15: call.r15,
         r14: call.r14,

@@ -1,13 +1,13 @@
 //! Restoring a process's system calls.
 
 use std::collections::BTreeSet;
+use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::{Move, Patch};
 use beeline_hook::{JUMP_LEN, SYSCALL_LEN};
 use beeline_inject::{Process, Stopped, signal_frames};
-use beeline_uapi::linux::PAGE_SIZE;
+use beeline_uapi::linux::{self, PAGE_SIZE};
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
@@ -130,8 +130,8 @@ impl Presence {
             stopped.read(at + field as u64, &mut word).ok()?;
             Some(u64::from_ne_bytes(word))
         };
-        let behind = word(std::mem::offset_of!(PtRegs, ip))?;
-        Some((behind - back, word(std::mem::offset_of!(PtRegs, sp))?))
+        let behind = word(offset_of!(linux::PtRegs, ip))?;
+        Some((behind - back, word(offset_of!(linux::PtRegs, sp))?))
     }
 }
 

@@ -13,7 +13,7 @@ use beeline_isa::{Insn, imm64};
 use beeline_runtime::Runtime;
 use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, SpecialFields};
 use beeline_runtime::detach::{Presence, in_process};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use object::{Object, ObjectSection, ObjectSymbol};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -182,7 +182,7 @@ pub fn counter(fd: i32) -> Vec<Insn> {
         insn(0x07, 2, 0, 0, -4),  // r2 += -4
         map,
         map_high,
-        insn(CALL, 0, 0, 0, 1),
+        insn(CALL, 0, 0, 0, HelperId::MAP_LOOKUP_ELEM.0.cast_signed()),
         insn(0x15, 0, 0, 3, 0), // if r0 == 0 goto +3
         one,
         one_high,
@@ -199,7 +199,7 @@ pub fn tail_caller(fd: i32) -> Vec<Insn> {
         map,
         map_high,
         insn(MOV_IMM, 3, 0, 0, 0),
-        insn(CALL, 0, 0, 0, 12),
+        insn(CALL, 0, 0, 0, HelperId::TAIL_CALL.0.cast_signed()),
         insn(MOV_IMM, 0, 0, 0, 0),
         insn(EXIT, 0, 0, 0, 0),
     ]

@@ -1,6 +1,6 @@
 //! Helper prototypes in the kernel's terms: `struct bpf_func_proto`.
 
-use super::HelperId;
+use super::{HelperId, Sets};
 
 /// A helper's arguments, result and properties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Helper {
     pub changes_packet: bool,
     /// Leaves r1 to r5 alone if compiled in place (`allow_fastcall`).
     pub fastcall: bool,
+    /// The sets that it belongs to: they say which programs may call it.
+    pub sets: Sets,
 }
 
 /// An argument: `enum bpf_arg_type`.
@@ -175,6 +177,7 @@ impl Helper {
             might_sleep: false,
             changes_packet: false,
             fastcall: false,
+            sets: Sets::NONE,
         }
     }
 
@@ -213,6 +216,12 @@ impl Helper {
     pub(super) const fn fastcall(self) -> Self {
         Self {
             fastcall: true,
+            ..self
+        }
+    }
+    pub(super) const fn belongs_to(self, sets: Sets) -> Self {
+        Self {
+            sets: self.sets.and(sets),
             ..self
         }
     }

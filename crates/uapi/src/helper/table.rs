@@ -95,15 +95,18 @@ pub(super) const fn found(name: &'static str) -> Ret {
     }
 }
 
-/// A table of helpers, one per line: `NAME(arguments) -> result, flags;`. Without a result, a
-/// helper returns a number. A helper whose arguments depend on the program type has a line for each
-/// further form: `FORM as NAME(arguments)`.
+/// A table of helpers, one per line: `NAME(arguments) -> result, flags => sets;`. Without a result,
+/// a helper returns a number. The sets are those of [`Sets`](super::Sets). A helper whose arguments
+/// depend on the program type has a line for each further form: `FORM as NAME(arguments) => sets;`.
 macro_rules! helpers {
-    ($($name:ident $(as $of:ident)? ($($arg:expr),*) $(-> $ret:expr)? $(, $flag:ident)*;)*) => {
+    ($(
+        $name:ident $(as $of:ident)? ($($arg:expr),*) $(-> $ret:expr)? $(, $flag:ident)*
+        => $($set:ident)+;
+    )*) => {
         $(
             #[allow(missing_docs, reason = "the names are the kernel's")]
             pub static $name: Helper = Helper::new(helpers!(@id $name $($of)?), &[$($arg),*])
-                $(.returns($ret))?$(.$flag())*;
+                $(.returns($ret))?$(.$flag())*$(.belongs_to($crate::helper::Sets::$set))+;
         )*
 
         /// All helpers of this table.

@@ -1,19 +1,25 @@
 //! Contexts that are plain memory or close to it: registers, records of tracepoints, arguments.
 
+use std::mem::offset_of;
+
+use beeline_uapi::context::PerfEventData;
 use beeline_uapi::limits::{MAX_BPF_FUNC_ARGS, PERF_MAX_TRACE_SIZE};
+use beeline_uapi::linux::BpfUserPtRegs;
 
 use super::Field;
 use super::table::{ALL, ANY, B4, B8, PART_OF_8, Row, row};
-use crate::arch::USER_REGS_LEN;
+
+/// The bytes of the registers of a program in user space.
+const USER_REGS_LEN: u32 = size_of::<BpfUserPtRegs>() as u32;
 
 /// The registers of a kprobe or uprobe.
 pub(super) const PT_REGS: &[Row] = &[row((0, USER_REGS_LEN)).read(ANY, ALL)];
 
-/// `struct bpf_perf_event_data`: registers, `sample_period`, `addr`.
+/// `struct bpf_perf_event_data`.
 pub(super) const PERF_EVENT: &[Row] = &[
     row((0, USER_REGS_LEN)).read(B8, ALL),
-    row((USER_REGS_LEN, 8)).read(PART_OF_8, ALL),
-    row((USER_REGS_LEN + 8, 8)).read(PART_OF_8, ALL),
+    row((offset_of!(PerfEventData, sample_period) as u32, 8)).read(PART_OF_8, ALL),
+    row((offset_of!(PerfEventData, addr) as u32, 8)).read(PART_OF_8, ALL),
 ];
 
 /// A tracepoint's record: behind a pointer to `struct pt_regs`, which the program cannot see, up to

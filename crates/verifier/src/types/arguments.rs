@@ -2,13 +2,13 @@
 
 use beeline_btf::{Type, kind};
 use beeline_uapi::limits::{MAX_BPF_FUNC_REG_ARGS, MAX_RESOLVE_DEPTH};
+use beeline_uapi::linux::BPF_USER_PT_REGS;
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::table::{
     TypeTable, is_modifier, is_number, is_small_int, is_struct, kind_name, shown, text,
 };
 use super::{KernelTypes, Refused};
-use crate::arch::USER_REGS;
 use crate::program::Kind;
 
 /// A parameter of a global function: `struct bpf_subprog_arg_info`.
@@ -294,7 +294,7 @@ impl Param<'_> {
         let is_struct = is_struct(target);
         let is_u64 = is_small_int(target) && target.size() == 8;
         let good = match kind.prog_type {
-            ProgramType::KPROBE | ProgramType::PERF_EVENT => is_struct && name == USER_REGS,
+            ProgramType::KPROBE | ProgramType::PERF_EVENT => is_struct && name == BPF_USER_PT_REGS,
             ProgramType::RAW_TRACEPOINT | ProgramType::RAW_TRACEPOINT_WRITABLE => is_u64,
             ProgramType::TRACING => match kind.attach_type {
                 AttachType::TRACE_RAW_TP => {
@@ -354,7 +354,7 @@ fn context_structure(of: ProgramType) -> Option<&'static str> {
         ProgramType::CGROUP_SOCK_ADDR => "bpf_sock_addr",
         ProgramType::SOCK_OPS => "bpf_sock_ops",
         ProgramType::SK_MSG => "sk_msg_md",
-        ProgramType::KPROBE => USER_REGS,
+        ProgramType::KPROBE => BPF_USER_PT_REGS,
         ProgramType::PERF_EVENT => "bpf_perf_event_data",
         ProgramType::RAW_TRACEPOINT | ProgramType::RAW_TRACEPOINT_WRITABLE => {
             "bpf_raw_tracepoint_args"

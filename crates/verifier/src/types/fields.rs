@@ -3,6 +3,7 @@
 use beeline_btf::{Type, kind};
 use beeline_uapi::Errno;
 use beeline_uapi::limits::{BTF_FIELDS_MAX, MAX_RESOLVE_DEPTH};
+use beeline_uapi::object::{FieldHolder, SpecialField};
 
 use super::KernelTypes;
 use super::table::{TypeTable, is_struct, text};
@@ -21,108 +22,34 @@ const KEPT: [&str; 6] = [
     "prog_test_member",
 ];
 
-/// The container of a field: it decides about nodes of lists and trees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Holder {
-    /// The value of a map.
-    Value,
-    /// A structure that programs allocate.
-    Object,
-}
-
-/// A structure that stands for a field by its name.
-struct Special {
-    name: &'static str,
-    kind: FieldKind,
-    bytes: u32,
-    align: u32,
-    /// True if there is at most one in a structure.
-    unique: bool,
-    /// True where it may be: in values, in objects.
-    places: (bool, bool),
-}
-
-const fn special(
-    name: &'static str,
-    kind: FieldKind,
-    (bytes, align): (u32, u32),
-    unique: bool,
-    places: (bool, bool),
-) -> Special {
-    Special {
-        name,
-        kind,
-        bytes,
-        align,
-        unique,
-        places,
+/// Returns the kind of a special field; that of a list or tree leads nowhere yet.
+fn kind_of(field: SpecialField) -> FieldKind {
+    const NOWHERE: u32 = 0;
+    match field {
+        SpecialField::SpinLock => FieldKind::SpinLock,
+        SpecialField::ResSpinLock => FieldKind::ResilientSpinLock,
+        SpecialField::Timer => FieldKind::Timer,
+        SpecialField::Workqueue => FieldKind::Workqueue,
+        SpecialField::TaskWork => FieldKind::TaskWork,
+        SpecialField::ListHead => FieldKind::ListHead {
+            btf_id: NOWHERE,
+            node: NOWHERE,
+        },
+        SpecialField::ListNode => FieldKind::ListNode,
+        SpecialField::RbRoot => FieldKind::RbRoot {
+            btf_id: NOWHERE,
+            node: NOWHERE,
+        },
+        SpecialField::RbNode => FieldKind::RbNode,
+        SpecialField::Refcount => FieldKind::RefCount,
     }
 }
-
-const NOWHERE: u32 = 0;
-const LIST_HEAD: FieldKind = FieldKind::ListHead {
-    btf_id: NOWHERE,
-    node: NOWHERE,
-};
-const RB_ROOT: FieldKind = FieldKind::RbRoot {
-    btf_id: NOWHERE,
-    node: NOWHERE,
-};
-
-static SPECIALS: [Special; 10] = [
-    special(
-        "bpf_spin_lock",
-        FieldKind::SpinLock,
-        (4, 4),
-        true,
-        (true, true),
-    ),
-    special(
-        "bpf_res_spin_lock",
-        FieldKind::ResilientSpinLock,
-        (4, 4),
-        true,
-        (true, true),
-    ),
-    special("bpf_timer", FieldKind::Timer, (16, 8), true, (true, false)),
-    special("bpf_wq", FieldKind::Workqueue, (16, 8), true, (true, false)),
-    special(
-        "bpf_task_work",
-        FieldKind::TaskWork,
-        (8, 8),
-        true,
-        (true, false),
-    ),
-    special("bpf_list_head", LIST_HEAD, (16, 8), false, (true, true)),
-    special(
-        "bpf_list_node",
-        FieldKind::ListNode,
-        (24, 8),
-        false,
-        (false, true),
-    ),
-    special("bpf_rb_root", RB_ROOT, (16, 8), false, (true, true)),
-    special(
-        "bpf_rb_node",
-        FieldKind::RbNode,
-        (32, 8),
-        false,
-        (false, true),
-    ),
-    special(
-        "bpf_refcount",
-        FieldKind::RefCount,
-        (4, 4),
-        false,
-        (true, true),
-    ),
-];
 
 /// Returns the fields of a type, ascending by offset; an errno if the type makes no sense.
 pub(super) fn parse(
     types: &TypeTable,
     of: u32,
-    holder: Holder,
+    holder: FieldHolder,
     kernel: Option<&KernelTypes>,
 ) -> Result<Vec<MapField>, Errno> {
     let mut search = Search {
@@ -166,7 +93,7 @@ fn check(fields: &[MapField]) -> Result<(), Errno> {
 
 struct Search<'a> {
     types: &'a TypeTable,
-    holder: Holder,
+    holder: FieldHolder,
     kernel: Option<&'a KernelTypes>,
     visits: u32,
 }
@@ -221,7 +148,7 @@ impl<'a> Search<'a> {
         &mut self,
         place: &Place<'a>,
         type_id: u32,
-        seen: &mut Vec<&'static str>,
+        seen: &mut Vec<SpecialField>,
         depth: u32,
     ) -> Result<Vec<MapField>, Errno> {
         self.visits = self.visits.checked_sub(1).ok_or(Errno::E2BIG)?;
@@ -244,22 +171,23 @@ impl<'a> Search<'a> {
         };
         match self.special(it) {
             Some(special) => {
-                if special.unique {
-                    if seen.contains(&special.name) {
+                if special.is_unique() {
+                    if seen.contains(&special) {
                         return Err(Errno::E2BIG);
                     }
-                    seen.push(special.name);
+                    seen.push(special);
                 }
-                let good = fits(special.bytes)
-                    && place.offset.is_multiple_of(special.align)
+                let bytes = special.size();
+                let good = fits(bytes)
+                    && place.offset.is_multiple_of(special.align())
                     && is_struct(it)
-                    && it.size() == special.bytes;
+                    && it.size() == bytes;
                 let kind = if good {
-                    Some(self.filled(special.kind, place.declaration)?)
+                    Some(self.filled(kind_of(special), place.declaration)?)
                 } else {
                     None
                 };
-                repeated(place.offset, kind, special.bytes, count)
+                repeated(place.offset, kind, bytes, count)
             }
             None if is_struct(it) && fits(it.size()) => {
                 self.nested(place, (id, it), count, depth + 1)
@@ -272,24 +200,19 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the special field that a structure of this name is here.
-    fn special(&self, it: Type<'a>) -> Option<&'static Special> {
-        let here = |special: &&Special| match self.holder {
-            Holder::Value => special.places.0,
-            Holder::Object => special.places.1,
-        };
-        let named = |special: &&Special| special.name.as_bytes() == it.name;
-        SPECIALS.iter().filter(here).find(named)
+    fn special(&self, it: Type<'a>) -> Option<SpecialField> {
+        SpecialField::named(it.name).filter(|special| special.is_special_in(self.holder))
     }
 
     /// Returns a list or tree, with its content.
     fn filled(&self, kind: FieldKind, declaration: (u32, i32)) -> Result<FieldKind, Errno> {
         Ok(match kind {
             FieldKind::ListHead { .. } => {
-                let (btf_id, node) = self.contained(declaration, "bpf_list_node")?;
+                let (btf_id, node) = self.contained(declaration, SpecialField::ListNode)?;
                 FieldKind::ListHead { btf_id, node }
             }
             FieldKind::RbRoot { .. } => {
-                let (btf_id, node) = self.contained(declaration, "bpf_rb_node")?;
+                let (btf_id, node) = self.contained(declaration, SpecialField::RbNode)?;
                 FieldKind::RbRoot { btf_id, node }
             }
             kind => kind,
@@ -342,7 +265,7 @@ impl<'a> Search<'a> {
         if !matches!(name, "kptr" | "kptr_untrusted" | "percpu_kptr" | "uptr") {
             return Err(Errno::EINVAL);
         }
-        if name == "uptr" && self.holder == Holder::Object {
+        if name == "uptr" && self.holder == FieldHolder::Object {
             return Ok(None);
         }
         let (local, target) = self.types.skip_modifiers(tag.refers_to());
@@ -367,7 +290,11 @@ impl<'a> Search<'a> {
 
     /// Returns the content of a list or tree, by its tag `contains:STRUCTURE:MEMBER`: the
     /// structure, and the node's offset in it.
-    fn contained(&self, (id, component): (u32, i32), node: &str) -> Result<(u32, u32), Errno> {
+    fn contained(
+        &self,
+        (id, component): (u32, i32),
+        node: SpecialField,
+    ) -> Result<(u32, u32), Errno> {
         let mut tags = self.types.tags(id, component, "contains:");
         let (Some(tag), None) = (tags.next(), tags.next()) else {
             return Err(Errno::EINVAL);
@@ -386,7 +313,7 @@ impl<'a> Search<'a> {
             return Err(Errno::EINVAL);
         };
         let it = self.types.at(found.type_id);
-        if !is_struct(it) || it.name != node.as_bytes() || found.bit_offset % 64 != 0 {
+        if !is_struct(it) || it.name != node.name().as_bytes() || found.bit_offset % 64 != 0 {
             return Err(Errno::EINVAL);
         }
         Ok((value, found.bit_offset / 8))

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use beeline_btf::{kind, linkage};
 use beeline_isa::Insn;
+use beeline_uapi::object::FieldHolder;
 use beeline_uapi::{Errno, info};
 
-use super::fields::{self, Holder};
+use super::fields;
 use super::table::{TypeTable, is_number, text};
 use super::walk::Step;
 use super::{FunctionArg, KernelTypes, Member, Refused, arguments};
@@ -39,7 +40,7 @@ impl FileTypes {
     ///
     /// If they make no sense, the kernel takes the map for one without.
     pub fn map_fields(&self, value_type: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
-        fields::parse(&self.0, value_type, Holder::Value, kernel).unwrap_or_default()
+        fields::parse(&self.0, value_type, FieldHolder::Value, kernel).unwrap_or_default()
     }
 }
 
@@ -232,7 +233,7 @@ impl ProgramTypes {
 
     /// Returns the special fields of a structure that programs allocate (`btf_parse_struct_metas`).
     pub fn object_fields(&self, id: u32, kernel: Option<&KernelTypes>) -> Vec<MapField> {
-        fields::parse(&self.types, id, Holder::Object, kernel).unwrap_or_default()
+        fields::parse(&self.types, id, FieldHolder::Object, kernel).unwrap_or_default()
     }
 
     /// Returns the content of `size` bytes at `off` of an allocated structure: numbers, as far as

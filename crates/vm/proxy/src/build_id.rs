@@ -5,15 +5,17 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::refusal::Refusal;
-use beeline_uapi::fields::{u32_at, u64_at};
+use object::read::elf::NoteIterator;
+use object::{LittleEndian, elf, pod};
 
-/// The most bytes of an ELF file's headers and notes that are read; no file has more.
+use crate::refusal::Refusal;
+
+/// The most program headers, and the most bytes of notes, that are read; no file has more.
 const HEADERS: usize = 128;
 const NOTES: usize = 64 << 10;
-const HEADER_BYTES: usize = 56;
-const PT_NOTE: u32 = 4;
-const NT_GNU_BUILD_ID: u32 = 3;
+
+type Header = elf::FileHeader64<LittleEndian>;
+type ProgramHeader = elf::ProgramHeader64<LittleEndian>;
 
 /// Compares the id that the host has of its file with the guest's file's. If the host has none
 /// there is nothing to compare.
@@ -52,39 +54,46 @@ fn digits(id: &[u8]) -> String {
 /// Returns the build id in a 64-bit ELF file's notes.
 pub fn of(path: &Path) -> Option<Vec<u8>> {
     let file = File::open(path).ok()?;
-    let head = read(&file, 0, 64)?;
-    if !head.starts_with(b"\x7fELF\x02\x01") {
+    let mut room = Vec::new();
+    let head = read(&file, 0, size_of::<Header>(), &mut room)?;
+    let (header, _) = pod::from_bytes::<Header>(head).ok()?;
+    let ident = &header.e_ident;
+    if ident.magic != elf::ELFMAG
+        || ident.class != elf::ELFCLASS64
+        || ident.data != elf::ELFDATA2LSB
+    {
         return None;
     }
-    let table = u64_at(&head, 32);
-    let count = u32_at(&head, 56) as u16 as usize;
-    let headers = read(&file, table, count.min(HEADERS) * HEADER_BYTES)?;
-    let mut notes = headers.chunks_exact(HEADER_BYTES);
-    notes.find_map(|header| {
-        if u32_at(header, 0) != PT_NOTE {
+    let count = usize::from(header.e_phnum.get(LittleEndian)).min(HEADERS);
+    let table = header.e_phoff.get(LittleEndian);
+    let mut room = Vec::new();
+    let table = read(&file, table, count * size_of::<ProgramHeader>(), &mut room)?;
+    let (headers, _) = pod::slice_from_bytes::<ProgramHeader>(table, count).ok()?;
+    headers.iter().find_map(|header| {
+        if header.p_type.get(LittleEndian) != elf::PT_NOTE {
             return None;
         }
-        let len = u64_at(header, 32).min(NOTES as u64) as usize;
-        build_id(&read(&file, u64_at(header, 8), len)?)
+        let len = header.p_filesz.get(LittleEndian).min(NOTES as u64) as usize;
+        let start = header.p_offset.get(LittleEndian);
+        build_id(read(&file, start, len, &mut Vec::new())?)
     })
 }
 
-fn read(file: &File, at: u64, len: usize) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    file.read_exact_at(&mut bytes, at).ok()?;
+/// Reads a part of a file into room that is aligned for any structure.
+fn read<'a>(file: &File, at: u64, len: usize, room: &'a mut Vec<u64>) -> Option<&'a [u8]> {
+    room.resize(len.div_ceil(size_of::<u64>()), 0);
+    let bytes = &mut pod::bytes_of_slice_mut(room)[..len];
+    file.read_exact_at(bytes, at).ok()?;
     Some(bytes)
 }
 
-fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
-    while notes.len() >= 12 {
-        let [name, len, kind] = [0, 4, 8].map(|at| u32_at(notes, at));
-        let (name, len) = (name as usize, len as usize);
-        let start = name.checked_next_multiple_of(4)?.checked_add(12)?;
-        let content = notes.get(start..)?.get(..len)?;
-        if kind == NT_GNU_BUILD_ID && notes[12..start].starts_with(b"GNU\0") {
-            return Some(content.to_vec());
+fn build_id(notes: &[u8]) -> Option<Vec<u8>> {
+    // Notes of other alignments have other segments.
+    let mut notes = NoteIterator::<Header>::new(LittleEndian, 4, notes).ok()?;
+    while let Some(note) = notes.next().ok()? {
+        if note.name() == elf::ELF_NOTE_GNU && note.n_type(LittleEndian) == elf::NT_GNU_BUILD_ID {
+            return Some(note.desc().to_vec());
         }
-        notes = notes.get(start + len.checked_next_multiple_of(4)?..)?;
     }
     None
 }
@@ -109,7 +118,7 @@ mod tests {
     #[test]
     fn notes_that_are_cut_off_are_none() {
         let mut notes = Vec::new();
-        for number in [4_u32, 20, NT_GNU_BUILD_ID] {
+        for number in [4_u32, 20, elf::NT_GNU_BUILD_ID.0] {
             notes.extend(number.to_le_bytes());
         }
         notes.extend(b"GNU\0");

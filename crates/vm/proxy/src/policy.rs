@@ -343,8 +343,8 @@ mod tests {
         total-bytes = 1500
     "#;
 
-    fn call(helper: u8) -> [u8; 8] {
-        [0x85, 0, 0, 0, helper, 0, 0, 0]
+    fn call(helper: HelperId) -> [u8; 8] {
+        [0x85, 0, 0, 0, helper.0 as u8, 0, 0, 0]
     }
 
     fn rule(outcome: Result<(), Refusal>) -> String {
@@ -354,21 +354,28 @@ mod tests {
     #[test]
     fn programs_are_held_to_it() {
         let policy = Policy::parse(TEXT).unwrap();
-        assert_eq!(policy.program(ProgramType::KPROBE, &call(1), &[]), Ok(()));
         assert_eq!(
-            rule(policy.program(ProgramType::SOCKET_FILTER, &call(1), &[])),
+            policy.program(ProgramType::KPROBE, &call(HelperId::MAP_LOOKUP_ELEM), &[]),
+            Ok(())
+        );
+        assert_eq!(
+            rule(policy.program(
+                ProgramType::SOCKET_FILTER,
+                &call(HelperId::MAP_LOOKUP_ELEM),
+                &[]
+            )),
             "programs.types"
         );
         assert_eq!(
-            rule(policy.program(ProgramType(99), &call(1), &[])),
+            rule(policy.program(ProgramType(99), &call(HelperId::MAP_LOOKUP_ELEM), &[])),
             "programs.types"
         );
         assert_eq!(
-            rule(policy.program(ProgramType::KPROBE, &call(6), &[])),
+            rule(policy.program(ProgramType::KPROBE, &call(HelperId::TRACE_PRINTK), &[])),
             "programs.helpers"
         );
         assert_eq!(
-            rule(policy.program(ProgramType::KPROBE, &call(36), &[])),
+            rule(policy.program(ProgramType::KPROBE, &call(HelperId::PROBE_WRITE_USER), &[])),
             "programs.deny-helpers"
         );
         assert_eq!(policy.attach("kprobe:vfs_read"), Ok(()));
@@ -402,7 +409,7 @@ mod tests {
             .collect();
         let text = format!("[programs]\nsigned-by = [\"{digits}\"]");
         let policy = Policy::parse(&text).unwrap();
-        let insns = call(1);
+        let insns = call(HelperId::MAP_LOOKUP_ELEM);
         let good = pair.sign(&instructions::digest(&insns));
         assert_eq!(
             policy.program(ProgramType::KPROBE, &insns, good.as_ref()),
@@ -411,7 +418,7 @@ mod tests {
         for (insns, signature) in [
             (insns, &[][..]),
             (insns, &[1; 64]),
-            (call(2), good.as_ref()),
+            (call(HelperId::MAP_UPDATE_ELEM), good.as_ref()),
         ] {
             let refused = policy.program(ProgramType::KPROBE, &insns, signature);
             assert_eq!(rule(refused), "programs.signed-by");

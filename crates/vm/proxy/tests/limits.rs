@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process;
 use std::time::{Duration, Instant};
 
-use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_uapi::{Command, HelperId, MapType, ProgramType};
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
@@ -56,7 +56,13 @@ fn the_guests_owner_decides() {
             vec![],
         )
     };
-    let prints = [mov(1, 0), mov(2, 0), call(6), mov(0, 0), exit()];
+    let prints = [
+        mov(1, 0),
+        mov(2, 0),
+        call(HelperId::TRACE_PRINTK),
+        mov(0, 0),
+        exit(),
+    ];
     for (request, rule) in [
         (load(ProgramType::SOCKET_FILTER, &plain), "programs.types"),
         (

@@ -3,7 +3,7 @@
 mod harness;
 
 use beeline_uapi::fields::u32_at;
-use beeline_uapi::{AttachType, Command, MapType, ProgramType};
+use beeline_uapi::{AttachType, Command, HelperId, MapType, ProgramType};
 use beeline_vm_protocol::layout::INSIDE;
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
@@ -222,7 +222,7 @@ fn programs_are_loaded_run_and_described() {
     ];
     insns.extend(map(1, counter));
     insns.extend([
-        call(1),
+        call(HelperId::MAP_LOOKUP_ELEM),
         insn(0x15, 0, 0, 2, 0),
         mov(1, 1),
         insn(0xdb, 0, 1, 0, 0),

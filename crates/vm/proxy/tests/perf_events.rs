@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use beeline_uapi::fields::{put_u64, u32_at, u64_at};
 use beeline_uapi::perf::ioc;
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen, Watch};
@@ -66,7 +66,7 @@ fn programs_at_tracepoints_write_perf_rings() {
         insn(0xbf, 4, 10, 0, 0),
         insn(0x07, 4, 0, 0, -8),
         mov(5, 8),
-        call(25),
+        call(HelperId::PERF_EVENT_OUTPUT),
         mov(0, 0),
         exit(),
     ]);

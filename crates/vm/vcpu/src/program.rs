@@ -7,8 +7,11 @@
 //! removes its mask. A thread that runs another program while it is not its process's first thread
 //! takes the first one's number, and its mask along.
 
+use std::mem::offset_of;
+
 use beeline_isa::{FRAME_POINTER, Insn, opcode};
 use beeline_object::{MapDefinition, Object, ObjectProgram, SectionKind};
+use beeline_uapi::tracepoint::{SchedProcessExec, SyscallTraceEnter, SyscallTraceExit};
 use beeline_uapi::{HelperId, MapType};
 
 /// Bytes of a mask: 1,024 CPUs.
@@ -29,12 +32,16 @@ const BELL_BYTES: u32 = 4096;
 /// mask.
 const CALL_HEAD: i16 = 8;
 
-/// The offsets of arguments in tracepoints of system calls, and of the result, 8 bytes each.
-const ARGUMENT: [i16; 3] = [16, 24, 32];
-const RESULT: i16 = 16;
-/// The offsets in `sched_process_exec` of a thread's number and the one that it had.
-const NEW_NUMBER: i16 = 12;
-const OLD_NUMBER: i16 = 16;
+/// Returns the offset of an argument in the record of a call's entry.
+const fn argument(number: usize) -> i16 {
+    (offset_of!(SyscallTraceEnter, args) + number * size_of::<u64>()) as i16
+}
+
+/// The offset of the result in the record of a call's exit.
+const RESULT: i16 = offset_of!(SyscallTraceExit, ret) as i16;
+/// The offsets in the record of `sched_process_exec` of a thread's number and the one that it had.
+const NEW_NUMBER: i16 = offset_of!(SchedProcessExec, pid) as i16;
+const OLD_NUMBER: i16 = offset_of!(SchedProcessExec, old_pid) as i16;
 
 /// Offsets in the stack frame, below r10: a key, another one, and what is kept of a call.
 const KEY: i16 = -8;
@@ -104,7 +111,7 @@ fn begins() -> Code {
     code.copy(6, 1);
     code.call(HelperId::GET_CURRENT_PID_TGID);
     code.store(opcode::DW, KEY, 0);
-    code.load(opcode::W, 7, 6, ARGUMENT[0]);
+    code.load(opcode::W, 7, 6, argument(0));
     // 0 is the caller.
     code.skip_if(opcode::JNE, 7, 0, "named");
     code.copy_low(7, 0);
@@ -116,12 +123,12 @@ fn begins() -> Code {
     }
     // As in the kernel: a short mask has zeros behind it, and the rest of a long one does not
     // matter.
-    code.load(opcode::W, 2, 6, ARGUMENT[1]);
+    code.load(opcode::W, 2, 6, argument(1));
     code.skip_if(opcode::JLE, 2, MASK as i32, "short");
     code.number(2, MASK as i32);
     code.label("short");
     code.address(1, CALL_MASK);
-    code.load(opcode::DW, 3, 6, ARGUMENT[2]);
+    code.load(opcode::DW, 3, 6, argument(2));
     code.call(HelperId::PROBE_READ_USER);
     code.skip_if(opcode::JNE, 0, 0, "end");
     code.map(1, CALLS_AT);

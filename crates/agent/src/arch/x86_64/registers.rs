@@ -1,77 +1,55 @@
 //! The registers of a place in a program, by their role there.
 
-/// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs
-/// get as context.
-#[repr(C)]
+use beeline_uapi::linux;
+
+/// The kernel's `struct pt_regs`, which uprobe programs get as context.
+#[repr(transparent)]
 #[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs)]
-pub struct PtRegs {
-    pub r15: u64,
-    pub r14: u64,
-    pub r13: u64,
-    pub r12: u64,
-    pub bp: u64,
-    pub bx: u64,
-    pub r11: u64,
-    pub r10: u64,
-    pub r9: u64,
-    pub r8: u64,
-    pub ax: u64,
-    pub cx: u64,
-    pub dx: u64,
-    pub si: u64,
-    pub di: u64,
-    pub orig_ax: u64,
-    pub ip: u64,
-    pub cs: u64,
-    pub flags: u64,
-    pub sp: u64,
-    pub ss: u64,
-}
+pub struct PtRegs(pub linux::PtRegs);
 
 /// At any place.
 impl PtRegs {
     /// Returns the instruction pointer.
     #[inline(always)]
     pub(crate) fn ip(&self) -> u64 {
-        self.ip
+        self.0.ip
     }
 
     /// Sets the instruction pointer.
     #[inline(always)]
     pub(crate) fn set_ip(&mut self, ip: u64) {
-        self.ip = ip;
+        self.0.ip = ip;
     }
 
     /// Returns the stack pointer.
     #[inline(always)]
     pub(crate) fn sp(&self) -> u64 {
-        self.sp
+        self.0.sp
     }
 
     /// Adds to the stack pointer.
     #[inline(always)]
     pub(crate) fn add_sp(&mut self, by: i32) {
-        self.sp = self.sp.wrapping_add_signed(by.into());
+        self.0.sp = self.0.sp.wrapping_add_signed(by.into());
     }
 
     /// Returns the frame pointer.
     #[inline(always)]
     pub(crate) fn frame_pointer(&self) -> u64 {
-        self.bp
+        self.0.bp
     }
 
     /// True if all registers are those of the place. Trampolines of programs that look at none save
     /// the time to store them.
     #[inline(always)]
     pub(crate) fn are_shown(&self) -> bool {
-        self.cs != 0
+        self.0.cs != 0
     }
 
     /// Says that some registers are not those of the place.
     #[inline(always)]
     pub(crate) fn hide(&mut self) {
-        self.cs = 0;
+        self.0.cs = 0;
     }
 }
 
@@ -80,25 +58,27 @@ impl PtRegs {
     /// Returns the call's number.
     #[inline(always)]
     pub fn call_number(&self) -> u64 {
-        self.orig_ax
+        self.0.orig_ax
     }
 
     /// Returns the call's arguments.
     #[inline(always)]
     pub fn call_arguments(&self) -> [u64; 6] {
-        [self.di, self.si, self.dx, self.r10, self.r8, self.r9]
+        [
+            self.0.di, self.0.si, self.0.dx, self.0.r10, self.0.r8, self.0.r9,
+        ]
     }
 
     /// Returns the result of a call or a function that has returned.
     #[inline(always)]
     pub(crate) fn result(&self) -> u64 {
-        self.ax
+        self.0.ax
     }
 
     /// Gives a call a result.
     #[inline(always)]
     pub(crate) fn set_result(&mut self, result: u64) {
-        self.ax = result;
+        self.0.ax = result;
     }
 }
 
@@ -107,7 +87,7 @@ impl PtRegs {
     /// Creates the registers of a function with these arguments and this result, and nothing else.
     #[inline(always)]
     pub(crate) fn of_function([di, si, dx, cx, r8, r9]: [u64; 6], result: u64) -> Self {
-        Self {
+        Self(linux::PtRegs {
             di,
             si,
             dx,
@@ -115,33 +95,33 @@ impl PtRegs {
             r8,
             r9,
             ax: result,
-            ..Self::default()
-        }
+            ..linux::PtRegs::default()
+        })
     }
 
     /// Returns the first three arguments.
     #[inline(always)]
     pub(crate) fn arguments(&self) -> [u64; 3] {
-        [self.di, self.si, self.dx]
+        [self.0.di, self.0.si, self.0.dx]
     }
 
     /// Replaces the first three arguments.
     #[inline(always)]
     pub(crate) fn set_arguments(&mut self, arguments: [u64; 3]) {
-        [self.di, self.si, self.dx] = arguments;
+        [self.0.di, self.0.si, self.0.dx] = arguments;
     }
 
     /// Returns the address of the stack slot that holds the return address, at a function's first
     /// instruction.
     #[inline(always)]
     pub(crate) fn return_slot(&self) -> u64 {
-        self.sp
+        self.0.sp
     }
 
     /// Returns the address of the stack slot that held the return address, behind the return.
     #[inline(always)]
     pub(crate) fn returned_slot(&self) -> u64 {
-        self.sp.wrapping_sub(8)
+        self.0.sp.wrapping_sub(8)
     }
 
     /// Changes the registers to those behind the return of a function that is about to return:
@@ -155,33 +135,33 @@ impl PtRegs {
     #[inline(always)]
     pub(crate) unsafe fn unwind(&mut self, frame: u64, pops_frame_pointer: bool) -> Unwound {
         let before = Unwound {
-            ip: self.ip,
-            sp: self.sp,
-            bp: self.bp,
+            ip: self.0.ip,
+            sp: self.0.sp,
+            bp: self.0.bp,
         };
-        let slot = self.sp.wrapping_add(frame);
+        let slot = self.0.sp.wrapping_add(frame);
         // SAFETY: the caller promises that the words are there.
         unsafe {
-            self.ip = *(slot as *const u64);
+            self.0.ip = *(slot as *const u64);
             if pops_frame_pointer && self.are_shown() {
-                self.bp = *((slot - 8) as *const u64);
+                self.0.bp = *((slot - 8) as *const u64);
             }
         }
-        self.sp = slot + 8;
+        self.0.sp = slot + 8;
         before
     }
 
     /// Takes [`Self::unwind`] back.
     #[inline(always)]
     pub(crate) fn wind(&mut self, before: &Unwound) {
-        (self.ip, self.sp, self.bp) = (before.ip, before.sp, before.bp);
+        (self.0.ip, self.0.sp, self.0.bp) = (before.ip, before.sp, before.bp);
     }
 
     /// Returns the stack pointer of the place that an unwinder is about to leave to, at the
     /// instruction of libgcc's that does.
     #[inline(always)]
     pub(crate) fn landing_sp(&self) -> u64 {
-        self.cx
+        self.0.cx
     }
 }
 

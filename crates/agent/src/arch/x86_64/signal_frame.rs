@@ -1,6 +1,6 @@
 //! The registers that the kernel stores for a signal handler, and restores behind it.
 
-use beeline_uapi::linux::{__USER_CS, __USER_DS};
+use beeline_uapi::linux::{self, __USER_CS, __USER_DS, UcontextRegs};
 use beeline_uapi::signal::SI_KERNEL;
 
 use super::PtRegs;
@@ -10,33 +10,10 @@ pub const BREAKPOINT_CODE: i32 = SI_KERNEL;
 
 const INT3: u8 = 0xcc;
 
-/// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
-/// (`arch/x86/include/uapi/asm/sigcontext.h`).
-#[repr(C)]
+/// The kernel's `struct ucontext`, with the general registers.
+#[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
-pub struct UserContext {
-    uc_flags: u64,
-    link: u64,
-    alternate_stack: [u64; 3],
-    r8: u64,
-    r9: u64,
-    r10: u64,
-    r11: u64,
-    r12: u64,
-    r13: u64,
-    r14: u64,
-    r15: u64,
-    di: u64,
-    si: u64,
-    bp: u64,
-    bx: u64,
-    dx: u64,
-    ax: u64,
-    cx: u64,
-    sp: u64,
-    ip: u64,
-    flags: u64,
-}
+pub struct UserContext(UcontextRegs);
 
 /// True if the instruction at an address is a breakpoint.
 ///
@@ -53,31 +30,31 @@ impl UserContext {
     /// Returns the instruction pointer.
     #[inline(always)]
     pub(crate) fn ip(&self) -> u64 {
-        self.ip
+        self.0.uc_mcontext.ip
     }
 
     /// Returns the address of the breakpoint that the thread has run into.
     #[inline(always)]
     pub(crate) fn breakpoint_address(&self) -> u64 {
-        self.ip.wrapping_sub(1)
+        self.0.uc_mcontext.ip.wrapping_sub(1)
     }
 
     /// Sets the place where the thread goes on.
     #[inline(always)]
     pub(crate) fn set_ip(&mut self, ip: u64) {
-        self.ip = ip;
+        self.0.uc_mcontext.ip = ip;
     }
 
     /// Adds to the stack pointer.
     #[inline(always)]
     pub(crate) fn add_sp(&mut self, by: i32) {
-        self.sp = self.sp.wrapping_add_signed(by.into());
+        self.0.uc_mcontext.sp = self.0.uc_mcontext.sp.wrapping_add_signed(by.into());
     }
 
     /// Sets the stack pointer.
     #[inline(always)]
     pub(crate) fn set_sp(&mut self, sp: u64) {
-        self.sp = sp;
+        self.0.uc_mcontext.sp = sp;
     }
 
     /// Sets a register by the processor's number for it.
@@ -87,15 +64,19 @@ impl UserContext {
         const PLACES: u64 = 0x7654_3210_89af_bced;
         let place = (PLACES >> (u32::from(register & 0xf) * 4)) & 0xf;
         // SAFETY: the index is below 16, and the sixteen words follow each other in this structure.
-        unsafe { (&raw mut self.r8).add(place as usize).write(value) };
+        unsafe {
+            (&raw mut self.0.uc_mcontext.r8)
+                .add(place as usize)
+                .write(value)
+        };
     }
 
     /// Gives the thread the arguments that a program of the agent has changed.
     pub(crate) fn take_changes(&mut self, before: &PtRegs, now: &PtRegs) {
         let arguments = [
-            (&mut self.di, before.di, now.di),
-            (&mut self.si, before.si, now.si),
-            (&mut self.dx, before.dx, now.dx),
+            (&mut self.0.uc_mcontext.di, before.0.di, now.0.di),
+            (&mut self.0.uc_mcontext.si, before.0.si, now.0.si),
+            (&mut self.0.uc_mcontext.dx, before.0.dx, now.0.dx),
         ];
         for (register, before, now) in arguments {
             if before != now {
@@ -106,45 +87,45 @@ impl UserContext {
 
     /// Returns the registers with another instruction pointer.
     pub(crate) fn at(&self, ip: u64) -> PtRegs {
-        PtRegs {
-            r15: self.r15,
-            r14: self.r14,
-            r13: self.r13,
-            r12: self.r12,
-            bp: self.bp,
-            bx: self.bx,
-            r11: self.r11,
-            r10: self.r10,
-            r9: self.r9,
-            r8: self.r8,
-            ax: self.ax,
-            cx: self.cx,
-            dx: self.dx,
-            si: self.si,
-            di: self.di,
+        PtRegs(linux::PtRegs {
+            r15: self.0.uc_mcontext.r15,
+            r14: self.0.uc_mcontext.r14,
+            r13: self.0.uc_mcontext.r13,
+            r12: self.0.uc_mcontext.r12,
+            bp: self.0.uc_mcontext.bp,
+            bx: self.0.uc_mcontext.bx,
+            r11: self.0.uc_mcontext.r11,
+            r10: self.0.uc_mcontext.r10,
+            r9: self.0.uc_mcontext.r9,
+            r8: self.0.uc_mcontext.r8,
+            ax: self.0.uc_mcontext.ax,
+            cx: self.0.uc_mcontext.cx,
+            dx: self.0.uc_mcontext.dx,
+            si: self.0.uc_mcontext.si,
+            di: self.0.uc_mcontext.di,
             // In no system call.
             orig_ax: u64::MAX,
             ip,
             cs: u64::from(__USER_CS),
-            flags: self.flags,
-            sp: self.sp,
+            flags: self.0.uc_mcontext.flags,
+            sp: self.0.uc_mcontext.sp,
             ss: u64::from(__USER_DS),
-        }
+        })
     }
 
     /// Returns the registers behind the `rt_sigreturn` that is about to be made with `regs`, and
     /// that restores these.
     pub(crate) fn restored(&self, regs: &PtRegs) -> PtRegs {
-        PtRegs {
-            cs: regs.cs,
-            ss: regs.ss,
-            ..self.at(self.ip)
-        }
+        PtRegs(linux::PtRegs {
+            cs: regs.0.cs,
+            ss: regs.0.ss,
+            ..self.at(self.ip()).0
+        })
     }
 
     /// Returns the frame that `rt_sigreturn` restores, when it is about to be made with `regs`.
     #[inline(always)]
     pub(crate) fn of_return(regs: &PtRegs) -> *const Self {
-        regs.sp as *const Self
+        regs.0.sp as *const Self
     }
 }

@@ -1,8 +1,9 @@
 //! The running thread: its own memory, its CPU, its stack.
 
-use beeline_uapi::linux::__CPUNODE_SEG;
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
+
+use beeline_uapi::linux::{__CPUNODE_SEG, VDSO_CPUNODE_BITS, VDSO_CPUNODE_MASK};
 
 use crate::abi::OF_PROCESSOR;
 
@@ -46,12 +47,12 @@ pub unsafe fn thread_word(offset: i32) -> u32 {
 /// Returns the current CPU. `flags` are the [target's](crate::abi::Target::flags).
 #[inline(always)]
 pub fn cpu(flags: u32) -> u32 {
-    cpu_and_node(flags) & 0xfff
+    cpu_and_node(flags) & VDSO_CPUNODE_MASK
 }
 
 /// Returns the NUMA node of the current CPU, likewise.
 pub fn node(flags: u32) -> u32 {
-    cpu_and_node(flags) >> 12
+    cpu_and_node(flags) >> VDSO_CPUNODE_BITS
 }
 
 /// Returns the CPU in the low bits, its node above.

@@ -3,12 +3,12 @@
 
 use beeline_runtime::backend::SpecialFields;
 use beeline_runtime::btf::{Btf, Type, kind};
+use beeline_uapi::limits::MAX_RESOLVE_DEPTH;
+use beeline_uapi::object::SpecialField;
 use beeline_uapi::{Errno, MapType};
 
 use crate::syscalls::attr::MapCreate;
 
-/// The depth to which structures within structures are searched.
-const DEEPEST: u32 = 32;
 /// The number of members that are looked at: structures may hold each other many times over.
 const MOST_MEMBERS: u32 = 100_000;
 
@@ -42,7 +42,7 @@ pub(crate) fn check(data: &[u8], wanted: &MapCreate) -> Result<SpecialFields, Er
     };
     // A value with errors in these fields counts as one without them: its map is made, and no
     // program may lock it.
-    let found = search.within(value, 0, DEEPEST);
+    let found = search.within(value, 0, MAX_RESOLVE_DEPTH);
     Ok(found.map_or_else(SpecialFields::default, |()| search.found))
 }
 
@@ -75,9 +75,9 @@ impl<'a> Search<'a> {
             if it.kind != kind::STRUCT || count == 0 {
                 continue;
             }
-            let (place, seen) = match it.name {
-                b"bpf_spin_lock" => (&mut self.found.spin_lock, &mut locks),
-                b"bpf_timer" => (&mut self.found.timer, &mut timers),
+            let (place, seen) = match SpecialField::named(it.name) {
+                Some(SpecialField::SpinLock) => (&mut self.found.spin_lock, &mut locks),
+                Some(SpecialField::Timer) => (&mut self.found.timer, &mut timers),
                 _ => {
                     self.within(it, offset, depth)?;
                     continue;

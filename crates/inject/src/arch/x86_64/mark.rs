@@ -1,7 +1,9 @@
 //! The code that stops a program at an address.
 
-use super::Registers;
+use beeline_uapi::nr;
+
 use super::registers::NO_CALL;
+use super::{Registers, SYSCALL};
 use crate::Error;
 use crate::address_space::AddressSpace;
 
@@ -13,17 +15,20 @@ pub(crate) const BREAKPOINT_SEEN_AT: u64 = 1;
 /// Replaces an empty function: asks for the process's id, which makes it visible, and gives all
 /// registers back. If Beeline is killed, the function still does nothing.
 #[rustfmt::skip]
-pub(crate) const PASSED: [u8; 16] = [
-    0x51,                   // push rcx
-    0x41, 0x53,             // push r11
-    0x50,                   // push rax
-    0xb8, 39, 0, 0, 0,      // mov eax, getpid
-    0x0f, 0x05,             // syscall
-    0x58,                   // pop rax
-    0x41, 0x5b,             // pop r11
-    0x59,                   // pop rcx
-    0xc3,                   // ret
-];
+pub(crate) const PASSED: [u8; 16] = {
+    let [n0, n1, n2, n3] = (nr::GETPID as u32).to_le_bytes();
+    [
+        0x51,                   // push rcx
+        0x41, 0x53,             // push r11
+        0x50,                   // push rax
+        0xb8, n0, n1, n2, n3,   // mov eax, getpid
+        SYSCALL[0], SYSCALL[1], // syscall
+        0x58,                   // pop rax
+        0x41, 0x5b,             // pop r11
+        0x59,                   // pop rcx
+        0xc3,                   // ret
+    ]
+};
 /// The offset from its start at which a thread in it is seen.
 pub(crate) const PASSED_SEEN_AT: u64 = 11;
 

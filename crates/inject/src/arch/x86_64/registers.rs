@@ -1,8 +1,8 @@
 //! The general registers of a held thread.
 
-use beeline_uapi::linux::__USER_CS;
 use std::mem::MaybeUninit;
 
+use beeline_uapi::linux::{__USER_CS, X86_EFLAGS_TF};
 use libc::{pid_t, user_regs_struct};
 
 use super::SYSCALL_LEN;
@@ -11,9 +11,6 @@ use crate::ptrace::{named, request};
 
 /// The value of `orig_rax` where no system call is to be restarted.
 pub(super) const NO_CALL: u64 = u64::MAX;
-
-/// The trap flag: one instruction at a time.
-const TRAP_FLAG: u64 = 1 << 8;
 
 /// A thread's general registers.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +117,7 @@ impl Registers {
             r10,
             r8,
             r9,
-            eflags: self.0.eflags & !TRAP_FLAG,
+            eflags: self.0.eflags & !X86_EFLAGS_TF,
             ..self.0
         })
     }

@@ -2,14 +2,15 @@
 //!
 //! `syscall` keeps the flags, so they are the thread's own all along.
 
-use beeline_uapi::linux::PR_SET_SYSCALL_USER_DISPATCH;
 use std::mem::{offset_of, size_of};
 
+use beeline_uapi::linux::{PR_SET_SYSCALL_USER_DISPATCH, PtraceSudConfig};
+use beeline_uapi::nr;
+use beeline_uapi::signal::SIGSET_BYTES;
 use libc::user_regs_struct;
 
 use super::registers::NO_CALL;
 use super::{Registers, SYSCALL_LEN};
-use crate::ptrace::SyscallDispatch;
 use crate::restart::Restart;
 use crate::restore_stub::{Arrival, BorrowedThread};
 
@@ -45,7 +46,7 @@ pub(crate) struct Values {
     call_mask: u64,
     /// Not 0: a call that gives EINTR when a handler has run.
     gives_up: u64,
-    dispatch: SyscallDispatch,
+    dispatch: PtraceSudConfig,
     nothing: [u64; 2],
 }
 
@@ -79,7 +80,7 @@ std::arch::global_asm!(
     "mov esi, 0",
     "lea rdx, [rip + beeline_restore_values + {nothing}]",
     "lea r10, [rip + beeline_restore_values + {call_mask}]",
-    "mov r8d, 8",
+    "mov r8d, {sigset}",
     "syscall",
     "beeline_restore_asked:",
     // 0 for EINTR.
@@ -89,7 +90,7 @@ std::arch::global_asm!(
     "mov edi, {sig_setmask}",
     "lea rsi, [rip + beeline_restore_values + {mask}]",
     "mov edx, 0",
-    "mov r10d, 8",
+    "mov r10d, {sigset}",
     "syscall",
     "beeline_restore_masked:",
     "mov rcx, [rip + beeline_restore_values + {dispatch_mode}]",
@@ -130,10 +131,10 @@ std::arch::global_asm!(
     nothing = const offset_of!(Values, nothing),
     mask = const offset_of!(Values, mask),
     call_mask = const offset_of!(Values, call_mask),
-    dispatch_mode = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, mode),
-    dispatch_offset = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, offset),
-    dispatch_len = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, len),
-    dispatch_selector = const offset_of!(Values, dispatch) + offset_of!(SyscallDispatch, selector),
+    dispatch_mode = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, mode),
+    dispatch_offset = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, offset),
+    dispatch_len = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, len),
+    dispatch_selector = const offset_of!(Values, dispatch) + offset_of!(PtraceSudConfig, selector),
     rdi = const offset_of!(Values, rdi),
     rsi = const offset_of!(Values, rsi),
     rdx = const offset_of!(Values, rdx),
@@ -148,10 +149,11 @@ std::arch::global_asm!(
     rip = const offset_of!(Values, rip),
     behind = const offset_of!(Values, behind),
     eintr = const libc::EINTR,
-    ppoll = const libc::SYS_ppoll,
-    rt_sigprocmask = const libc::SYS_rt_sigprocmask,
+    ppoll = const nr::PPOLL,
+    sigset = const SIGSET_BYTES,
+    rt_sigprocmask = const nr::RT_SIGPROCMASK,
     sig_setmask = const libc::SIG_SETMASK,
-    prctl = const libc::SYS_prctl,
+    prctl = const nr::PRCTL,
     set_dispatch = const PR_SET_SYSCALL_USER_DISPATCH,
 );
 

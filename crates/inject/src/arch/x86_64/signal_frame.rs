@@ -1,21 +1,26 @@
 //! The frame that the kernel saves on a stack for a signal handler: `struct rt_sigframe`.
 
-use beeline_uapi::linux::{__USER_CS, __USER_DS};
+use std::mem::offset_of;
+
+use beeline_uapi::linux::{__USER_CS, __USER_DS, RtSigframe, X86_EFLAGS_FIXED, X86_EFLAGS_IF};
 use beeline_uapi::signal::SI_KERNEL;
 
+/// The places of the saved stack pointer and instruction pointer in a frame.
+const SP: usize = offset_of!(RtSigframe, uc.uc_mcontext.regs.sp);
+const IP: usize = offset_of!(RtSigframe, uc.uc_mcontext.regs.ip);
+
 /// From the start of a signal frame, where the restorer's address is, to the saved instruction
-/// pointer: that address, then of `struct ucontext` flags, link, stack (3 words) and 16 registers.
-pub(crate) const RESTORER_TO_IP: u64 = 8 * (1 + 2 + 3 + 16);
+/// pointer.
+pub(crate) const RESTORER_TO_IP: u64 = (IP - offset_of!(RtSigframe, pretcode)) as u64;
 /// From the saved instruction pointer to the signal's `siginfo_t`, which starts with the three
-/// words number, errno and code: that pointer, the rest of `struct sigcontext` (256 bytes in all)
-/// and the signal mask.
-pub(crate) const IP_TO_INFO: u64 = 256 - 8 * 16 + 8;
+/// words number, errno and code.
+pub(crate) const IP_TO_INFO: u64 = (offset_of!(RtSigframe, info) - IP) as u64;
 /// From the saved stack pointer to the saved instruction pointer.
-pub(crate) const SP_TO_IP: u64 = 8;
+pub(crate) const SP_TO_IP: u64 = (IP - SP) as u64;
 
 /// Words from the thread's alternate stack in a frame (address, flags, length) to the saved stack
-/// pointer: behind the former stand 15 more registers.
-const ALTERNATE_TO_SP: usize = 3 + 15;
+/// pointer.
+const ALTERNATE_TO_SP: usize = (SP - offset_of!(RtSigframe, uc.uc_stack)) / size_of::<u64>();
 
 /// The code of the SIGTRAP for a breakpoint.
 pub(crate) const BREAKPOINT_CODE: i32 = SI_KERNEL;
@@ -35,9 +40,8 @@ impl Context {
     /// It is known by the part of `struct sigcontext_64` that holds rsp, rip, eflags, and cs, gs,
     /// fs, ss as four halves of 16 bits.
     pub fn recognize(stack: &[u64], at: usize) -> Option<Self> {
-        // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be
-        // without interrupts (9).
-        const ALWAYS: u64 = 1 << 1 | 1 << 9;
+        // Bits 3, 5, 15 and all above 21 are never set, and user code cannot be without interrupts.
+        const ALWAYS: u64 = X86_EFLAGS_FIXED | X86_EFLAGS_IF;
         const NEVER: u64 = 1 << 3 | 1 << 5 | 1 << 15 | !((1 << 22) - 1);
         let &[sp, ip, flags, selectors] = stack.get(at..at + 4)?.as_array()?;
         let code = selectors as u16 == __USER_CS;

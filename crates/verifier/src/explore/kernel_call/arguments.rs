@@ -1,6 +1,7 @@
 //! Checks the arguments of kernel functions (`check_kfunc_args`, `get_kfunc_ptr_arg_type`).
 
 use beeline_uapi::Errno;
+use beeline_uapi::object::SpecialField;
 
 use super::super::state_text::type_name;
 use super::super::{Check, Explorer, no};
@@ -508,16 +509,19 @@ fn special(call: &Call<'_>, number: u8, param: &KernelParam<'_>, btf_id: u32) ->
     if of_iterator && number == 1 || param.name.ends_with("__iter") {
         return Some(Wanted::Iterator);
     }
-    Some(match call.kernel.name(btf_id) {
-        "bpf_dynptr" => Wanted::Dynptr,
-        "bpf_list_head" => Wanted::ListHead,
-        "bpf_list_node" => Wanted::ListNode,
-        "bpf_rb_root" => Wanted::TreeRoot,
-        "bpf_rb_node" => Wanted::TreeNode,
-        "bpf_wq" => Wanted::Workqueue,
-        "bpf_task_work" => Wanted::TaskWork,
-        "bpf_res_spin_lock" => Wanted::ResilientLock,
-        _ => return None,
+    let name = call.kernel.name(btf_id);
+    if name == "bpf_dynptr" {
+        return Some(Wanted::Dynptr);
+    }
+    Some(match SpecialField::named(name.as_bytes())? {
+        SpecialField::ListHead => Wanted::ListHead,
+        SpecialField::ListNode => Wanted::ListNode,
+        SpecialField::RbRoot => Wanted::TreeRoot,
+        SpecialField::RbNode => Wanted::TreeNode,
+        SpecialField::Workqueue => Wanted::Workqueue,
+        SpecialField::TaskWork => Wanted::TaskWork,
+        SpecialField::ResSpinLock => Wanted::ResilientLock,
+        SpecialField::SpinLock | SpecialField::Timer | SpecialField::Refcount => return None,
     })
 }
 

@@ -9,7 +9,7 @@ use std::process::{self, Child, Stdio};
 use std::time::{Duration, Instant};
 
 use beeline_uapi::fields::{put_u32, put_u64, u32_at};
-use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_uapi::{Command, HelperId, MapType, ProgramType};
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
@@ -349,8 +349,8 @@ pub fn mov(dst: u8, imm: i32) -> [u8; 8] {
     insn(0xb7, dst, 0, 0, imm)
 }
 
-pub fn call(helper: i32) -> [u8; 8] {
-    insn(0x85, 0, 0, 0, helper)
+pub fn call(helper: HelperId) -> [u8; 8] {
+    insn(0x85, 0, 0, 0, helper.0.cast_signed())
 }
 
 pub fn exit() -> [u8; 8] {
@@ -372,7 +372,7 @@ pub fn writes_records(ring: u32, counter: u32, count: i32) -> Vec<[u8; 8]> {
     ];
     insns.extend(map(1, counter));
     insns.extend([
-        call(1),
+        call(HelperId::MAP_LOOKUP_ELEM),
         insn(0x15, 0, 0, 13, 0),
         insn(0xbf, 6, 0, 0, 0),
         mov(7, count),
@@ -390,7 +390,7 @@ pub fn writes_records(ring: u32, counter: u32, count: i32) -> Vec<[u8; 8]> {
         insn(0x07, 2, 0, 0, -16),
         mov(3, 8),
         mov(4, 0),
-        call(130),
+        call(HelperId::RINGBUF_OUTPUT),
         insn(0x07, 7, 0, 0, -1),
     ]);
     let back = turn - insns.len() as i16 - 1;

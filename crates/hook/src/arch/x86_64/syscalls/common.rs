@@ -4,6 +4,7 @@
 //! otherwise the registers that the system call has. The code fills the frame with the kernel's
 //! `struct pt_regs`, calls the hook, and loads the registers from the structure again.
 
+use beeline_uapi::Errno;
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, eax, ecx, ptr, qword_ptr, r8, r9, r10, r11,
@@ -12,7 +13,8 @@ use iced_x86::code_asm::{
 
 use super::compact;
 use crate::arch::x86_64::pt_regs::{
-    CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
+    AX, BP, BX, CS, CX, DI, DX, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, R8, R9, R10, R11, R12, R13, R14,
+    R15, REGS, SI, SP, SS, USER_CS, USER_SS, WORD,
 };
 use crate::arch::x86_64::trampoline::{RED_ZONE, assemble};
 use crate::syscalls::numbers::{CLONE, CLONE3, RT_SIGRETURN, VFORK};
@@ -64,27 +66,14 @@ pub(super) const FIRST_ARGUMENT: i32 = RECORD + WORD;
 /// The top of the process's stack.
 const STACK: i32 = AT + FRAME;
 
-const AX: i32 = 10 * WORD;
-const CX: i32 = 11 * WORD;
-const R11: i32 = 6 * WORD;
-const BP: i32 = 4 * WORD;
-const R10: i32 = 7 * WORD;
-const R9: i32 = 8 * WORD;
-const R8: i32 = 9 * WORD;
-const DX: i32 = 12 * WORD;
-const SI: i32 = 13 * WORD;
-const DI: i32 = 14 * WORD;
-
-const ENOSYS: i32 = 38;
-
 /// Registers that a system call keeps, and their offsets in `struct pt_regs`.
 const STORED: [(AsmRegister64, i32); 12] = [
-    (r15, 0),
-    (r14, 8),
-    (r13, 16),
-    (r12, 24),
+    (r15, R15),
+    (r14, R14),
+    (r13, R13),
+    (r12, R12),
     (rbp, BP),
-    (rbx, 40),
+    (rbx, BX),
     (r10, R10),
     (r9, R9),
     (r8, R8),
@@ -317,7 +306,7 @@ fn jump_unwatched(
 
 fn save_entered(asm: &mut CodeAssembler) -> Result<(), IcedError> {
     asm.mov(qword_ptr(rsp + (AT + ORIG_AX)), rax)?;
-    asm.mov(qword_ptr(rsp + (AT + AX)), -ENOSYS)?;
+    asm.mov(qword_ptr(rsp + (AT + AX)), -Errno::ENOSYS.0)?;
     save(asm)
 }
 

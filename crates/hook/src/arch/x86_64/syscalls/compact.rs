@@ -1,6 +1,9 @@
 //! The common code for calls that are watched compactly. It saves only what a function may change,
 //! in the order in which it is shown.
 
+use std::mem::offset_of;
+
+use beeline_uapi::tracepoint::{SYSCALL_ARGS, SyscallTraceEnter, SyscallTraceExit};
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, cl, eax, ecx, ptr, qword_ptr, r8, r9, r10,
@@ -13,18 +16,19 @@ use crate::syscalls::{CallSpec, NUMBERS, WATCHED, WATCHED_COMPACTLY};
 
 // The record's words are in place of the first eight of `struct pt_regs`.
 const NOTHING: i32 = AT;
-const NUMBER: i32 = AT + WORD;
-const RESULT: i32 = AT + 2 * WORD;
+const NUMBER: i32 = AT + offset_of!(SyscallTraceEnter, nr) as i32;
+const RESULT: i32 = AT + offset_of!(SyscallTraceExit, ret) as i32;
+const FIRST: i32 = AT + offset_of!(SyscallTraceEnter, args) as i32;
 /// In the order of a system call's arguments.
-const ARGUMENTS: [(AsmRegister64, i32); 6] = [
-    (rdi, AT + 2 * WORD),
-    (rsi, AT + 3 * WORD),
-    (rdx, AT + 4 * WORD),
-    (r10, AT + 5 * WORD),
-    (r8, AT + 6 * WORD),
-    (r9, AT + 7 * WORD),
+const ARGUMENTS: [(AsmRegister64, i32); SYSCALL_ARGS] = [
+    (rdi, FIRST),
+    (rsi, FIRST + WORD),
+    (rdx, FIRST + 2 * WORD),
+    (r10, FIRST + 3 * WORD),
+    (r8, FIRST + 4 * WORD),
+    (r9, FIRST + 5 * WORD),
 ];
-const BP: i32 = AT + 8 * WORD;
+const BP: i32 = AT + size_of::<SyscallTraceEnter>() as i32;
 
 // A search for threads that wait in a call with a frame finds these where `struct pt_regs` has
 // them.

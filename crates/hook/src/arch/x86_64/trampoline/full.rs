@@ -1,5 +1,6 @@
 //! A hook that gets all registers.
 
+use beeline_uapi::linux::{X86_EFLAGS_IF, X86_EFLAGS_OF_BIT};
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, ah, al, cl, eax, ecx, ptr, qword_ptr, r8, r9, r10,
@@ -16,8 +17,8 @@ use crate::trampoline::{EmitError, Full, Head};
 
 /// Not in a system call.
 const NO_SYSCALL: i32 = -1;
-const INTERRUPTS_ON: i32 = 0x200;
-const OVERFLOW_BIT: i32 = 11;
+const INTERRUPTS_ON: i32 = X86_EFLAGS_IF as i32;
+const OVERFLOW_BIT: u32 = X86_EFLAGS_OF_BIT;
 
 /// In the order of `struct pt_regs`; a call keeps the first [`KEPT_BY_CALLS`].
 const STORED: [AsmRegister64; 15] = [

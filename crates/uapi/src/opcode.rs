@@ -98,3 +98,8 @@ pub const POISON_CORE: i32 = 195_896_080;
 ///
 /// Meant to be dead code.
 pub const POISON_EXTERN: i32 = 2_001_000_000;
+
+/// `MAX_BPF_REG`: the number of registers.
+pub const MAX_REG: u8 = 11;
+/// `BPF_REG_10`: the frame pointer.
+pub const REG_10: u8 = 10;
