@@ -1,7 +1,7 @@
 //! The helpers that programs may call: sets of helpers, and the sets that each type of program has.
 //!
-//! Only programs that are [`Kind::destructive`] have `probe_write_user`, which lockdown takes away,
-//! and `override_return`, which needs a kernel built for injecting errors.
+//! Only programs under [`Policy::AllowDestructive`] have `probe_write_user`, which lockdown takes
+//! away, and `override_return`, which needs a kernel built for injecting errors.
 
 use beeline_uapi::helper::Helper;
 use beeline_uapi::helper::cgroup::*;
@@ -13,7 +13,7 @@ use beeline_uapi::{AttachType, HelperId, ProgramType};
 
 use super::hooks;
 use super::set::Set;
-use crate::program::Kind;
+use crate::program::{Kind, Policy};
 
 /// Returns the form of a helper that programs of this kind call.
 pub(super) fn find(id: HelperId, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
@@ -25,7 +25,7 @@ pub(super) fn find(id: HelperId, kind: &Kind, target: Option<&str>) -> Option<&'
 /// (`bpf_tracing_func_proto`, `kprobe_prog_func_proto`).
 fn destructive(kind: &Kind) -> &'static [&'static Set] {
     match kind.prog_type {
-        _ if !kind.destructive => &[],
+        _ if kind.policy == Policy::ObserveOnly => &[],
         ProgramType::KPROBE => &[OVERRIDES, WRITES],
         ProgramType::TRACEPOINT
         | ProgramType::PERF_EVENT
