@@ -85,7 +85,7 @@ impl LookupChannels {
     /// Returns whether the instruction that made a call is to get a fast path for a channel's sake.
     /// Returns true only once.
     pub(crate) fn take_due(&self, request: &Request) -> bool {
-        request.nr == libc::SYS_bpf && self.given().due.remove(&(request.tid, request.ip))
+        request.bpf_command().is_some() && self.given().due.remove(&(request.tid, request.ip))
     }
 
     /// Records that the thread's process has a new fast path: it may run another program, which has
