@@ -87,3 +87,58 @@ impl Call<'_> {
         (0..count as i32).filter(is_in).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::memory::Memory;
+    use crate::notify::Listener;
+
+    const AT: u64 = 0x1000;
+
+    fn with_call<T>(memory: &[u8], look: impl FnOnce(&Call<'_>) -> T) -> T {
+        let nothing = File::open("/dev/null").expect("it is there");
+        let listener = Listener::new(nothing.into()).expect("there are descriptors");
+        look(&Call {
+            memory: Memory::of_nobody(AT, memory),
+            listener: &listener,
+            id: 0,
+            tid: 0,
+            args: [0; 6],
+            let_lead: &|| (),
+        })
+    }
+
+    #[test]
+    fn polled_descriptors_are_those_of_the_array() {
+        let entries = [[7i32, 0x1], [-1, 0x4], [300, 0x1]];
+        let bytes: Vec<u8> = entries
+            .iter()
+            .flatten()
+            .flat_map(|n| n.to_ne_bytes())
+            .collect();
+        with_call(&bytes, |call| {
+            assert_eq!(call.polled(AT, 3), [7, -1, 300]);
+            assert_eq!(call.polled(AT, 2), [7, -1]);
+            for (fds, count) in [(AT, 0), (0, 3), (AT, 1000), (AT, MOST + 1), (AT, u64::MAX)] {
+                assert!(call.polled(fds, count).is_empty(), "{fds} {count}");
+            }
+        });
+    }
+
+    #[test]
+    fn selected_descriptors_have_their_bit_set() {
+        let mut set = [0u8; 16];
+        (set[0], set[8], set[15]) = (0b1001, 1, 0x80);
+        with_call(&set, |call| {
+            assert_eq!(call.selected(128, AT), [0, 3, 64, 127]);
+            assert_eq!(call.selected(64, AT), [0, 3]);
+            assert_eq!(call.selected(3, AT), [0]);
+            for (count, readable) in [(0, AT), (128, 0), (1 << 16, AT), (MOST + 1, AT)] {
+                assert!(call.selected(count, readable).is_empty(), "{count}");
+            }
+        });
+    }
+}
