@@ -13,6 +13,9 @@
 //! first maps it. Where the guest's memory can be seen from here, its own pages lie over the file
 //! (`sharing`).
 //!
+//! Of the runtime, only [`beeline_runtime::fast_path`] is used: a tool's process gets its fast path
+//! by the runtime's own means (trampoline pools, patches, the agent), for a guest as well.
+//!
 //! Its terms are in docs/glossary.md.
 
 mod changes;
