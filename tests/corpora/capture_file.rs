@@ -45,7 +45,7 @@ impl Captured {
                         attach_type: AttachType(number(1)?),
                         flags: number(2)?,
                         attach_btf_id: number(3)?,
-                        destructive: false,
+                        ..Kind::default()
                     };
                     program.name = words.get(4)?.to_string();
                 }

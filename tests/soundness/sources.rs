@@ -187,7 +187,7 @@ fn cases_of(object: &Object) -> Vec<Case> {
             attach_type: program.kind.expected_attach_type,
             flags: program.kind.flags,
             attach_btf_id: program.target.btf_id(),
-            destructive: false,
+            ..Kind::default()
         },
         insns: program.insns.clone(),
         maps: maps.clone(),

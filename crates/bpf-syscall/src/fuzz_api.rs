@@ -9,7 +9,7 @@ use std::sync::Arc;
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::key_of;
-use beeline_supervisor::{Answers, Call, Listener, Memory, Reply};
+use beeline_supervisor::{Answers, Call, Listener, Memory, Reply, ToolCall};
 use beeline_uapi::Errno;
 
 use crate::local::Local;
@@ -88,7 +88,7 @@ impl Tool {
             args: arguments,
             let_lead: &|| (),
         };
-        match self.local.answer(&call, number)? {
+        match self.local.answer(&call, ToolCall::of(number, arguments))? {
             Reply::Descriptor { file, .. } => Ok(Some(file)),
             Reply::Value(_) | Reply::Continue | Reply::Answered => Ok(None),
         }

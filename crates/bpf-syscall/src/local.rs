@@ -7,8 +7,8 @@ use beeline_inject::with_remedy;
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::key_of;
-use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request};
-use beeline_uapi::{Command, Errno};
+use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request, ToolCall};
+use beeline_uapi::Errno;
 
 use crate::claims::Claims;
 use crate::event_types::EventTypes;
@@ -60,12 +60,12 @@ impl Local {
 }
 
 impl Answers for Local {
-    fn answer(&self, call: &Call<'_>, nr: i64) -> Answer {
-        Dispatcher::new(self, call).answer(nr)
+    fn answer(&self, call: &Call<'_>, asked: ToolCall) -> Answer {
+        Dispatcher::new(self, call).answer(asked)
     }
 
-    fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
-        Dispatcher::new(self, call).is_plainly_kernels(nr)
+    fn is_plainly_kernels(&self, call: &Call<'_>, asked: ToolCall) -> bool {
+        Dispatcher::new(self, call).is_plainly_kernels(asked)
     }
 
     /// Returns false: a call may wait, for example for the targets that it stops, which may make
@@ -85,7 +85,10 @@ impl Answers for Local {
             self.backend
                 .unsupported(&format!("a call of the tool's was refused: {why}"));
         }
-        let is_often = is_map_operation(request) && self.hot_sites.count(request.tid, request.ip);
+        let is_map_operation = request
+            .bpf_command()
+            .is_some_and(|command| command.is_for_elements());
+        let is_often = is_map_operation && self.hot_sites.count(request.tid, request.ip);
         let transit = installing.map(|_| self.fds.transit());
         let taken = listener.answer(request.id, answer);
         drop(transit);
@@ -118,11 +121,4 @@ impl Answers for Local {
         self.fds
             .clear(pinned.into_iter().map(|pin| pin.object).collect());
     }
-}
-
-/// Returns whether it is a command on elements of a map.
-fn is_map_operation(request: &Request) -> bool {
-    let [command, ..] = request.args;
-    request.nr == libc::SYS_bpf
-        && u32::try_from(command).is_ok_and(|command| Command(command).is_for_elements())
 }

@@ -1,9 +1,13 @@
 //! The system calls of a tool, and the area that answers each.
 //!
-//! There are two tables: of system calls, and of the commands of `bpf(2)`. An area is a module with
-//! one type or two, which are made for a call and borrow the parts of the session that they need.
-//! The areas share `attr` and `tool_attr` (the attribute of `bpf(2)`, to read and to write) and
-//! `descriptors` (the new ones, by which calls answer).
+//! The kinds of system calls ([`ToolCall`]) and the calls on a BPF file system ([`BpfFsCall`]) are
+//! the supervisor's. There are two tables here: of these kinds, and of the commands of `bpf(2)`. A
+//! guest has others (`beeline-vm-frontend`): its kernel carries out the commands, so that most of
+//! them are one case there, and only those that make or change an object are told apart.
+//!
+//! An area is a module with one type or two, which are made for a call and borrow the parts of the
+//! session that they need. The areas share `attr` and `tool_attr` (the attribute of `bpf(2)`, to
+//! read and to write) and `descriptors` (the new ones, by which calls answer).
 
 mod attr;
 mod btf;
@@ -20,9 +24,9 @@ mod programs;
 mod tool_attr;
 mod wait;
 
-use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
+use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::bpffs::BpfFsCall;
-use beeline_supervisor::{Answer, Call, POLL, Reply, SELECT};
+use beeline_supervisor::{Answer, Call, Reply, ToolCall};
 use beeline_uapi::{Command, Errno};
 
 use crate::local::Local;
@@ -51,37 +55,39 @@ impl<'a> Dispatcher<'a> {
     }
 
     /// Answers a system call.
-    pub(crate) fn answer(&self, nr: i64) -> Answer {
+    pub(crate) fn answer(&self, asked: ToolCall) -> Answer {
         let Self { local, call } = *self;
-        let [a, b, ..] = call.args;
-        match nr {
-            libc::SYS_bpf => self.bpf(),
-            libc::SYS_perf_event_open => self.with_room(|| PerfEvents::new(local, call).open()),
-            libc::SYS_ioctl => self.with_room(|| PerfIoctl::new(local, call).ioctl()),
-            libc::SYS_mmap => self.with_room(|| Wait::new(local, call).mmap()),
-            libc::SYS_epoll_ctl => Wait::new(local, call).epoll_ctl(),
-            POLL | libc::SYS_ppoll => Wait::new(local, call).poll(a, b),
-            SELECT | libc::SYS_pselect6 => Wait::new(local, call).select(a, b),
-            libc::SYS_statfs => Files::new(local, call).statfs(a, b),
-            libc::SYS_execve | libc::SYS_execveat => self.run_program(),
-            _ => match call.path_call(nr) {
-                Some(asked) => Files::new(local, call).answer(asked),
-                None => BpfFsCall::new(local, call)
-                    .answer(nr)
-                    .unwrap_or(Err(Errno::ENOSYS)),
-            },
+        match asked {
+            ToolCall::Bpf {
+                command,
+                attr,
+                size,
+            } => self.bpf(command, &call.attribute(attr, size)?),
+            ToolCall::PerfEventOpen => self.with_room(|| PerfEvents::new(local, call).open()),
+            ToolCall::Ioctl => self.with_room(|| PerfIoctl::new(local, call).ioctl()),
+            ToolCall::Mmap => self.with_room(|| Wait::new(local, call).mmap()),
+            ToolCall::EpollCtl => Wait::new(local, call).epoll_ctl(),
+            ToolCall::Poll { fds, count } => Wait::new(local, call).poll(fds, count),
+            ToolCall::Select { count, readable } => Wait::new(local, call).select(count, readable),
+            ToolCall::Path(path) => Files::new(local, call).answer(path),
+            ToolCall::Statfs { path, buffer } => Files::new(local, call).statfs(path, buffer),
+            ToolCall::RunProgram => self.run_program(),
+            ToolCall::Other(nr) => BpfFsCall::new(local, call)
+                .answer(nr)
+                .unwrap_or(Err(Errno::ENOSYS)),
+            ToolCall::Read { .. } | ToolCall::SigReturn | ToolCall::Uname { .. } => {
+                Err(Errno::ENOSYS)
+            }
         }
     }
 
     /// Returns whether the kernel answers a system call as if Beeline were not there.
-    pub(crate) fn is_plainly_kernels(&self, nr: i64) -> bool {
+    pub(crate) fn is_plainly_kernels(&self, asked: ToolCall) -> bool {
         let Self { local, call } = *self;
-        if let Some(asked) = call.path_call(nr) {
-            return Files::new(local, call).is_elsewhere(asked);
-        }
-        match nr {
-            POLL | libc::SYS_ppoll | SELECT | libc::SYS_pselect6 => !local.fds.has_rings(),
-            libc::SYS_execve | libc::SYS_execveat => !local.backend.follows_programs(),
+        match asked {
+            ToolCall::Path(path) => Files::new(local, call).is_elsewhere(path),
+            ToolCall::Poll { .. } | ToolCall::Select { .. } => !local.fds.has_rings(),
+            ToolCall::RunProgram => !local.backend.follows_programs(),
             _ => false,
         }
     }
@@ -139,17 +145,10 @@ impl<'a> Dispatcher<'a> {
     }
 
     /// Answers `bpf(command, attribute, size)`.
-    fn bpf(&self) -> Answer {
-        let call = self.call;
-        let [command, address, size, ..] = call.args;
-        let size = size as u32 as usize;
-        if size > ATTR_LIMIT {
-            return Err(Errno::E2BIG);
-        }
-        let attr = &BpfAttr::parse(&call.memory.bytes(address, size)?)?;
-        let command = Command(command as u32);
-        let answer = self.command(command, attr);
-        tracing::trace!(tid = call.tid, %command, failed = ?answer.as_ref().err(), "bpf");
+    fn bpf(&self, command: Command, attr: &[u8]) -> Answer {
+        let answer = self.command(command, &BpfAttr::parse(attr)?);
+        let tid = self.call.tid;
+        tracing::trace!(tid, %command, failed = ?answer.as_ref().err(), "bpf");
         answer
     }
 

@@ -23,6 +23,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use beeline_verifier::program::Policy;
 use clap::{Parser, Subcommand};
 
 /// Run eBPF tools where the event happens: inside the traced process, without a kernel trap.
@@ -120,7 +121,13 @@ fn main() -> ExitCode {
             tool,
         } => match &place.guest {
             Some(address) => run_guest::run(&tool, address, &place),
-            None => run::run(tool, all, pid, destructive, &engines, &memory),
+            None => {
+                let policy = match destructive {
+                    true => Policy::AllowDestructive,
+                    false => Policy::ObserveOnly,
+                };
+                run::run(tool, all, pid, policy, &engines, &memory)
+            }
         },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),
         Command::Ps { json } => {

@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use beeline_btf::Joined;
 use beeline_object::{AttachTarget, Kernel, Object, ObjectProgram, RunningKernel};
 use beeline_uapi::Errno;
-use beeline_verifier::program::Kind;
+use beeline_verifier::program::{Kind, Policy};
 use beeline_verifier::verdict::ProgramSummary;
 use clap::{ArgAction, Args, ValueEnum};
 
@@ -270,7 +270,7 @@ fn kind(program: &ObjectProgram) -> Kind {
         attach_type: program.kind.expected_attach_type,
         flags: program.kind.flags,
         attach_btf_id: program.target.btf_id(),
-        destructive: false,
+        policy: Policy::ObserveOnly,
     }
 }
 

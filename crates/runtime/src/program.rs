@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use beeline_codegen::Code;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
+use beeline_verifier::program::Policy;
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{MapUse, ProgramSummary};
 use parking_lot::{Mutex, MutexGuard};
@@ -116,8 +117,8 @@ const TASK: [HelperId; 4] = [
 /// Helpers that print to the trace pipe.
 const PRINTERS: [HelperId; 2] = [HelperId::TRACE_PRINTK, HelperId::TRACE_VPRINTK];
 
-/// Helpers that change the traced process: for sessions that the user has allowed to. A kernel that
-/// is locked down refuses them too.
+/// Helpers that only [`Policy::AllowDestructive`] allows. A kernel that is locked down refuses them
+/// too.
 const FORBIDDEN: [(HelperId, &str); 2] = [
     (
         HelperId::PROBE_WRITE_USER,
@@ -203,7 +204,8 @@ impl Program {
         maps: &Maps,
         kernel: Option<&KernelTypes>,
         engines: &Engines,
-        (destructive, budget): (bool, &Budget),
+        policy: Policy,
+        budget: &Budget,
     ) -> Result<(Self, VerifierLog), LoadError> {
         let no_memory = |errno: Errno| LoadError::new(errno.0, "");
         let to_begin_with = bytes_to_load(spec, maps);
@@ -218,7 +220,7 @@ impl Program {
             log,
             runs,
         } = if engines.are_verified() {
-            verification::judge(spec, maps, kernel, destructive, &may_take)?
+            verification::judge(spec, maps, kernel, policy, &may_take)?
         } else {
             verification::trust_nothing(spec)?
         };

@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 
 use beeline_uapi::Errno;
+use beeline_verifier::program::Policy;
 use parking_lot::Mutex;
 
 use crate::arch;
@@ -52,7 +53,7 @@ pub struct Runtime {
     tool: Arc<AtomicI32>,
     told: Mutex<BTreeSet<String>>,
     report: Report,
-    destructive: AtomicBool,
+    policy: Policy,
     budget: Budget,
     tracees: Arc<Tracees>,
     runner: Arc<Runner>,
@@ -67,7 +68,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Begins a session for a tool's command line.
+    /// Begins a session for a tool's command line. The policy is for all programs that it loads.
     ///
     /// # Errors
     ///
@@ -77,6 +78,7 @@ impl Runtime {
     pub fn new(
         command: Vec<OsString>,
         scope: Scope,
+        policy: Policy,
         engines: Engines,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
@@ -103,7 +105,7 @@ impl Runtime {
             tool,
             told: Mutex::default(),
             report,
-            destructive: AtomicBool::new(false),
+            policy,
             budget,
             tracees,
             runner,
@@ -154,12 +156,6 @@ impl Runtime {
     pub fn set_tool(&self, pid: i32) {
         self.tracees.tool_started(pid);
         self.tool.store(pid, SeqCst);
-    }
-
-    /// Allows destructive programs: those loaded from now on may change the results of calls and
-    /// write into the processes that they run in.
-    pub fn allow_destructive(&self) {
-        self.destructive.store(true, SeqCst);
     }
 
     /// Limits the memory that the tool's objects may take.
@@ -408,19 +404,19 @@ impl Backend for Runtime {
         };
         let id = self.id();
         let kernel = self.shared.kernel_types();
-        let destructive = self.destructive.load(SeqCst);
         let loaded = Program::load(
             id,
             spec,
             &maps,
             kernel,
             &self.engines,
-            (destructive, &self.budget),
+            self.policy,
+            &self.budget,
         );
         let (mut program, log) = loaded.inspect_err(|error| {
             tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
-            for what in program::forbidden(&spec.insns).filter(|_| !destructive) {
-                self.unsupported(what);
+            if self.policy == Policy::ObserveOnly {
+                program::forbidden(&spec.insns).for_each(|what| self.unsupported(what));
             }
         })?;
         if program.needs.asks_cgroups {

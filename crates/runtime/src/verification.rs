@@ -12,7 +12,7 @@ use std::sync::Arc;
 use beeline_agent::helpers;
 use beeline_isa::{Imm64, Insn, Op, opcode};
 use beeline_uapi::{Errno, HelperId, ProgramType};
-use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
+use beeline_verifier::program::{self, Kind, Map, Policy, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
 use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
@@ -48,8 +48,7 @@ const HERE: [ProgramType; 8] = [
     ProgramType::SYSCALL,
 ];
 
-/// Verifies a program as the kernel with these types would. Programs that change the traced process
-/// are accepted if `destructive` is set.
+/// Verifies a program as the kernel with these types would, under the session's policy.
 ///
 /// `memory` returns whether this many bytes may be taken for the states of its paths.
 ///
@@ -61,7 +60,7 @@ pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
-    destructive: bool,
+    policy: Policy,
     memory: &dyn Fn(usize) -> bool,
 ) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
@@ -70,7 +69,7 @@ pub fn judge(
         log,
         longest_log,
         ..
-    } = verdict(spec, &insns, maps, kernel, destructive, memory);
+    } = verdict(spec, &insns, maps, kernel, policy, memory);
     let log = VerifierLog {
         text: log,
         longest: longest_log,
@@ -164,7 +163,7 @@ fn verdict(
     insns: &[Insn],
     maps: &Maps,
     kernel: Option<&KernelTypes>,
-    destructive: bool,
+    policy: Policy,
     memory: &dyn Fn(usize) -> bool,
 ) -> Verdict {
     let level = LogLevel(spec.log_level);
@@ -173,7 +172,7 @@ fn verdict(
         attach_type: spec.expected_attach_type,
         flags: spec.flags,
         attach_btf_id: spec.attach_btf_id,
-        destructive,
+        policy,
     };
     let types = match types(spec, &kind, insns, kernel) {
         Ok(types) => types,
@@ -320,7 +319,7 @@ mod tests {
             license: "GPL".into(),
             ..ProgramSpec::default()
         };
-        judge(&spec, &Maps::new(), None, false, &|_| true)
+        judge(&spec, &Maps::new(), None, Policy::ObserveOnly, &|_| true)
     }
 
     const R0_IS_0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];

@@ -12,6 +12,7 @@ use beeline_runtime::backend::{Backend, Id, Info, ObjectRef};
 use beeline_runtime::engines::{Choice, Engines, Optimizer};
 use beeline_runtime::{Report, Runtime, Scope};
 use beeline_uapi::{AttachType, MapType, ProgramType};
+use beeline_verifier::program::Policy;
 use common::*;
 use parking_lot::Mutex;
 
@@ -30,7 +31,14 @@ impl Session {
         };
         let scope = Scope::Processes(targets.iter().map(Target::pid).collect());
         let engines = engines(report.clone());
-        let runtime = Runtime::new(vec![OsString::from("test")], scope, engines, report).unwrap();
+        let runtime = Runtime::new(
+            vec![OsString::from("test")],
+            scope,
+            Policy::ObserveOnly,
+            engines,
+            report,
+        )
+        .unwrap();
         Self { runtime, said }
     }
 
@@ -314,7 +322,14 @@ fn children_of_ours_that_are_no_compilers_are_traced_with_all_others() {
     let mut targets = start(&hits, 1);
     let report: Report = Arc::new(|_: &str| {});
     let engines = Engines::new(Choice::Baseline, report.clone());
-    let runtime = Runtime::new(vec![OsString::from("test")], Scope::All, engines, report).unwrap();
+    let runtime = Runtime::new(
+        vec![OsString::from("test")],
+        Scope::All,
+        Policy::ObserveOnly,
+        engines,
+        report,
+    )
+    .unwrap();
     let counts = map(&runtime, MapType::ARRAY, 8);
     let program = load(
         &runtime,

@@ -10,7 +10,6 @@ use beeline_uapi::linux::{NAME_MAX, PAGE_SIZE, Statfs};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use zerocopy::IntoBytes;
 
-use crate::arch;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply};
 
@@ -39,63 +38,12 @@ pub struct Call<'a> {
     pub let_lead: &'a dyn Fn(),
 }
 
-/// A call that opens or inspects a file by its path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PathCall {
-    /// The descriptor of the directory that the path is relative to.
-    pub directory: u64,
-    /// The address of the path.
-    pub path: u64,
-    /// The operation on the file.
-    pub operation: FileOperation,
-}
-
-/// The operation of a [`PathCall`], with its arguments. The buffers are addresses.
-#[allow(missing_docs, reason = "the names are those of the manual pages")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileOperation {
-    /// open(2).
-    Open { flags: u64 },
-    /// access(2).
-    Access { mode: u64 },
-    /// stat(2).
-    Stat { buffer: u64 },
-    /// statx(2).
-    Statx { mask: u64, buffer: u64 },
-    /// readlink(2).
-    ReadLink { buffer: u64, size: u64 },
-}
-
 impl Call<'_> {
     /// Lets another thread take the tool's next call, if none is waiting for it yet.
     ///
     /// Must be called before this call waits for anything.
     pub fn let_others_lead(&self) {
         (self.let_lead)();
-    }
-
-    /// Returns the call as one that opens or inspects a file by its path; `None` for all other
-    /// calls.
-    pub fn path_call(&self, nr: i64) -> Option<PathCall> {
-        use FileOperation::{Access, Open, ReadLink, Stat, Statx};
-        let [a, b, c, d, e, _] = self.args;
-        let (directory, path, operation) = match nr {
-            arch::OPEN => (HERE, a, Open { flags: b }),
-            libc::SYS_openat => (a, b, Open { flags: c }),
-            arch::ACCESS => (HERE, a, Access { mode: b }),
-            libc::SYS_faccessat | libc::SYS_faccessat2 => (a, b, Access { mode: c }),
-            arch::STAT | arch::LSTAT => (HERE, a, Stat { buffer: b }),
-            libc::SYS_newfstatat => (a, b, Stat { buffer: c }),
-            libc::SYS_statx => (a, b, Statx { mask: d, buffer: e }),
-            arch::READLINK => (HERE, a, ReadLink { buffer: b, size: c }),
-            libc::SYS_readlinkat => (a, b, ReadLink { buffer: c, size: d }),
-            _ => return None,
-        };
-        Some(PathCall {
-            directory,
-            path,
-            operation,
-        })
     }
 
     /// Returns whether a descriptor of the tool's is closed on `execve`.

@@ -7,10 +7,10 @@
 //! children reaches the kernel.
 //!
 //! [`Tool::spawn`] starts the tool under the filter of `seccomp_filter`. `server` receives its
-//! notifications on a few threads and hands each, as a [`Call`], to an implementation of
-//! [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for a guest. These
-//! read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real descriptors into
-//! the tool ([`Reply`]).
+//! notifications on a few threads and hands each, as a [`Call`] and its kind ([`ToolCall`]), to an
+//! implementation of [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for
+//! a guest. These read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real
+//! descriptors into the tool ([`Reply`]).
 //!
 //! [`bpffs`] is a BPF file system of the session's own, which the tool finds at `/sys/fs/bpf`. It
 //! needs no mount and no privilege, shows nothing of the machine's, and ends with the session.
@@ -31,9 +31,10 @@ mod scratch;
 mod seccomp_filter;
 mod server;
 mod spawn;
+mod tool_call;
+mod waiting;
 
-pub use arch::{POLL, SELECT};
-pub use call::{Answer, Call, FileOperation, HERE, PathCall};
+pub use call::{Answer, Call, HERE};
 pub use hot_sites::HotSites;
 pub use memory::Memory;
 pub use mode::Mode;
@@ -41,6 +42,7 @@ pub use notify::{Listener, Reply, Request};
 pub use scratch::Scratch;
 pub use server::Answers;
 pub use spawn::{Tool, let_pass};
+pub use tool_call::{FileOperation, PathCall, ToolCall};
 
 /// Options for running a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

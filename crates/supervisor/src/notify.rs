@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_inject::procfs;
-use beeline_uapi::Errno;
 use beeline_uapi::linux::SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP;
+use beeline_uapi::{Command, Errno};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::tool_call::ToolCall;
 
 /// A system call of the tool that waits for its answer.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,19 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns the kind of the call.
+    pub fn asked(&self) -> ToolCall {
+        ToolCall::of(self.nr, self.args)
+    }
+
+    /// Returns the command of `bpf(2)`, if that is the call.
+    pub fn bpf_command(&self) -> Option<Command> {
+        match self.asked() {
+            ToolCall::Bpf { command, .. } => Some(command),
+            _ => None,
+        }
+    }
+
     /// Returns the process that the thread belongs to; the thread's own number if it is gone.
     pub fn process(&self) -> i32 {
         let status = procfs::status(self.tid);
@@ -42,7 +57,7 @@ impl Request {
 
     /// Returns whether the thread is about to run another program.
     fn runs_program(&self) -> bool {
-        matches!(self.nr, libc::SYS_execve | libc::SYS_execveat)
+        self.asked() == ToolCall::RunProgram
     }
 
     /// Writes its cookie to a file.

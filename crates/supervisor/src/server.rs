@@ -26,6 +26,7 @@ use crate::call::{Answer, Call};
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
 use crate::root::Tools;
+use crate::tool_call::ToolCall;
 
 /// Takes over the calls of the processes that live on.
 pub(crate) type Fallback = dyn Fn() + Send + Sync;
@@ -41,16 +42,16 @@ const SPARE_THREADS: usize = 2;
 
 /// Answers a tool's calls.
 pub trait Answers: Sync + Sized {
-    /// Answers a call with this number. Several threads may ask at a time.
+    /// Answers a call of this kind. Several threads may ask at a time.
     ///
     /// # Errors
     ///
     /// The errno with which the call fails.
-    fn answer(&self, call: &Call<'_>, nr: i64) -> Answer;
+    fn answer(&self, call: &Call<'_>, asked: ToolCall) -> Answer;
 
     /// Returns true for a frequent call that the supervisor does not answer. Waits for nothing but
     /// the page that holds the path.
-    fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool;
+    fn is_plainly_kernels(&self, call: &Call<'_>, asked: ToolCall) -> bool;
 
     /// Returns true if the answer to such a call may be available at once.
     ///
@@ -226,7 +227,7 @@ impl<D: Answers> Server<D> {
                 continue;
             }
             let call = self.call(&request, &|| ());
-            let look = || self.answers.is_plainly_kernels(&call, request.nr);
+            let look = || self.answers.is_plainly_kernels(&call, request.asked());
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
@@ -267,8 +268,10 @@ impl<D: Answers> Server<D> {
         }
         // A fault in a handler or the backend fails the call, and must not leave the tool waiting
         // forever.
-        let answer = catch_unwind(AssertUnwindSafe(|| self.answers.answer(&call, request.nr)))
-            .unwrap_or(Err(Errno(libc::EIO)));
+        let answer = catch_unwind(AssertUnwindSafe(|| {
+            self.answers.answer(&call, request.asked())
+        }))
+        .unwrap_or(Err(Errno(libc::EIO)));
         self.answers
             .deliver(&self.listener, request, answer, &let_lead);
         lead.take()

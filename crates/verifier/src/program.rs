@@ -98,10 +98,22 @@ pub struct Kind {
     pub flags: u32,
     /// The function, tracepoint or structure of the kernel's BTF that it attaches to; 0 for none.
     pub attach_btf_id: u32,
-    /// True if it may change the traced process.
+    /// The policy of the session that loads it.
+    pub policy: Policy,
+}
+
+/// The user's permission to change traced processes, for all programs of a session.
+///
+/// The limit of memory is no part of it: the session's `runtime::Budget` has that, and counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Programs only observe the processes that they run in.
+    #[default]
+    ObserveOnly,
+    /// Programs may be destructive: change what calls return, write into the processes.
     ///
     /// Kernels that are locked down, or not built for it, forbid this.
-    pub destructive: bool,
+    AllowDestructive,
 }
 
 impl Kind {

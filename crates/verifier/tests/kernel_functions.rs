@@ -67,16 +67,14 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
         } else {
             0
         },
-        attach_btf_id: 0,
-        destructive: false,
+        ..Kind::default()
     }));
     kinds.push(Kind {
         prog_type: ProgramType::STRUCT_OPS,
         // The number of a member.
         attach_type: AttachType(6),
-        flags: 0,
         attach_btf_id: tcp,
-        destructive: false,
+        ..Kind::default()
     });
     kinds
 }

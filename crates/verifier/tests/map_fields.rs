@@ -278,9 +278,7 @@ proptest! {
                     (ProgramType::STRUCT_OPS, AttachType(1)),
                     (ProgramType::LSM, AttachType::LSM_MAC),
                 ] {
-                    let kind = Kind { prog_type, attach_type, flags: 0, attach_btf_id: id,
- destructive: false,
-};
+                    let kind = Kind { prog_type, attach_type, attach_btf_id: id, ..Kind::default() };
                     let _ = (kernel.context(&kind, 8, 8), kernel.check_attach(&kind));
                 }
             }

@@ -9,7 +9,7 @@ use beeline_fuzz::asm::insn;
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
 use beeline_uapi::{AttachType, ProgramType};
-use beeline_verifier::program::{Kind, Modules, Program};
+use beeline_verifier::program::{Kind, Modules, Policy, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{LogLevel, Verdict};
 use beeline_verifier::verify;
@@ -22,7 +22,7 @@ const TC: Kind = Kind {
     attach_type: AttachType::UNSPECIFIED,
     flags: 0,
     attach_btf_id: 0,
-    destructive: false,
+    policy: Policy::ObserveOnly,
 };
 
 fn call(place: i16, id: u32) -> Insn {

@@ -200,9 +200,8 @@ fn accesses_of_typed_contexts_get_the_kernels_verdicts() {
     let kind = |prog_type, attach_type, attach_btf_id| Kind {
         prog_type,
         attach_type,
-        flags: 0,
         attach_btf_id,
-        destructive: false,
+        ..Kind::default()
     };
     let mut kinds = Vec::new();
     for id in types.named_with("btf_trace_") {
@@ -293,7 +292,7 @@ fn functions_and_hooks() {
         attach_type,
         flags,
         attach_btf_id: types.function(name).unwrap_or(0),
-        destructive: false,
+        ..Kind::default()
     };
     let tracing = |attach_type, flags, name| kind(ProgramType::TRACING, attach_type, flags, name);
     let [entry, exit] =
@@ -366,9 +365,8 @@ fn writes_of_operations_get_the_kernels_verdicts() {
         let kind = Kind {
             prog_type: ProgramType::STRUCT_OPS,
             attach_type: AttachType(member),
-            flags: 0,
             attach_btf_id: id,
-            destructive: false,
+            ..Kind::default()
         };
         let bytes = types.size(structure).expect("a size") as i32;
         for off in 0..bytes + 8 {
@@ -411,8 +409,7 @@ fn accesses_of_the_kernels_own_context_get_its_verdicts() {
             } else {
                 0
             },
-            attach_btf_id: 0,
-            destructive: false,
+            ..Kind::default()
         };
         let call = insn(JMP | CALL, 0, PSEUDO_KFUNC_CALL, 0, cast as i32);
         let insns = [

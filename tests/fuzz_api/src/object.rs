@@ -59,7 +59,7 @@ fn use_object(object: &Object) {
             attach_type: program.kind.expected_attach_type,
             flags: program.kind.flags,
             attach_btf_id: program.target.btf_id(),
-            destructive: false,
+            ..Kind::default()
         };
         let starts: Vec<usize> = program.functions.iter().map(|(start, _)| *start).collect();
         let of_program = types.as_ref().map(|types| {

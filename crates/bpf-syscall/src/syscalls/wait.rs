@@ -6,17 +6,13 @@
 //! readable if the ring has something to read. The kernel does the waiting, so signals and
 //! time-outs work as usual. If the tool maps the descriptor again, it becomes the memory again.
 
-use std::mem::offset_of;
 use std::os::fd::AsFd;
 
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Mode, Reply};
-use beeline_uapi::fields::{u32_at, u64_at};
 use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Errno, MapType, flags};
-use libc::epoll_event;
-use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::fds::ThreadFds;
 use crate::local::Local;
@@ -77,10 +73,9 @@ impl<'a> Wait<'a> {
     }
 
     /// Answers `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited
-    /// for, so the object's eventfd goes into the tool's own epoll set, which then wakes the tool
-    /// without the supervisor.
+    /// for, so the object's eventfd takes its place.
     pub(super) fn epoll_ctl(&self) -> Answer {
-        let [epoll, operation, fd, event, ..] = self.call.args;
+        let [_, _, fd, ..] = self.call.args;
         let object = self.fds.find(fd as i32);
         let Ok(Some(object)) = object else {
             return Ok(Reply::Continue);
@@ -88,69 +83,28 @@ impl<'a> Wait<'a> {
         let Some((id, wakeup)) = object.wakeup() else {
             return Ok(Reply::Continue);
         };
-        let operation = operation as i32;
-        let (data, flags) = match operation {
-            libc::EPOLL_CTL_DEL => (EventData::new_u64(0), EventFlags::empty()),
-            _ => self.epoll_event(event)?,
-        };
         let eventfd = wakeup.get(self.backend, id)?;
-        let epoll = self.call.tool_file(epoll as i32)?;
-        let done = match operation {
-            libc::EPOLL_CTL_ADD => epoll::add(epoll, eventfd, data, flags),
-            libc::EPOLL_CTL_MOD => epoll::modify(epoll, eventfd, data, flags),
-            libc::EPOLL_CTL_DEL => epoll::delete(epoll, eventfd),
-            _ => return Err(Errno::EINVAL),
-        };
-        done.map_err(|error| Errno(error.raw_os_error()))?;
-        Ok(Reply::Value(0))
-    }
-
-    /// Reads the tool's `struct epoll_event`, made edge-triggered because nothing reads the
-    /// eventfd. If the eventfd was ever written before it is added, it reports at once.
-    fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
-        let mut bytes = [0; size_of::<epoll_event>()];
-        self.call.memory.read(address, &mut bytes)?;
-        let events = EventFlags::from_bits_retain(u32_at(&bytes, offset_of!(epoll_event, events)));
-        let events = events | EventFlags::ET;
-        Ok((
-            EventData::new_u64(u64_at(&bytes, offset_of!(epoll_event, u64))),
-            events,
-        ))
+        self.call.epoll_ctl_of(eventfd.as_fd())
     }
 
     /// Answers `poll(fds, count, ..)` and `ppoll`: the kernel waits.
     pub(super) fn poll(&self, fds: u64, count: u64) -> Answer {
-        const POLLFD: usize = size_of::<libc::pollfd>();
-        const MOST: u64 = 1 << 16;
-        if !self.fds.table.has_rings() || count > MOST {
-            return Ok(Reply::Continue);
-        }
-        // If the array is wrong, the kernel reports it.
-        let entries = self.call.memory.bytes(fds, count as usize * POLLFD);
-        for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(u32_at(entry, offset_of!(libc::pollfd, fd)) as i32)?;
+        if self.fds.table.has_rings() {
+            self.make_all_waitable(&self.call.polled(fds, count))?;
         }
         Ok(Reply::Continue)
     }
 
-    /// Answers `select(count, readable, ..)` and `pselect6`: like `poll`, with a bit for each
-    /// descriptor.
+    /// Answers `select(count, readable, ..)` and `pselect6`: like `poll`.
     pub(super) fn select(&self, count: u64, readable: u64) -> Answer {
-        const MOST: u64 = 1 << 16;
-        if !self.fds.table.has_rings() || count > MOST || readable == 0 {
-            return Ok(Reply::Continue);
-        }
-        let bytes = count.div_ceil(64) as usize * 8;
-        let set = self.call.memory.bytes(readable, bytes).unwrap_or_default();
-        for fd in 0..count as usize {
-            if set
-                .get(fd / 8)
-                .is_some_and(|byte| byte >> (fd % 8) & 1 != 0)
-            {
-                self.make_waitable(fd as i32)?;
-            }
+        if self.fds.table.has_rings() {
+            self.make_all_waitable(&self.call.selected(count, readable))?;
         }
         Ok(Reply::Continue)
+    }
+
+    fn make_all_waitable(&self, fds: &[i32]) -> Result<(), Errno> {
+        fds.iter().try_for_each(|&fd| self.make_waitable(fd))
     }
 
     /// Replaces a ring's descriptor by its eventfd, readable or not as the ring is.

@@ -15,6 +15,7 @@ use beeline_runtime::engines::{Compiled, Engines, Source};
 use beeline_runtime::{Runtime, Scope};
 use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 use beeline_uapi::flags;
+use beeline_verifier::program::Policy;
 
 use crate::say;
 
@@ -43,6 +44,7 @@ impl<'a> Loaded<'a> {
         let runtime = Runtime::new(
             Vec::new(),
             Scope::Processes(Vec::new()),
+            Policy::ObserveOnly,
             engines,
             Arc::new(say),
         )?;

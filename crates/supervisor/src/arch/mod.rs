@@ -14,8 +14,5 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
 
-#[cfg(target_arch = "x86_64")]
-pub use x86_64::{POLL, SELECT};
-
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("the supervisor does not know this machine: it needs a module beside arch::x86_64");

@@ -12,11 +12,9 @@ pub(crate) const OTHER_CONVENTION_BIT: Option<u32> = Some(X32_SYSCALL_BIT);
 pub(crate) const OPEN: c_long = libc::SYS_open;
 pub(crate) const STAT: c_long = libc::SYS_stat;
 pub(crate) const LSTAT: c_long = libc::SYS_lstat;
-/// `poll(2)`'s number.
-pub const POLL: c_long = libc::SYS_poll;
+pub(crate) const POLL: c_long = libc::SYS_poll;
 pub(crate) const ACCESS: c_long = libc::SYS_access;
-/// `select(2)`'s number.
-pub const SELECT: c_long = libc::SYS_select;
+pub(crate) const SELECT: c_long = libc::SYS_select;
 pub(crate) const RENAME: c_long = libc::SYS_rename;
 pub(crate) const MKDIR: c_long = libc::SYS_mkdir;
 pub(crate) const RMDIR: c_long = libc::SYS_rmdir;

@@ -104,9 +104,8 @@ pub fn attached(types: &KernelTypes, tracepoint: &str) -> Kind {
     Kind {
         prog_type: ProgramType::TRACING,
         attach_type: AttachType::TRACE_RAW_TP,
-        flags: 0,
         attach_btf_id: types.typedef(&name).expect("a tracepoint"),
-        destructive: false,
+        ..Kind::default()
     }
 }
 
@@ -115,9 +114,8 @@ pub fn iterator(types: &KernelTypes, name: &str) -> Kind {
     Kind {
         prog_type: ProgramType::TRACING,
         attach_type: AttachType::TRACE_ITER,
-        flags: 0,
         attach_btf_id: types.function(&name).expect("an iterator"),
-        destructive: false,
+        ..Kind::default()
     }
 }
 

@@ -23,9 +23,8 @@ fn return_values_of_operations_get_the_kernels_verdicts() {
         let kind = Kind {
             prog_type: ProgramType::STRUCT_OPS,
             attach_type: AttachType(member),
-            flags: 0,
             attach_btf_id: tcp,
-            destructive: false,
+            ..Kind::default()
         };
         if !oracle.takes(kind) {
             continue;

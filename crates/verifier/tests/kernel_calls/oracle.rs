@@ -47,9 +47,8 @@ impl Oracle {
         Kind {
             prog_type: ProgramType::TRACING,
             attach_type: AttachType::TRACE_RAW_TP,
-            flags: 0,
             attach_btf_id: self.types.typedef(&name).expect("a tracepoint"),
-            destructive: false,
+            ..Kind::default()
         }
     }
 
@@ -60,7 +59,7 @@ impl Oracle {
             attach_type: AttachType::TRACE_ITER,
             flags,
             attach_btf_id: self.types.function(&name).expect("an iterator"),
-            destructive: false,
+            ..Kind::default()
         }
     }
 

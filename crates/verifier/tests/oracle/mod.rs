@@ -179,8 +179,7 @@ pub fn kind(prog_type: ProgramType, attach_type: AttachType) -> Kind {
         } else {
             0
         },
-        attach_btf_id: 0,
-        destructive: false,
+        ..Kind::default()
     }
 }
 

@@ -99,8 +99,7 @@ fn row(line: &str) -> Option<Row> {
             prog_type: ProgramType(number("type")?),
             attach_type: AttachType(number("attach")?),
             flags: number("flags")?,
-            attach_btf_id: 0,
-            destructive: false,
+            ..Kind::default()
         },
         insns,
         maps: maps?,

@@ -13,6 +13,9 @@
 //! first maps it. Where the guest's memory can be seen from here, its own pages lie over the file
 //! (`sharing`).
 //!
+//! Of the runtime, only [`beeline_runtime::fast_path`] is used: a tool's process gets its fast path
+//! by the runtime's own means (trampoline pools, patches, the agent), for a guest as well.
+//!
 //! Its terms are in docs/glossary.md.
 
 mod changes;
@@ -33,7 +36,7 @@ use std::sync::Arc;
 use beeline_runtime::fast_path::Prefetch;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::Key;
-use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Request};
+use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Request, ToolCall};
 use beeline_uapi::Command;
 
 pub use connection::Connection;
@@ -115,27 +118,26 @@ impl Guest {
 }
 
 impl Answers for Guest {
-    fn answer(&self, call: &Call<'_>, nr: i64) -> Answer {
-        Dispatcher::new(self, call).answer(nr)
+    fn answer(&self, call: &Call<'_>, asked: ToolCall) -> Answer {
+        Dispatcher::new(self, call).answer(asked)
     }
 
-    fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
-        Dispatcher::new(self, call).is_plainly_kernels(nr)
+    fn is_plainly_kernels(&self, call: &Call<'_>, asked: ToolCall) -> bool {
+        Dispatcher::new(self, call).is_plainly_kernels(asked)
     }
 
     /// Returns true for commands on single elements: no thread waits for these, unless more of a
     /// map has to be fetched, or they are long.
     fn is_short(&self, request: &Request) -> bool {
-        let command = Command(request.args[0] as u32);
-        request.nr == libc::SYS_bpf
-            && (Command::MAP_LOOKUP_ELEM..=Command::MAP_GET_NEXT_KEY).contains(&command)
+        request.bpf_command().is_some_and(|command| {
+            (Command::MAP_LOOKUP_ELEM..=Command::MAP_GET_NEXT_KEY).contains(&command)
+        })
     }
 
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn()) {
         // If the tool is gone, its end of an anchor closes with ours.
         listener.answer(request.id, answer);
-        let is_step = request.nr == libc::SYS_bpf
-            && Command(request.args[0] as u32) == Command::MAP_GET_NEXT_KEY;
+        let is_step = request.bpf_command() == Some(Command::MAP_GET_NEXT_KEY);
         let is_often = || {
             self.hot_sites.count(request.tid, request.ip) && may_be_stopped(self.sharing.as_deref())
         };

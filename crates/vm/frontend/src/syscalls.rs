@@ -1,8 +1,13 @@
 //! The system calls of a tool, and the area that answers each.
 //!
-//! There are two tables: of system calls ([`Dispatcher::answer`]), and of the commands of `bpf(2)`
-//! ([`Dispatcher::carry_out`]). An area is a module with one type, which is made for a call and
-//! holds the parts of the guest that it needs.
+//! The kinds of system calls ([`ToolCall`]) and the calls on a BPF file system ([`BpfFsCall`]) are
+//! the supervisor's. There are two tables here: of these kinds ([`Dispatcher::answer`]), and of the
+//! commands of `bpf(2)` ([`Dispatcher::carry_out`]). Local sessions have others
+//! (`beeline-bpf-syscall`), with a handler for each command, because they carry commands out
+//! themselves. Here a command's layout says what goes to the guest, whichever command it is.
+//!
+//! An area is a module with one type, which is made for a call and holds the parts of the guest
+//! that it needs.
 //!
 //! The areas share `kernel` (requests to the guest), `descriptors` (the tool's), `forward` and
 //! `attr` (the way of a `bpf(2)` command to the guest and back) and `memory_files`.
@@ -31,9 +36,9 @@ mod wait;
 
 use std::sync::Arc;
 
-use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
+use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::bpffs::BpfFsCall;
-use beeline_supervisor::{Answer, Call, POLL, Reply, SELECT};
+use beeline_supervisor::{Answer, Call, Reply, ToolCall};
 use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{Layout, layout};
@@ -73,69 +78,62 @@ impl<'a> Dispatcher<'a> {
     }
 
     /// Answers a system call.
-    pub(crate) fn answer(&self, nr: i64) -> Answer {
+    pub(crate) fn answer(&self, asked: ToolCall) -> Answer {
         let Self { guest, call } = *self;
-        let [a, b, c, ..] = call.args;
-        match nr {
-            libc::SYS_bpf => self.bpf(),
-            libc::SYS_perf_event_open => PerfEvents::new(guest, call).open(),
-            libc::SYS_ioctl => PerfEvents::new(guest, call).ioctl(),
-            libc::SYS_read => PerfEvents::new(guest, call).read(a, b, c),
-            libc::SYS_mmap => Mmap::new(guest, call).map(),
-            libc::SYS_epoll_ctl => Wait::new(guest, call).epoll_ctl(),
-            POLL | libc::SYS_ppoll => Wait::new(guest, call).poll(a, b),
-            SELECT | libc::SYS_pselect6 => Wait::new(guest, call).select(a, b),
-            libc::SYS_rt_sigreturn => Wait::new(guest, call).settle(),
-            libc::SYS_statfs => Files::new(guest, call).statfs(a, b),
-            libc::SYS_uname => Files::new(guest, call).uname(a),
-            _ => match call.path_call(nr) {
-                Some(asked) => Files::new(guest, call).file(asked),
-                None => BpfFsCall::new(guest, call)
-                    .answer(nr)
-                    .unwrap_or(Ok(Reply::Continue)),
-            },
+        match asked {
+            ToolCall::Bpf {
+                command,
+                attr,
+                size,
+            } => self.bpf(command, &call.attribute(attr, size)?),
+            ToolCall::PerfEventOpen => PerfEvents::new(guest, call).open(),
+            ToolCall::Ioctl => PerfEvents::new(guest, call).ioctl(),
+            ToolCall::Read { fd, buffer, count } => {
+                PerfEvents::new(guest, call).read(fd, buffer, count)
+            }
+            ToolCall::Mmap => Mmap::new(guest, call).map(),
+            ToolCall::EpollCtl => Wait::new(guest, call).epoll_ctl(),
+            ToolCall::Poll { fds, count } => Wait::new(guest, call).poll(fds, count),
+            ToolCall::Select { count, readable } => Wait::new(guest, call).select(count, readable),
+            ToolCall::SigReturn => Wait::new(guest, call).settle(),
+            ToolCall::Path(path) => Files::new(guest, call).file(path),
+            ToolCall::Statfs { path, buffer } => Files::new(guest, call).statfs(path, buffer),
+            ToolCall::Uname { buffer } => Files::new(guest, call).uname(buffer),
+            ToolCall::Other(nr) => BpfFsCall::new(guest, call)
+                .answer(nr)
+                .unwrap_or(Ok(Reply::Continue)),
+            ToolCall::RunProgram => Ok(Reply::Continue),
         }
     }
 
     /// Returns whether a frequent call is one that no area answers.
-    pub(crate) fn is_plainly_kernels(&self, nr: i64) -> bool {
+    pub(crate) fn is_plainly_kernels(&self, asked: ToolCall) -> bool {
         let Self { guest, call } = *self;
-        if let Some(asked) = call.path_call(nr) {
-            return Files::new(guest, call).is_elsewhere(asked.directory, asked.path);
-        }
-        match nr {
-            POLL | libc::SYS_ppoll | SELECT | libc::SYS_pselect6 => {
-                guest.objects.none_to_wait_for()
-            }
-            libc::SYS_read => PerfEvents::new(guest, call).is_no_object(call.args[0]),
-            libc::SYS_rt_sigreturn => guest.rings.none_to_settle(),
+        match asked {
+            ToolCall::Path(path) => Files::new(guest, call).is_elsewhere(path.directory, path.path),
+            ToolCall::Poll { .. } | ToolCall::Select { .. } => guest.objects.none_to_wait_for(),
+            ToolCall::Read { fd, .. } => PerfEvents::new(guest, call).is_no_object(fd),
+            ToolCall::SigReturn => guest.rings.none_to_settle(),
             _ => false,
         }
     }
 
     /// Answers `bpf(command, attr, size)`.
-    fn bpf(&self) -> Answer {
+    fn bpf(&self, command: Command, attr: &[u8]) -> Answer {
         let Self { guest, call } = *self;
-        let [command, address, size, ..] = call.args;
-        let command = Command(command as u32);
-        let size = size as u32 as usize;
-        if size > ATTR_LIMIT {
-            return Err(Errno(libc::E2BIG));
-        }
-        let attr = call.memory.bytes(address, size)?;
         match command {
-            Command::OBJ_PIN => return Pins::new(guest, call).pin(&BpfAttr::parse(&attr)?),
-            Command::OBJ_GET => return Pins::new(guest, call).get(&BpfAttr::parse(&attr)?),
+            Command::OBJ_PIN => return Pins::new(guest, call).pin(&BpfAttr::parse(attr)?),
+            Command::OBJ_GET => return Pins::new(guest, call).get(&BpfAttr::parse(attr)?),
             _ => {}
         }
-        let Some(layout) = layout(command, &attr) else {
-            return Refusals::new(guest).command(command, &attr);
+        let Some(layout) = layout(command, attr) else {
+            return Refusals::new(guest).command(command, attr);
         };
-        let first = self.first(command, layout, &attr)?;
+        let first = self.first(command, layout, attr)?;
         let answer = self.carry_out(&BpfCall {
             command,
             layout,
-            attr: &attr,
+            attr,
             first: first.as_ref(),
         });
         // If the tool has closed the object meanwhile, this is its last use. Dropping it tells the

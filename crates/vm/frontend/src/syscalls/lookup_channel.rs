@@ -12,8 +12,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use beeline_inject::procfs;
 use beeline_runtime::fast_path::{KEY, MapByChannel, Prefetch, VALUE};
-use beeline_runtime::proc;
 use beeline_supervisor::keys::{key_of, key_of_descriptor};
 use beeline_supervisor::{Call, HotSites, Request};
 use beeline_vm_protocol::lookup_channel::LookupChannel;
@@ -85,7 +85,7 @@ impl LookupChannels {
     /// Returns whether the instruction that made a call is to get a fast path for a channel's sake.
     /// Returns true only once.
     pub(crate) fn take_due(&self, request: &Request) -> bool {
-        request.nr == libc::SYS_bpf && self.given().due.remove(&(request.tid, request.ip))
+        request.bpf_command().is_some() && self.given().due.remove(&(request.tid, request.ip))
     }
 
     /// Records that the thread's process has a new fast path: it may run another program, which has
@@ -248,7 +248,7 @@ impl<'a> ChannelOffers<'a> {
 /// supervisor's filter is one of those that the thread has.
 fn has_filters(process: i32) -> bool {
     let of_file = |path: &Path| -> Option<u32> {
-        let status = proc::text(path).ok()?;
+        let status = procfs::text(path).ok()?;
         let mut lines = status.lines();
         let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
         count.trim().parse().ok()
