@@ -12,7 +12,7 @@ use beeline_uapi::{HelperId as Id, MapType, flags};
 
 use common::Environment;
 use common::maps::{Ours, spec};
-use insns::*;
+use insns::{END, UNLESS_NULL, add, call, call_local, copy, insn, load, map, mov, slot, store};
 
 /// Runs a program with 16 bytes of context; returns r0, or the fault.
 fn outcome(environment: &mut Environment, parts: &[&[Insn]]) -> Result<u64, String> {
