@@ -140,7 +140,8 @@ impl Call<'_> {
     ///
     /// # Errors
     ///
-    /// E2BIG for a size that no attribute has, and those of [`Memory::bytes`](crate::Memory::bytes).
+    /// E2BIG for a size that no attribute has, and those of
+    /// [`Memory::bytes`](crate::Memory::bytes).
     pub fn attribute(&self, attr: u64, size: usize) -> Result<Vec<u8>, Errno> {
         if size > ATTR_LIMIT {
             return Err(Errno::E2BIG);
