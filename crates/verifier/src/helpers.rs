@@ -6,7 +6,7 @@ use beeline_uapi::HelperId;
 use beeline_uapi::helper::availability::{self, Caller};
 pub use beeline_uapi::helper::{Arg, Dynptr, Helper, Ret};
 
-use crate::program::{Kind, Policy};
+use crate::program::Kind;
 
 /// Returns the helper with this number, for programs of this kind.
 ///
@@ -27,7 +27,7 @@ pub fn helper(id: HelperId, kind: &Kind, target: Option<&str>) -> Result<&'stati
         attach_type: kind.attach_type,
         has_target: kind.attach_btf_id != 0,
         target,
-        destructive: kind.policy == Policy::AllowDestructive,
+        policy: kind.policy,
     };
     let found = availability::find(id, &caller).ok_or(Missing::NotForThisType)?;
     if availability::is_allowed(found, &caller) {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use beeline_isa::Insn;
+pub use beeline_uapi::helper::availability::Policy;
 use beeline_uapi::object::SpecialField;
 use beeline_uapi::{AttachType, HelperId, MapType, ProgramType, flags};
 
@@ -100,20 +101,6 @@ pub struct Kind {
     pub attach_btf_id: u32,
     /// The policy of the session that loads it.
     pub policy: Policy,
-}
-
-/// The user's permission to change traced processes, for all programs of a session.
-///
-/// The limit of memory is no part of it: the session's `runtime::Budget` has that, and counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// Programs only observe the processes that they run in.
-    #[default]
-    ObserveOnly,
-    /// Programs may be destructive: change what calls return, write into the processes.
-    ///
-    /// Kernels that are locked down, or not built for it, forbid this.
-    AllowDestructive,
 }
 
 impl Kind {

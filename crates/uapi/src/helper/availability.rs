@@ -18,9 +18,23 @@ pub struct Caller<'a> {
     /// structure (`tcp_congestion_ops`). Where it is not known, the program counts as being at the
     /// right one.
     pub target: Option<&'a str>,
-    /// True if it may change the traced process, with `probe_write_user`, which lockdown takes
-    /// away, and `override_return`, which needs a kernel built for injecting errors.
-    pub destructive: bool,
+    /// The policy of the session that loads it.
+    pub policy: Policy,
+}
+
+/// The user's permission to change traced processes, for all programs of a session.
+///
+/// The limit of memory is no part of it: the session's `runtime::Budget` has that, and counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Programs only observe the processes that they run in.
+    #[default]
+    ObserveOnly,
+    /// Programs may be destructive: change what calls return (`override_return`), write into the
+    /// processes (`probe_write_user`).
+    ///
+    /// The first needs a kernel built for injecting errors; lockdown takes the second away.
+    AllowDestructive,
 }
 
 /// Returns the form of a helper that a program calls; `None` if programs of its types have none.
@@ -42,7 +56,7 @@ pub fn find(id: HelperId, caller: &Caller<'_>) -> Option<&'static Helper> {
 /// (`bpf_tracing_func_proto`, `kprobe_prog_func_proto`).
 fn destructive(caller: &Caller<'_>) -> &'static [Sets] {
     match caller.prog_type {
-        _ if !caller.destructive => &[],
+        _ if caller.policy == Policy::ObserveOnly => &[],
         ProgramType::KPROBE => &[Sets::OVERRIDES, Sets::WRITES],
         ProgramType::TRACEPOINT
         | ProgramType::PERF_EVENT
