@@ -28,6 +28,7 @@ pub mod helpers;
 pub mod oracle;
 pub mod program;
 pub mod scalar;
+pub mod sharding;
 mod tnum;
 pub mod types;
 pub mod verdict;
