@@ -111,6 +111,11 @@ impl Layout {
             .ok_or(Errno::ENOMEM)
     }
 
+    /// Returns the number of buckets, of a hash.
+    pub fn buckets(&self) -> u32 {
+        self.mask.saturating_add(1)
+    }
+
     const EMPTY: Self = Self {
         len: 0,
         values: 0,

@@ -4,7 +4,8 @@
 //! work on it with the code of this crate. [`Spec`] describes a map, [`Layout`] the positions of
 //! its parts in the file, and [`Map`] is the handle on the file as one process has mapped it.
 //! [`ringbuf`] and [`perf`] are the two ways in which programs send records to a tool,
-//! [`user_ringbuf`] the one in which a tool sends samples to programs.
+//! [`user_ringbuf`] the one in which a tool sends samples to programs. [`relay`] carries records out
+//! of rings that a tool must not map itself.
 //!
 //! A [`Map`] knows its type, and leaves the work to views: small structures that borrow its memory,
 //! and do one thing with it. `Trie` and `Queue` are such views. A hash has several, such as
@@ -79,6 +80,7 @@ mod memory;
 mod objects;
 pub mod perf;
 mod queue;
+pub mod relay;
 pub mod ringbuf;
 mod spec;
 mod stack;

@@ -7,6 +7,8 @@
 //! record, whichever process dies. The tool can write all of it: positions are masked, never
 //! trusted.
 
+mod relay;
+
 use core::mem::offset_of;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -95,6 +97,20 @@ impl Ring {
         })
     }
 
+    /// The same ring in memory that is mapped at `base`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Ring::attach`].
+    pub unsafe fn rebased(&self, base: *mut u8) -> Self {
+        Self { base, ..*self }
+    }
+
+    /// Returns the bytes that are mapped: the control page and the data.
+    pub fn mapped_len(&self) -> u64 {
+        PAGE.wrapping_add(self.size)
+    }
+
     /// Returns the handle as bytes, to be copied to an 8-aligned place in another process.
     pub fn as_bytes(&self) -> &[u8; size_of::<Ring>()] {
         const { assert!(size_of::<Ring>() == 16) };
@@ -130,6 +146,18 @@ impl Ring {
         if data.len() > u16::MAX as usize || len > u16::MAX.into() {
             return Err(Errno::E2BIG);
         }
+        self.sample(len, caller, |head| self.put_raw(head, data, raw - 4))
+    }
+
+    /// Writes a sample of `len` bytes, of which `body` writes those behind the header, at a
+    /// position that it gets. It returns the position behind them.
+    #[inline]
+    fn sample(
+        &self,
+        len: u64,
+        caller: &Caller,
+        body: impl FnOnce(u64) -> u64,
+    ) -> Result<bool, Errno> {
         if self.half(ENABLED).load(Acquire) == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -153,9 +181,19 @@ impl Ring {
             self.word(LOST_PENDING).store(0, Relaxed);
         }
         head = self.put(head, RECORD_SAMPLE | len << SIZE_BIT);
-        head = self.put_raw(head, data, raw - 4);
+        head = body(head);
         self.word(DATA_HEAD).store(head, Release);
         Ok(self.wakes(head))
+    }
+
+    /// Counts samples that were lost before they came here. The next sample tells of them.
+    fn lose(&self, count: u64, caller: &Caller) -> Result<(), Errno> {
+        let _guard = lock::acquire(self.half(LOCK), caller)?;
+        let pending = self.word(LOST_PENDING).load(Relaxed);
+        self.word(LOST_PENDING)
+            .store(pending.saturating_add(count), Relaxed);
+        self.word(LOST_TOTAL).fetch_add(count, Relaxed);
+        Ok(())
     }
 
     /// Returns the number of samples that found no room so far.

@@ -11,6 +11,8 @@
 //! enough. One that dies later leaves a busy record with its tag, which [`Map::release`] turns into
 //! a discarded one.
 
+mod relay;
+
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
@@ -70,6 +72,10 @@ impl<'m> Ring<'m> {
             return Err(Errno::EAGAIN);
         }
         let len = record_len(size);
+        // Whatever the consumer's position pretends: behind the ring lies other memory.
+        if len > self.mask() {
+            return Err(Errno::EAGAIN);
+        }
         let _guard = lock::acquire(self.lock(), caller).map_err(|_| Errno::EAGAIN)?;
         let consumer = self.consumer().load(Acquire);
         let start = self.producer().load(Relaxed) & !7;

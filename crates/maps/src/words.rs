@@ -82,6 +82,29 @@ pub(crate) unsafe fn load(to: *mut u8, from: *mut u8, len: usize) {
     }
 }
 
+/// Copies `len` bytes from one shared memory to another, eight at a time.
+///
+/// # Safety
+///
+/// Both are 8-aligned; `from` is readable and `to` is writable for `len` bytes.
+pub(crate) unsafe fn transfer(to: *mut u8, from: *mut u8, len: usize) {
+    let whole = len & !7;
+    let mut at = 0;
+    while at < whole {
+        // SAFETY: at + 8 <= len, and both places are 8-aligned as the pointers are.
+        unsafe { word(to.add(at)).store(word(from.add(at)).load(Relaxed), Relaxed) };
+        at += 8;
+    }
+    while at < len {
+        // SAFETY: at < len.
+        unsafe {
+            let byte = AtomicU8::from_ptr(from.add(at)).load(Relaxed);
+            AtomicU8::from_ptr(to.add(at)).store(byte, Relaxed);
+        }
+        at += 1;
+    }
+}
+
 /// Zeroes `len` bytes of shared memory, rounded up to whole words.
 ///
 /// # Safety

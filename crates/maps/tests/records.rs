@@ -76,6 +76,21 @@ fn ring_gives_records_in_order_and_skips_discarded_ones() {
     assert_eq!(ring.reserve(8, 1, &me), Err(Errno::EINVAL));
 }
 
+/// A record longer than the ring finds no room, whatever the consumer's position pretends: it would
+/// reach into the memory behind the ring.
+#[test]
+fn ring_takes_no_record_longer_than_itself() {
+    let ours = new_ring();
+    let ring = Ring::of(&ours.map).unwrap();
+    for position in [0, SIZE, 2 * SIZE, 3 * SIZE, u64::MAX << 3] {
+        // SAFETY: the consumer's position, in the map's memory.
+        unsafe { ours.memory.base.cast::<u64>().write_volatile(position) };
+        for size in [SIZE - 8, SIZE, 2 * SIZE, 3 * SIZE - 8, 1 << 20] {
+            assert_eq!(ring.reserve(size, 0, &caller(3, 0)), Err(Errno::EAGAIN));
+        }
+    }
+}
+
 /// Outputs the same records, of sizes that wrap around and fill the ring, to the kernel's ring and
 /// to Beeline's.
 #[test]

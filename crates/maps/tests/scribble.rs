@@ -14,8 +14,10 @@ use beeline_maps::{Caller, Map, ringbuf::Ring};
 use common::{
     Memory, Ours, caller,
     children::{kill, random},
+    map_apart,
     processes::{shared, spawn},
     subjects::{Family, Subject, VALUE, subjects},
+    unmap_apart,
 };
 
 const WORKERS: u32 = 2;
@@ -27,35 +29,6 @@ const KEYS: u64 = 30;
 const EACH: Duration = Duration::from_millis(700);
 /// Longer than any bounded wait of one operation, on the busiest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Guard bytes around a worker's mapping.
-const GUARD: usize = 16 << 20;
-
-/// Maps a file with guards around it.
-fn map_apart(memory: &Memory, len: usize) -> *mut u8 {
-    // SAFETY: a new mapping, of which the middle is replaced by the file's.
-    unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let around = libc::mmap(
-            std::ptr::null_mut(),
-            len + 2 * GUARD,
-            libc::PROT_NONE,
-            flags,
-            -1,
-            0,
-        );
-        assert_ne!(around, libc::MAP_FAILED);
-        let at = libc::mmap(
-            around.byte_add(GUARD),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_FIXED,
-            std::os::fd::AsRawFd::as_raw_fd(&memory.file),
-            0,
-        );
-        assert_ne!(at, libc::MAP_FAILED);
-        at.cast()
-    }
-}
 
 /// Overwrites words for ever: with anything, with a plausible index, mark or tag, or with another
 /// word.
@@ -180,8 +153,7 @@ fn scribble_on(subject: &Subject, seed: u64) {
         neighbour.memory.bytes() == untouched,
         "{name}: another map was written"
     );
-    // SAFETY: mapped by map_apart, and no longer used.
-    unsafe { libc::munmap(apart.byte_sub(GUARD).cast(), len as usize + 2 * GUARD) };
+    unmap_apart(apart, len as usize);
 }
 
 #[test]

@@ -42,6 +42,7 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
         "policy" => crate::guest::policy_seeds(),
         "memory_tree" => crate::guest::memory_seeds(),
         "tool_calls" => crate::supervisor::seeds(),
+        "relay_ring" => crate::relay::relay_seeds(),
         _ => Vec::new(),
     }
 }

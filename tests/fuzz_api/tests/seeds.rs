@@ -1,7 +1,7 @@
 //! The fuzz targets accept their seeds, and slightly changed ones. `make fuzz` goes further.
 
 use beeline_fuzz::Random;
-use beeline_fuzz_api::{TARGETS, seeds, tool_answers};
+use beeline_fuzz_api::{TARGETS, records_relayed, seeds, tool_answers};
 use beeline_uapi::Errno;
 
 /// Changed copies of each seed.
@@ -38,6 +38,18 @@ fn a_tools_seeds_are_good_calls() {
             _ => answers == [Ok(())],
         };
         assert!(is_good, "{name}: {answers:?}");
+    }
+}
+
+#[test]
+fn the_records_of_seeds_are_relayed() {
+    for (name, bytes) in seeds::of("relay_ring") {
+        let wanted = match name.as_str() {
+            "ring-kinds" => 3,
+            "perf-kinds" => 2,
+            _ => 24 * 16,
+        };
+        assert_eq!(records_relayed(&bytes), wanted, "{name}");
     }
 }
 

@@ -1,10 +1,12 @@
 //! Reading, and emptying, one bucket after the other.
 
+use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_uapi::Errno;
 
 use super::{
+    HashTable,
     chains::{Bucket, Chains},
     nodes::Nodes,
 };
@@ -19,6 +21,8 @@ pub(crate) struct BucketReader<'a> {
     chains: Chains<'a>,
     /// The elements that were read are deleted.
     delete: bool,
+    /// Keys that do not belong to their bucket are left out.
+    is_strict: bool,
     caller: &'a Caller,
 }
 
@@ -28,15 +32,30 @@ impl<'a> BucketReader<'a> {
         Self {
             chains: Chains::new(memory),
             delete,
+            is_strict: false,
             caller,
         }
     }
 
-    /// Reads whole buckets from number `cursor` on. Returns the number of the first that did not
-    /// fit, if any.
-    pub(crate) fn read(self, cursor: u32, room: &mut Room<'_>) -> Result<Option<u32>, Errno> {
-        let mut number = cursor;
-        while number <= self.chains.memory.layout.mask {
+    /// Leaves out keys that do not belong to their bucket, as overwritten memory may have. The
+    /// others have an order that depends on keys alone.
+    pub(crate) fn strict(self) -> Self {
+        Self {
+            is_strict: true,
+            ..self
+        }
+    }
+
+    /// Reads whole buckets, of those with a number in this range. Returns the number of the first
+    /// that did not fit, if any.
+    pub(crate) fn read(
+        self,
+        buckets: Range<u32>,
+        room: &mut Room<'_>,
+    ) -> Result<Option<u32>, Errno> {
+        let mut number = buckets.start;
+        let end = buckets.end.min(self.chains.memory.layout.buckets());
+        while number < end {
             self.prefetch(number);
             let before = room.count;
             match self.read_bucket(self.chains.bucket(number), room) {
@@ -65,6 +84,7 @@ impl<'a> BucketReader<'a> {
             return Ok(());
         }
         let chains = self.chains;
+        let table = HashTable::new(chains.memory);
         let _guard = chains.lock(bucket, self.caller)?;
         let mut link = bucket.head.load(Acquire);
         for _ in 0..chains.longest_walk() {
@@ -74,9 +94,12 @@ impl<'a> BucketReader<'a> {
             let (key, value) = room.next().ok_or(Errno::ENOSPC)?;
             // SAFETY: a node has room for a key, 8-aligned, and `key` has key_size bytes.
             unsafe { words::load(key.as_mut_ptr(), node.key(), key.len()) };
+            link = node.next.load(Acquire);
+            if self.is_strict && table.bucket_of(key) != bucket.number {
+                continue;
+            }
             Values::new(chains.memory).get_all(node.index, value)?;
             room.count = room.count.wrapping_add(1);
-            link = node.next.load(Acquire);
         }
         if self.delete {
             self.clear_bucket(bucket);

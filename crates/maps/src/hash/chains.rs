@@ -125,10 +125,16 @@ impl<'m> Chains<'m> {
         Control::new(self.memory)
     }
 
+    /// Returns the number of the bucket for a hash.
+    #[inline]
+    pub(super) fn number(self, hash: u32) -> u32 {
+        hash & self.memory.layout.mask
+    }
+
     /// Returns the bucket for a hash.
     #[inline]
     pub(super) fn bucket(self, hash: u32) -> Bucket<'m> {
-        let number = hash & self.memory.layout.mask;
+        let number = self.number(hash);
         let at = self.bucket_at(hash);
         // SAFETY: a bucket has 8 bytes and is 8-aligned; its number is in range as it is masked.
         let (head, lock) = unsafe { (words::half(at), words::half(at.wrapping_add(4))) };

@@ -47,6 +47,13 @@ impl<'m> HashTable<'m> {
         Self { chains }
     }
 
+    /// Returns the number of the bucket that a key belongs to.
+    pub(crate) fn bucket_of(self, key: &[u8]) -> u32 {
+        // SAFETY: the key is a slice, readable for its length.
+        let hash = unsafe { hash_words(key.as_ptr(), key.len()) };
+        self.chains.number(hash)
+    }
+
     /// Returns the index of the element with this key. Takes no lock.
     ///
     /// # Safety

@@ -1,5 +1,7 @@
 //! The operations of system calls.
 
+use core::ops::Range;
+
 use beeline_uapi::Errno;
 
 use super::Map;
@@ -273,7 +275,10 @@ impl Map {
                 | Kind::LruHash
                 | Kind::LruPercpuHash
                 | Kind::HashOfMaps,
-            ) => BucketReader::new(memory, delete, caller).read(cursor, &mut room)?,
+            ) => {
+                let buckets = cursor..memory.layout.buckets();
+                BucketReader::new(memory, delete, caller).read(buckets, &mut room)?
+            }
             Some(Kind::Array | Kind::PercpuArray) if !delete => {
                 Array::new(memory).read_batch(cursor, &mut room)?
             }
@@ -283,6 +288,49 @@ impl Map {
             count: room.count,
             next,
         })
+    }
+
+    /// Reads some buckets of a hash, as [`Map::read_batch`] reads all. The end of the range counts
+    /// as the end of the map. Keys that do not belong to their bucket, because memory was
+    /// overwritten, are left out.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Map::read_batch`].
+    pub fn read_buckets(
+        &self,
+        buckets: Range<u32>,
+        keys: &mut [u8],
+        values: &mut [u8],
+        caller: &Caller,
+    ) -> Result<Batch, Errno> {
+        let memory = &self.memory;
+        if !memory.kind().is_some_and(Kind::is_hash) {
+            return Err(Errno::ENOTSUPP);
+        }
+        let key_size = memory.spec.key_size as usize;
+        let mut room = Room::new(keys, values, key_size, self.value_len());
+        let next = BucketReader::new(memory, false, caller)
+            .strict()
+            .read(buckets, &mut room)?;
+        Ok(Batch {
+            count: room.count,
+            next,
+        })
+    }
+
+    /// Returns the number of the bucket that a key belongs to in a hash. It is the same in all
+    /// hashes with equal specs.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a key of another size, `ENOTSUPP` for a map that is no hash.
+    pub fn bucket_of(&self, key: &[u8]) -> Result<u32, Errno> {
+        self.check_key(key)?;
+        if !self.memory.kind().is_some_and(Kind::is_hash) {
+            return Err(Errno::ENOTSUPP);
+        }
+        Ok(HashTable::new(&self.memory).bucket_of(key))
     }
 
     fn check_key(&self, key: &[u8]) -> Result<(), Errno> {

@@ -5,6 +5,7 @@ pub mod children;
 pub mod kernel;
 pub mod pair;
 pub mod processes;
+pub mod rings;
 pub mod step;
 pub mod stepper;
 pub mod subjects;
@@ -147,6 +148,42 @@ pub fn map(file: &impl AsRawFd, offset: i64, len: usize, protection: i32) -> *mu
         std::io::Error::last_os_error()
     );
     at.cast()
+}
+
+/// Guard bytes around a mapping.
+const GUARD: usize = 16 << 20;
+
+/// Maps a file with guards around it: an access beside it is a fault.
+pub fn map_apart(memory: &Memory, len: usize) -> *mut u8 {
+    // SAFETY: a new mapping, of which the middle is replaced by the file's.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let around = libc::mmap(
+            std::ptr::null_mut(),
+            len + 2 * GUARD,
+            libc::PROT_NONE,
+            flags,
+            -1,
+            0,
+        );
+        assert_ne!(around, libc::MAP_FAILED);
+        let at = libc::mmap(
+            around.byte_add(GUARD),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED,
+            memory.file.as_raw_fd(),
+            0,
+        );
+        assert_ne!(at, libc::MAP_FAILED);
+        at.cast()
+    }
+}
+
+/// Unmaps what [`map_apart`] has mapped, which is not used any more.
+pub fn unmap_apart(at: *mut u8, len: usize) {
+    // SAFETY: the caller is done with the mapping.
+    unsafe { libc::munmap(at.byte_sub(GUARD).cast(), len + 2 * GUARD) };
 }
 
 /// One of our maps, with its memory.
