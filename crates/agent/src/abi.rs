@@ -371,6 +371,9 @@ pub struct Session {
     /// Targets that `beeline detach` takes the session out of: their owner tags, until the runtime
     /// has read them. 0: free.
     pub dismissed: [AtomicU32; DISMISSALS],
+    /// 1 once a thread has found no slot free for some time: the runtime takes back those that
+    /// nobody alive holds.
+    pub blocked: AtomicU32,
 }
 
 /// The most processes that a session can be taken out of between two looks of the runtime.

@@ -472,10 +472,20 @@ fn lease_any(target: &Target, cpu: u32) -> Option<(&Lease, u32)> {
             // wait for itself, or for other threads with handlers that wait for this one.
             _ if is_nested => return None,
             _ if round < SPINS + SHORT_YIELDS => sys::yield_cpu(),
+            _ if round == SPINS + SHORT_YIELDS => tell_blocked(target),
             _ => sys::pause(),
         }
     }
     None
+}
+
+/// Has the runtime take back slots that nobody alive holds. Any process of the domain can have
+/// written any owner.
+fn tell_blocked(target: &Target) {
+    let session = target.session();
+    session.blocked.store(1, Relaxed);
+    session.asked.fetch_add(1, Release);
+    sys::wake(&session.asked);
 }
 
 /// True if the thread that leased the slot `cpu` also holds another one.

@@ -23,6 +23,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use beeline_runtime::{Isolation, Rules};
 use beeline_verifier::program::Policy;
 use clap::{Parser, Subcommand};
 
@@ -49,6 +50,10 @@ enum Command {
         /// the processes that they run in (bpf_probe_write_user)
         #[arg(long = "unsafe")]
         destructive: bool,
+        /// Let processes of different users share the memory of maps. Each can then read and forge
+        /// what the others' programs collect; but maps that cannot be kept apart work for all
+        #[arg(long)]
+        share_memory: bool,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -115,6 +120,7 @@ fn main() -> ExitCode {
             all,
             pid,
             destructive,
+            share_memory,
             engines,
             memory,
             place,
@@ -122,11 +128,17 @@ fn main() -> ExitCode {
         } => match &place.guest {
             Some(address) => run_guest::run(&tool, address, &place),
             None => {
-                let policy = match destructive {
-                    true => Policy::AllowDestructive,
-                    false => Policy::ObserveOnly,
+                let rules = Rules {
+                    policy: match destructive {
+                        true => Policy::AllowDestructive,
+                        false => Policy::ObserveOnly,
+                    },
+                    isolation: match share_memory {
+                        true => Isolation::None,
+                        false => Isolation::ByUser,
+                    },
                 };
-                run::run(tool, all, pid, policy, &engines, &memory)
+                run::run(tool, all, pid, rules, &engines, &memory)
             }
         },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),

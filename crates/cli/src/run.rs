@@ -7,9 +7,8 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use beeline_runtime::{Runtime, Scope};
+use beeline_runtime::{Rules, Runtime, Scope};
 use beeline_supervisor::{Options, Tool};
-use beeline_verifier::program::Policy;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::{engines, fallback, memory, say};
@@ -27,7 +26,7 @@ pub fn run(
     tool: Vec<OsString>,
     all: bool,
     pids: Vec<i32>,
-    policy: Policy,
+    rules: Rules,
     engines: &engines::Options,
     memory: &memory::Options,
 ) -> anyhow::Result<ExitCode> {
@@ -43,7 +42,7 @@ pub fn run(
     let engines = engines.engines()?;
     hand_signals_on();
     let ignored_here = outlive_file_limit();
-    let runtime = Runtime::new(tool.clone(), scope, policy, engines, Arc::new(say))?;
+    let runtime = Runtime::new(tool.clone(), scope, rules, engines, Arc::new(say))?;
     memory.apply(&runtime);
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),

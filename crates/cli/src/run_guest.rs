@@ -24,10 +24,11 @@ use crate::say;
 
 /// Options of `beeline run` that have no effect in a guest, and are refused. Nor has `--engine`, but
 /// clap takes BEELINE_ENGINE for that option.
-const LOCAL: [&str; 6] = [
+const LOCAL: [&str; 7] = [
     "all",
     "pid",
     "destructive",
+    "share_memory",
     "aot",
     "verbose",
     "memory_limit",

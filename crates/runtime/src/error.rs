@@ -88,6 +88,16 @@ pub enum Error {
         /// KiB.
         least: u64,
     },
+    /// A process cannot be given a map that processes of another security domain have.
+    #[error(
+        "map {map} is in use by other users' processes, and cannot be kept apart: {why} (`beeline run --share-memory` lets all targets share memory)"
+    )]
+    Apart {
+        /// The map's name.
+        map: String,
+        /// The reason.
+        why: String,
+    },
     /// A system call of Beeline's own failed.
     #[error("{what}: {}", with_remedy(source))]
     Os {
@@ -161,7 +171,9 @@ impl Error {
             Self::Fault(_) => Errno(libc::EFAULT),
             Self::Engine(_) | Self::Unverified | Self::NoCode => Errno(libc::ENOTSUP),
             Self::AddressSpace { .. } => Errno::ENOMEM,
-            Self::Target { .. } | Self::Changed { .. } | Self::Runner => Errno(libc::EBUSY),
+            Self::Target { .. } | Self::Apart { .. } | Self::Changed { .. } | Self::Runner => {
+                Errno(libc::EBUSY)
+            }
         }
     }
 }

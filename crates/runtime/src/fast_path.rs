@@ -13,6 +13,7 @@ mod prefetch;
 
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 pub use beeline_agent::fast_path::WINDOW;
@@ -36,7 +37,7 @@ pub use prefetch::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Prefetch, STEPS}
 #[derive(Debug)]
 pub struct FastPaths {
     /// Holds a [`Directory`].
-    directory: Memory,
+    directory: Arc<Memory>,
     hooks: Hooks,
 }
 
@@ -51,7 +52,7 @@ impl FastPaths {
         let directory = Memory::new(&name, size_of::<Directory>())?;
         directory.seal_for_others()?;
         Ok(Self {
-            directory,
+            directory: Arc::new(directory),
             hooks: Hooks::default(),
         })
     }
@@ -69,29 +70,29 @@ impl FastPaths {
                     | MapKind::PercpuArray
             )
         );
-        let Some(entry) = self.entry(map.id.0).filter(|_| is_plain) else {
+        let entry = self.entry(map.id.0);
+        let Some(listed) = entry.address().filter(|_| is_plain) else {
             return;
         };
-        // SAFETY: the entry is in this value's memory, and no tool reads its handle while its state
-        // is 0.
+        // SAFETY: the entry is in the directory's memory, and no tool reads its handle while its
+        // state is 0.
         unsafe {
-            (&raw const (*entry).map).cast_mut().write(map.at(0));
-            (*entry).state.store(SERVED, Release);
+            (&raw const (*listed).map).cast_mut().write(map.at(0));
+            (*listed).state.store(SERVED, Release);
         }
+        map.set_entry(entry);
     }
 
     /// Notes that the tool may not change the map any more.
     pub fn freeze(&self, map: u32) {
-        if let Some(entry) = self.listed(map) {
-            entry.state.fetch_or(FROZEN, Release);
+        if let Some(listed) = self.entry(map).listed() {
+            listed.state.fetch_or(FROZEN, Release);
         }
     }
 
     /// Notes that the map is gone.
     pub fn unlist(&self, map: u32) {
-        if let Some(entry) = self.listed(map) {
-            entry.state.store(0, Release);
-        }
+        self.entry(map).clear();
     }
 
     /// Gives a process of the tool its fast path at the `syscall` instruction before `ip`, if
@@ -134,16 +135,42 @@ impl FastPaths {
         opened.map(drop)
     }
 
-    fn listed(&self, map: u32) -> Option<&Listed> {
-        // SAFETY: the entry is in this value's memory, which has a directory's size. Except for the
-        // facts of an entry that is not in use, everything in it is atomic.
-        self.entry(map).map(|entry| unsafe { &*entry })
+    fn entry(&self, map: u32) -> Entry {
+        Entry {
+            directory: self.directory.clone(),
+            map,
+        }
+    }
+}
+
+/// A map's place in the directory.
+#[derive(Debug)]
+pub struct Entry {
+    directory: Arc<Memory>,
+    map: u32,
+}
+
+impl Entry {
+    /// Leaves the map to the supervisor from now on. Operations that a process of the tool has
+    /// begun still end.
+    pub fn clear(&self) {
+        if let Some(listed) = self.listed() {
+            listed.state.store(0, Release);
+        }
     }
 
-    fn entry(&self, map: u32) -> Option<*const Listed> {
+    fn listed(&self) -> Option<&Listed> {
+        // SAFETY: the entry is in the directory's memory, which lives as long as this value, and
+        // has a directory's size. Except for the facts of an entry that is not in use, everything
+        // in it is atomic.
+        self.address().map(|entry| unsafe { &*entry })
+    }
+
+    fn address(&self) -> Option<*const Listed> {
         let first = self.directory.base().cast::<Listed>();
+        let index = self.map as usize;
         // SAFETY: the index was checked, so the result is an entry's place in the directory.
-        ((map as usize) < LISTED).then(|| unsafe { first.add(map as usize) }.cast_const())
+        (index < LISTED).then(|| unsafe { first.add(index) }.cast_const())
     }
 }
 
@@ -154,4 +181,44 @@ pub fn name_descriptor(file: &OwnedFd, map: &MapObject) {
     let position = MAP_POSITION | u64::from(map.id.0) << 8 | bits;
     // Without it there is no fast path for this descriptor.
     let _ = rustix::fs::seek(file, rustix::fs::SeekFrom::Start(position));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use beeline_uapi::MapType;
+
+    use super::*;
+    use crate::backend::{Id, MapSpec, SpecialFields};
+    use crate::budget::Budget;
+    use crate::domain::DomainId;
+    use crate::map::shards::View;
+
+    #[test]
+    fn maps_with_further_shards_are_left_to_the_supervisor() {
+        let spec = MapSpec {
+            map_type: MapType::HASH,
+            key_size: 4,
+            value_size: 8,
+            max_entries: 4,
+            flags: 0,
+            map_extra: 0,
+            name: String::new(),
+            inner: None,
+            fields: SpecialFields::default(),
+            value_type: None,
+        };
+        let map = MapObject::new(Id(3), &spec, None, 1, &Budget::default()).unwrap();
+        let fast_paths = FastPaths::new().unwrap();
+        let entry = fast_paths.entry(3);
+        let state = || entry.listed().unwrap().state.load(Relaxed);
+        map.see_as(&View::Union).unwrap();
+        fast_paths.list(&map);
+        assert_eq!(state(), SERVED);
+        map.shard_of(DomainId(1)).unwrap();
+        assert_eq!(state(), 0);
+        fast_paths.freeze(3);
+        assert_eq!(state() & SERVED, 0);
+    }
 }

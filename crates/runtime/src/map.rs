@@ -1,12 +1,16 @@
 //! A map as the runtime keeps it: its memory file, mapped here, and what only the tool's side
-//! needs.
+//! needs. Processes that may not share that file have a shard of their own (`shards`), and the
+//! tool's operations are on all of them (`tool`).
+
+pub mod shards;
+mod tool;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use beeline_codegen::MapShape;
@@ -14,16 +18,19 @@ use beeline_maps::user_ringbuf::UserRing;
 use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, ringbuf};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::program;
+use beeline_verifier::sharding::Use;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use parking_lot::Mutex;
 
 use crate::backend::{Id, MapSpec, ValueType};
 use crate::budget::{Budget, Charge};
-use crate::liveness::SessionId;
+use crate::domain::DomainId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};
 use crate::perf_ring::Ring;
+use crate::relay::Relay;
+use shards::{Shard, Shards};
 
 /// The owner's tag of Beeline itself in a map's locks; targets' tags begin above it.
 pub const RUNTIME_OWNER: u32 = 1;
@@ -35,10 +42,17 @@ pub struct MapObject {
     pub id: Id,
     /// The tool's request for it.
     pub spec: MapSpec,
-    /// Its file.
+    /// Its file: the first shard.
     pub memory: Memory,
     /// Mapped at `memory`.
     map: Map,
+    shards: Shards,
+    /// For a ring buffer: where processes write that must not write into `memory`.
+    relay: Relay<Map>,
+    /// The use that programs make of it; `None` before the first.
+    usage: Mutex<Option<Use>>,
+    /// The one domain that has it, if it cannot be split.
+    owner: OnceLock<DomainId>,
     frozen: AtomicBool,
     /// A perf event array's elements.
     rings: Mutex<Vec<Option<Arc<Ring>>>>,
@@ -52,7 +66,30 @@ pub struct MapObject {
     /// last woken. For a user ring buffer: the position itself.
     wakeup: OwnedFd,
     seen: AtomicU64,
+    budget: Budget,
     _charge: Charge,
+}
+
+/// A map's memory for one domain.
+#[derive(Debug)]
+pub enum MapPart {
+    /// The tool's own.
+    First(Arc<MapObject>),
+    /// Another domain's shard.
+    Further(Arc<Shard>),
+    /// What another domain writes into in place of a ring buffer.
+    Source(Arc<Memory>),
+}
+
+impl MapPart {
+    /// Returns the file.
+    pub fn memory(&self) -> &Memory {
+        match self {
+            Self::First(map) => &map.memory,
+            Self::Further(shard) => &shard.memory,
+            Self::Source(memory) => memory,
+        }
+    }
 }
 
 /// The tool's rights to a map's elements.
@@ -87,7 +124,7 @@ impl MapObject {
             flags: spec.flags,
             map_extra: spec.map_extra,
         };
-        let layout = Layout::new(&plain, cpus)?;
+        Layout::new(&plain, cpus)?;
         let inner = match (plain.kind(), inner) {
             (Some(Kind::ArrayOfMaps | Kind::HashOfMaps), Some(inner)) => {
                 objects::check_inner(inner)?;
@@ -97,12 +134,11 @@ impl MapObject {
             _ => None,
         };
         let fields = Fields::new(&plain, spec.fields.spin_lock, spec.fields.timer)?;
-        let charge = budget.charge(bytes_of(&layout, plain.kind()))?;
-        let name = SessionId::own().name(&format!("map-{}", spec.name));
-        let memory = Memory::new(&name, layout.len as usize).map_err(out_of_memory)?;
-        memory.seal_size().map_err(out_of_memory)?;
-        // SAFETY: the file was made for this layout, and its mapping lives as long as this object.
-        let map = unsafe { Map::attach(&plain, cpus, memory.base()) }?.with_fields(fields);
+        let Shard {
+            memory,
+            map,
+            charge,
+        } = Shard::new(&spec.name, &plain, fields, cpus, budget)?;
         let elements = if plain.kind() == Some(Kind::PerfEventArray) {
             spec.max_entries as usize
         } else {
@@ -113,6 +149,10 @@ impl MapObject {
             spec: spec.clone(),
             memory,
             map,
+            shards: Shards::default(),
+            relay: Relay::default(),
+            usage: Mutex::default(),
+            owner: OnceLock::new(),
             frozen: AtomicBool::new(false),
             rings: Mutex::new(vec![None; elements]),
             elements: Elements::default(),
@@ -120,16 +160,17 @@ impl MapObject {
             inner,
             wakeup: wakeup_fd().map_err(out_of_memory)?,
             seen: AtomicU64::new(0),
+            budget: budget.clone(),
             _charge: charge,
         })
     }
 
-    /// Returns the handle for use here.
+    /// Returns the handle on the first shard for use here.
     pub fn here(&self) -> &Map {
         &self.map
     }
 
-    /// Returns the handle for a process that has the file mapped at `base`.
+    /// Returns the handle on the first shard for a process that has its file mapped at `base`.
     pub fn at(&self, base: u64) -> Map {
         // SAFETY: the handle is only used in the process that has the file mapped at `base`; the
         // caller hands it to that process.
@@ -239,7 +280,8 @@ impl MapObject {
 
     /// True if it is a ring buffer that has something to read.
     pub fn is_readable(&self) -> bool {
-        ringbuf::Ring::of(&self.map).is_some_and(|ring| ring.readable().is_some())
+        let ring = ringbuf::Ring::of(&self.map);
+        ring.is_some_and(|ring| ring.readable().is_some()) || self.relay.is_readable()
     }
 
     /// True if its elements are objects.
@@ -289,12 +331,13 @@ impl Source for MapObject {
         let Some(ring) = ringbuf::Ring::of(&self.map) else {
             return false;
         };
+        let has_more = self.relay.run(&self.map).more;
         // Once for each position that the tool has got to: whatever is finished behind it is read
         // with it.
         let Some(position) = ring.readable() else {
-            return false;
+            return has_more;
         };
-        self.seen.swap(position + 1, Relaxed) != position + 1
+        self.seen.swap(position + 1, Relaxed) != position + 1 || has_more
     }
 
     fn wakeup(&self) -> &OwnedFd {

@@ -92,6 +92,19 @@ impl Memory {
         )?)
     }
 
+    /// Forbids any change of size, unless that has been done.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)` with `F_GET_SEALS`, and those of [`Self::seal_size`].
+    pub fn keep_size(&self) -> io::Result<()> {
+        let seals = rustix::fs::fcntl_get_seals(&self.file)?;
+        if seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Ok(());
+        }
+        self.seal_size()
+    }
+
     /// Forbids any change of size, and any new writable mapping: from now on only this value
     /// writes.
     ///

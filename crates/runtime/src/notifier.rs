@@ -1,5 +1,5 @@
-//! Waking the tool. One thread sleeps on the session's doorbell, which targets ring without holding
-//! a descriptor, and writes the eventfd of each ring that has something new.
+//! Waking the tool. One thread sleeps on the session's doorbells, one a domain, which targets ring
+//! without holding a descriptor. It writes the eventfd of each ring that has something new.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,11 +8,10 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use beeline_agent::abi::Session;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::futex;
-use rustix::time::Timespec;
+
+use crate::domain::{self, Domains};
 
 /// Something that a tool can wait for.
 pub trait Source: Send + Sync {
@@ -38,10 +37,7 @@ pub fn wakeup_fd() -> io::Result<OwnedFd> {
 
 /// The interval of looks without the bell: a target can be killed after it has taken the bell and
 /// before it has rung it.
-const LOOK_AGAIN: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The interval of looks while there are records. Where one was published others mostly follow, and
 /// meanwhile publishers need not ring, which would cost a system call for each record and a wake-up
@@ -58,18 +54,10 @@ pub struct Notifier {
 }
 
 struct Shared {
-    session: SessionPage,
+    domains: Arc<Domains>,
     sources: Mutex<Vec<Weak<dyn Source>>>,
     stop: AtomicBool,
 }
-
-/// The session's page, which lives as long as the notifier: its owner drops the notifier first.
-struct SessionPage(*const Session);
-
-// SAFETY: the page is shared memory of atomics.
-unsafe impl Send for SessionPage {}
-// SAFETY: the page is shared memory of atomics.
-unsafe impl Sync for SessionPage {}
 
 impl Notifier {
     /// Starts the thread.
@@ -77,13 +65,9 @@ impl Notifier {
     /// # Errors
     ///
     /// Those of `pthread_create(3)`.
-    ///
-    /// # Safety
-    ///
-    /// The session's page must outlive the notifier.
-    pub unsafe fn start(session: *const Session) -> io::Result<Self> {
+    pub fn start(domains: Arc<Domains>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            session: SessionPage(session),
+            domains,
             sources: Mutex::default(),
             stop: AtomicBool::new(false),
         });
@@ -107,35 +91,33 @@ impl Notifier {
 }
 
 impl Shared {
-    fn session(&self) -> &Session {
-        // SAFETY: the caller of `Notifier::start` promised that the page outlives the notifier.
-        unsafe { &*self.session.0 }
-    }
-
     fn run(&self) {
-        let session = self.session();
         while !self.stop.load(SeqCst) {
             while self.notify() != 0 && !self.stop.load(SeqCst) {
                 std::thread::sleep(LINGER);
             }
-            let seen = session.doorbell.load(SeqCst);
+            let domains = self.domains.all();
+            let seen: Vec<_> = domains
+                .iter()
+                .map(|domain| (&domain.page().doorbell, domain.page().doorbell.load(SeqCst)))
+                .collect();
             // From here on every publisher also rings; what was published before is found by one of
             // these looks.
-            session.waiting.store(1, SeqCst);
+            let say = |waiting| {
+                let mut pages = domains.iter().map(|domain| domain.page());
+                pages
+                    .by_ref()
+                    .for_each(|page| page.waiting.store(waiting, SeqCst));
+            };
+            say(1);
             let has_news = self.notify() != 0 || {
                 (0..SETTLING).for_each(|_| std::hint::spin_loop());
                 self.notify() != 0
             };
             if !has_news && !self.stop.load(SeqCst) {
-                // An error is a changed word or a signal: look again either way.
-                let _ = futex::wait(
-                    &session.doorbell,
-                    futex::Flags::empty(),
-                    seen,
-                    Some(&LOOK_AGAIN),
-                );
+                domain::wait_for_any(&seen, LOOK_AGAIN);
             }
-            session.waiting.store(0, SeqCst);
+            say(0);
         }
     }
 
@@ -151,8 +133,7 @@ impl Shared {
     }
 
     fn ring(&self) {
-        self.session().doorbell.fetch_add(1, SeqCst);
-        let _ = futex::wake(&self.session().doorbell, futex::Flags::empty(), 1);
+        domain::wake(&self.domains.home().page().doorbell);
     }
 }
 

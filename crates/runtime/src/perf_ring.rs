@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
@@ -12,9 +13,11 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::Id;
 use crate::budget::{Budget, Charge};
+use crate::domain::{Domain, DomainId};
 use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
+use crate::relay::Relay;
 
 /// The tool is woken for every record, as the tools ask for.
 const WAKEUP_EVENTS: u32 = 1;
@@ -28,11 +31,15 @@ pub struct Ring {
     pub cpu: u32,
     memory: Mutex<Memory>,
     charge: Mutex<Charge>,
+    budget: Budget,
     pages: AtomicU32,
     sized: AtomicBool,
     enabled: AtomicBool,
     wakeup: OwnedFd,
     seen: AtomicU64,
+    /// Where processes write that must not write into `memory`. Used under its lock: the ring that
+    /// they are relayed to may move until its size is fixed.
+    relay: Relay<perf::Ring>,
 }
 
 impl Ring {
@@ -43,18 +50,19 @@ impl Ring {
     /// `ENOMEM` if the budget has no room for it, and those of [`Memory::new`] and of `eventfd(2)`.
     pub fn new(id: Id, cpu: u32, budget: &Budget) -> Result<Self, Errno> {
         let charge = budget.charge(bytes_of(file_len(1)?))?;
-        let name = SessionId::own().name(&format!("ring-{cpu}"));
-        let memory = Memory::new(&name, file_len(1)?).map_err(failed)?;
+        let memory = Memory::new(&file_name(cpu), file_len(1)?).map_err(failed)?;
         let ring = Self {
             id,
             cpu,
             memory: Mutex::new(memory),
             charge: Mutex::new(charge),
+            budget: budget.clone(),
             pages: AtomicU32::new(1),
             sized: AtomicBool::new(false),
             enabled: AtomicBool::new(false),
             wakeup: wakeup_fd().map_err(failed)?,
             seen: AtomicU64::new(0),
+            relay: Relay::default(),
         };
         ring.set_up(&ring.memory(), 1);
         Ok(ring)
@@ -96,10 +104,46 @@ impl Ring {
 
     /// `PERF_EVENT_IOC_ENABLE` and `DISABLE`.
     pub fn enable(&self, on: bool) {
+        let memory = self.memory();
         self.enabled.store(on, Relaxed);
-        if let Some(ring) = self.handle(&self.memory()) {
+        if let Some(ring) = self.handle(&memory) {
             ring.enable(on);
         }
+        self.relay.each(|source| source.enable(on));
+    }
+
+    /// Returns a descriptor of the memory that a domain's processes write into, which has
+    /// [`Self::len`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::share`] and [`Self::source_of`].
+    pub fn share_with(&self, domain: &Domain) -> io::Result<OwnedFd> {
+        if domain.id.of_page() == DomainId::HOME {
+            return self.share();
+        }
+        let source = self.source_of(domain);
+        let source = source.map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        source.share()
+    }
+
+    /// Returns what another domain than the tool's own writes into, which comes out of this ring.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the tool has not chosen the ring's size, `ENOMEM` if the budget has no room; those
+    /// of [`Memory::new`] and [`Relay::source_of`].
+    pub fn source_of(&self, domain: &Domain) -> Result<Arc<Memory>, Errno> {
+        let memory = self.memory();
+        let ring = self.handle(&memory).filter(|_| self.is_sized());
+        let ring = ring.ok_or(Errno::EINVAL)?;
+        let make = || {
+            let charge = self.budget.charge(bytes_of(memory.len()))?;
+            let source = Memory::new(&file_name(self.cpu), memory.len()).map_err(failed)?;
+            self.set_up(&source, self.pages());
+            Ok((source, charge))
+        };
+        self.relay.source_of(domain, &ring, make)
     }
 
     /// Returns the number of data pages.
@@ -130,7 +174,7 @@ impl Ring {
     /// True if it has something to read.
     pub fn is_readable(&self) -> bool {
         let memory = self.memory();
-        position(&memory, DATA_HEAD) != position(&memory, DATA_TAIL)
+        position(&memory, DATA_HEAD) != position(&memory, DATA_TAIL) || self.relay.is_readable()
     }
 
     /// Frees what dead processes held.
@@ -138,6 +182,7 @@ impl Ring {
         if let Some(ring) = self.handle(&self.memory()) {
             ring.release(dead);
         }
+        self.relay.each(|source| source.release(dead));
     }
 
     fn set_up(&self, memory: &Memory, pages: u32) {
@@ -161,13 +206,20 @@ impl Ring {
 
 impl Source for Ring {
     fn news(&self) -> bool {
-        let head = position(&self.memory(), DATA_HEAD);
-        self.seen.swap(head, Relaxed) != head
+        let memory = self.memory();
+        let relayed = self.handle(&memory).map(|ring| self.relay.run(&ring));
+        let head = position(&memory, DATA_HEAD);
+        // With more to relay the notifier must not sleep.
+        self.seen.swap(head, Relaxed) != head || relayed.is_some_and(|done| done.more)
     }
 
     fn wakeup(&self) -> &OwnedFd {
         &self.wakeup
     }
+}
+
+fn file_name(cpu: u32) -> String {
+    SessionId::own().name(&format!("ring-{cpu}"))
 }
 
 /// Returns one of the two positions in the control page.

@@ -217,6 +217,7 @@ impl Program {
         let Accepted {
             insns,
             facts,
+            uses,
             log,
             runs,
         } = if engines.are_verified() {
@@ -260,6 +261,15 @@ impl Program {
         for array in arrays {
             let admitted = array.programs.admit(&program);
             admitted.map_err(|errno| LoadError::new(errno.0, ""))?;
+        }
+        for (fd, usage) in &uses {
+            if let Some(map) = maps.get(fd) {
+                map.add_use(usage);
+                map.check_sharing().map_err(|why| {
+                    let name = &map.spec.name;
+                    LoadError::new(libc::EBUSY, format!("map {name} is in use by processes of several users, and cannot be kept apart any more: {why}"))
+                })?;
+            }
         }
         Ok((program, log))
     }

@@ -334,7 +334,12 @@ impl State {
             if let Some(here) = &self.here
                 && here.call(timer.link, (&raw const argument).cast()).is_err()
             {
-                self.shared.page().missed.fetch_add(1, Relaxed);
+                self.shared
+                    .domains
+                    .home()
+                    .page()
+                    .missed
+                    .fetch_add(1, Relaxed);
             }
         }
     }
@@ -363,7 +368,7 @@ impl Here {
         let private = PrivateMemory::new(shared.cpus)?;
         let bases = Bases {
             agent: shared.agent.here(),
-            session: shared.session.base() as u64,
+            session: shared.domains.home().memory().base() as u64,
             private: private.0,
             clock_gettime: 0,
             tid_offset: tid_offset(),

@@ -20,6 +20,7 @@ use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
 };
 use crate::budget::{self, Budget, Charge};
+use crate::domain::Isolation;
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::fast_path::{self, FastPaths};
@@ -41,6 +42,15 @@ use objects::Objects;
 /// otherwise produce messages without end.
 const MOST_TOLD: usize = 1000;
 
+/// What programs may do, and to whom.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rules {
+    /// Whether they may change the processes that they run in.
+    pub policy: Policy,
+    /// Whether processes that must not trust each other share memory.
+    pub isolation: Isolation,
+}
+
 /// Tells the user something. The argument is one line without a line ending.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -61,14 +71,13 @@ pub struct Runtime {
     tier_up: TierUp,
     /// Created when a program first prints or a tool first reads.
     trace: Mutex<Option<Arc<Trace>>>,
-    // Dropped before the session page that it sleeps on.
     notifier: Notifier,
     fast_paths: FastPaths,
     shared: Arc<Shared>,
 }
 
 impl Runtime {
-    /// Begins a session for a tool's command line. The policy is for all programs that it loads.
+    /// Begins a session for a tool's command line. The rules are for all programs that it loads.
     ///
     /// # Errors
     ///
@@ -78,18 +87,17 @@ impl Runtime {
     pub fn new(
         command: Vec<OsString>,
         scope: Scope,
-        policy: Policy,
+        Rules { policy, isolation }: Rules,
         engines: Engines,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
         let budget = Budget::new(budget::available()?);
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
         arch::check()?;
-        let shared =
-            Arc::new(Shared::new(command, cpus).map_err(os("creating the session's memory"))?);
-        // SAFETY: this runtime keeps `shared` alive and drops the notifier first.
-        let notifier =
-            unsafe { Notifier::start(shared.page()) }.map_err(os("starting a thread"))?;
+        let shared = Arc::new(
+            Shared::new(command, cpus, isolation).map_err(os("creating the session's memory"))?,
+        );
+        let notifier = Notifier::start(shared.domains.clone()).map_err(os("starting a thread"))?;
         let tool = Arc::new(AtomicI32::new(0));
         let runner = Runner::start(shared.clone(), {
             let tool = tool.clone();
@@ -247,16 +255,13 @@ impl Backend for Runtime {
     }
 
     fn map_lookup(&self, map: Id, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        self.map(map)?
-            .here()
-            .lookup_copy(key, value, flags, &MapObject::caller())
+        self.map(map)?.lookup(key, value, flags)
     }
 
     fn map_update(&self, map: Id, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         let map = self.map(map)?;
         map.check_thawed()?;
-        map.here()
-            .update_copy(key, value, flags, &MapObject::caller())
+        map.update(key, value, flags)
     }
 
     fn map_set_object(
@@ -274,10 +279,7 @@ impl Backend for Runtime {
             self.tracees.object_added(map.id, &object);
             self.runner.object_added(map.id, object.clone());
         };
-        let store = || {
-            map.here()
-                .update_copy(key, &id, flags, &MapObject::caller())
-        };
+        let store = || map.update(key, &id, flags);
         map.elements.set(key, object.clone(), announce, store)?;
         self.shared.removals.fetch_add(1, SeqCst);
         Ok(())
@@ -296,7 +298,7 @@ impl Backend for Runtime {
             self.runner.rings_changed(map.id);
             return Ok(());
         }
-        let delete = || map.here().delete_key(key, &MapObject::caller());
+        let delete = || map.delete(key);
         if !map.holds_objects() {
             return delete();
         }
@@ -314,26 +316,21 @@ impl Backend for Runtime {
     ) -> Result<(), Errno> {
         let map = self.map(map)?;
         map.check_thawed()?;
-        map.here()
-            .lookup_and_delete(key, value, flags, &MapObject::caller())
+        map.lookup_and_delete(key, value, flags)
     }
 
     fn map_next_key(&self, map: Id, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
-        self.map(map)?
-            .here()
-            .next_key(key, next, &MapObject::caller())
+        self.map(map)?.next_key(key, next)
     }
 
     fn map_read_batch(
         &self,
         map: Id,
         cursor: u32,
-        (keys, values): (&mut [u8], &mut [u8]),
+        room: (&mut [u8], &mut [u8]),
         delete: bool,
     ) -> Result<Batch, Errno> {
-        self.map(map)?
-            .here()
-            .read_batch(cursor, keys, values, delete, &MapObject::caller())
+        self.map(map)?.read_batch(cursor, room, delete)
     }
 
     fn map_freeze(&self, map: Id) -> Result<(), Errno> {

@@ -3,20 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
-use beeline_agent::abi::Session;
 use beeline_inject::Unblocked;
 use beeline_verifier::types::KernelTypes;
 use parking_lot::Mutex;
 
 use crate::agent::Agent;
 use crate::cgroup::Cgroups;
+use crate::domain::{Domains, Isolation};
 use crate::file_syscalls::CallFiles;
 use crate::link::Files;
-use crate::liveness::{Liveness, SessionId};
-use crate::memory::Memory;
 use crate::tasks::TaskLayout;
 
 /// See the module documentation.
@@ -24,9 +22,10 @@ use crate::tasks::TaskLayout;
 pub struct Shared {
     /// The agent.
     pub agent: Agent,
-    /// Holds a [`Session`].
-    pub session: Memory,
-    _liveness: Liveness,
+    /// The groups of processes that may share memory.
+    pub domains: Arc<Domains>,
+    /// Whether they do.
+    pub isolation: Isolation,
     /// The number of CPUs that per-CPU values are kept for.
     pub cpus: u32,
     /// The tool's command line.
@@ -53,15 +52,12 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// Those of [`Memory::new`], [`Memory::seal_size`], [`Agent::new`] and [`Liveness::begin`].
-    pub fn new(tool: Vec<OsString>, cpus: u32) -> io::Result<Self> {
-        let name = SessionId::own().name("session");
-        let session = Memory::new(&name, size_of::<Session>())?;
-        session.seal_size()?;
+    /// Those of [`Agent::new`] and [`Domains::new`].
+    pub fn new(tool: Vec<OsString>, cpus: u32, isolation: Isolation) -> io::Result<Self> {
         Ok(Self {
             agent: Agent::new()?,
-            _liveness: Liveness::begin(&session)?,
-            session,
+            domains: Arc::new(Domains::new()?),
+            isolation,
             cpus,
             tool,
             files: Files::default(),
@@ -112,11 +108,5 @@ impl Shared {
     pub fn kernel_types(&self) -> Option<&KernelTypes> {
         let read = || KernelTypes::new(std::fs::read("/sys/kernel/btf/vmlinux").ok()?);
         self.kernel_types.get_or_init(read).as_ref()
-    }
-
-    /// Returns the session page, mapped here.
-    pub fn page(&self) -> &Session {
-        // SAFETY: the file has the size of a `Session`, was zeroed, and holds only atomics.
-        unsafe { &*self.session.base().cast::<Session>() }
     }
 }

@@ -29,6 +29,7 @@ use std::time::Duration;
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::backend::Id;
+use crate::domain::{Domain, DomainId};
 use crate::error::Error;
 use crate::link::FilePlace;
 use crate::map::MapObject;
@@ -158,10 +159,10 @@ pub struct Target {
 impl Target {
     /// Creates a target for a process that may be traced. The process is not touched yet.
     ///
-    /// `owner` marks what the process holds in shared memory.
-    pub fn new(process: Process, owner: u32, shared: Arc<Shared>) -> Self {
+    /// `owner` marks what the process holds in the memory that it shares with its domain.
+    pub fn new(process: Process, owner: u32, shared: Arc<Shared>, domain: Arc<Domain>) -> Self {
         Self {
-            sites: Sites::new(TargetMemory::new(process, owner, shared)),
+            sites: Sites::new(TargetMemory::new(process, owner, shared, domain)),
             syscalls: Syscalls::default(),
         }
     }
@@ -211,6 +212,11 @@ impl Target {
     /// Returns the tag that marks its locks and slots in shared memory.
     pub fn owner(&self) -> u32 {
         self.memory().owner
+    }
+
+    /// Returns the domain that has its session page.
+    pub fn domain(&self) -> DomainId {
+        self.memory().domain.id.of_page()
     }
 
     /// Returns the pool by which it is recognized in memory, once it has one. It can be read while

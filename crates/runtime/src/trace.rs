@@ -16,6 +16,7 @@ use beeline_agent::abi::TraceLine;
 use beeline_maps::ringbuf::{self, Record};
 use beeline_uapi::limits::MAX_BPRINTF_BUF;
 use beeline_uapi::{Errno, MapType};
+use beeline_verifier::sharding::Use;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
@@ -67,8 +68,10 @@ impl Trace {
             fields: SpecialFields::default(),
             value_type: None,
         };
+        let map = MapObject::new(id, &spec, None, cpus, budget)?;
+        map.add_use(&Use::events());
         let shared = Shared {
-            map: Arc::new(MapObject::new(id, &spec, None, cpus, budget)?),
+            map: Arc::new(map),
             pipes: Mutex::default(),
             changed: wakeup_fd().map_err(errno)?,
             stop: AtomicBool::new(false),
@@ -295,19 +298,15 @@ mod tests {
     /// A session's page, its notifier, and its trace buffer.
     struct Setting {
         trace: Trace,
-        // Dropped before the page that it sleeps on.
         notifier: Notifier,
-        _shared: crate::shared::Shared,
     }
 
     impl Setting {
         fn new() -> Self {
-            let shared = crate::shared::Shared::new(Vec::new(), 1).unwrap();
+            let shared = crate::shared::Shared::new(Vec::new(), 1, Default::default()).unwrap();
             Self {
                 trace: Trace::new(Id(1), 1, &Budget::default()).unwrap(),
-                // SAFETY: the page is dropped after the notifier.
-                notifier: unsafe { Notifier::start(shared.page()) }.unwrap(),
-                _shared: shared,
+                notifier: Notifier::start(shared.domains.clone()).unwrap(),
             }
         }
 

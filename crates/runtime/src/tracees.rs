@@ -51,6 +51,7 @@ use beeline_inject::{Process, Stopped};
 use parking_lot::Mutex;
 
 use crate::backend::Id;
+use crate::domain::DomainId;
 use crate::error::{Error, os};
 use crate::fast_path::FastPaths;
 use crate::link::Uprobe;
@@ -139,10 +140,9 @@ impl Tracees {
 
     /// Publishes what is sought, for the code that starts processes.
     fn say_what_is_sought(&self) {
-        self.shared
-            .page()
-            .seeks
-            .store(self.registry.seeks(), SeqCst);
+        for domain in self.shared.domains.all() {
+            domain.page().seeks.store(self.registry.seeks(), SeqCst);
+        }
     }
 
     /// Runs `attempt` for each named process.
@@ -249,14 +249,14 @@ impl Tracees {
     /// Those of [`Admission::open`] and [`FastPaths::open`].
     pub fn open_fast_path(&self, pid: i32, ip: u64, fast_paths: &FastPaths) -> Result<(), Error> {
         let process = self.targets.open(pid)?;
-        let owner = || self.targets.owners.allocate(&process);
+        let owner = || self.targets.owners.allocate(&process, DomainId::HOME);
         fast_paths.open(&process, owner, ip, &self.shared)
     }
 
     /// Handles a completed `execve`: nothing of the old target is left, and the process stands
     /// before the first instruction of its new program.
     fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
-        self.targets.renew(process);
+        self.targets.renew(process)?;
         let wanted = self.targets.wanted_of_calls(process.pid());
         self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
         self.attach_all_to(process, stopped)?;

@@ -13,6 +13,7 @@ use beeline_agent::helpers;
 use beeline_isa::{Imm64, Insn, Op, opcode};
 use beeline_uapi::{Errno, HelperId, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, Policy, is_gpl_compatible};
+use beeline_verifier::sharding::{self, Use};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
 use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
@@ -30,6 +31,8 @@ pub struct Accepted {
     pub insns: Vec<Insn>,
     /// The summary of what it does.
     pub facts: ProgramSummary,
+    /// The use of each map, by descriptor.
+    pub uses: Vec<(i32, Use)>,
     /// The log for the tool.
     pub log: VerifierLog,
     /// True if everything that it uses exists. If not, there is no code for it.
@@ -90,6 +93,7 @@ pub fn judge(
         Err(reject) if HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
         place => Ok(Accepted {
             runs: place.is_ok() && facts.helpers.iter().all(|&helper| is_served(helper)),
+            uses: uses(spec, &insns, maps, kernel),
             insns,
             facts,
             log,
@@ -142,9 +146,31 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     Ok(Accepted {
         insns,
         facts,
+        uses: Vec::new(),
         log: VerifierLog::default(),
         runs: true,
     })
+}
+
+/// Finds out how a program that may run here uses its maps.
+fn uses(
+    spec: &ProgramSpec,
+    insns: &[Insn],
+    maps: &Maps,
+    kernel: Option<&KernelTypes>,
+) -> Vec<(i32, Use)> {
+    if !HERE.contains(&spec.prog_type) {
+        return Vec::new();
+    }
+    let maps = as_verified(maps, kernel);
+    let maps: Vec<(i32, &Map)> = maps.iter().map(|(fd, map)| (*fd, map)).collect();
+    sharding::uses(insns, &maps)
+}
+
+fn as_verified(maps: &Maps, kernel: Option<&KernelTypes>) -> Vec<(i32, Map)> {
+    let each = maps.iter();
+    each.map(|(fd, map)| (*fd, map.as_verified(kernel)))
+        .collect()
 }
 
 fn is_served(helper: HelperId) -> bool {
@@ -178,10 +204,7 @@ fn verdict(
         Ok(types) => types,
         Err(reject) => return Verdict::refused(reject, level),
     };
-    let maps: Vec<(i32, Map)> = maps
-        .iter()
-        .map(|(fd, map)| (*fd, map.as_verified(kernel)))
-        .collect();
+    let maps = as_verified(maps, kernel);
     let maps: Vec<(i32, &Map)> = maps.iter().map(|(fd, map)| (*fd, map)).collect();
     let program = program::Program {
         kind,

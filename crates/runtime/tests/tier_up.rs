@@ -10,9 +10,8 @@ use beeline_codegen::CodeStore;
 use beeline_codegen::aot::{Aot, AotProgram};
 use beeline_runtime::backend::{Backend, Id, Info, ObjectRef};
 use beeline_runtime::engines::{Choice, Engines, Optimizer};
-use beeline_runtime::{Report, Runtime, Scope};
+use beeline_runtime::{Report, Rules, Runtime, Scope};
 use beeline_uapi::{AttachType, MapType, ProgramType};
-use beeline_verifier::program::Policy;
 use common::*;
 use parking_lot::Mutex;
 
@@ -34,7 +33,7 @@ impl Session {
         let runtime = Runtime::new(
             vec![OsString::from("test")],
             scope,
-            Policy::ObserveOnly,
+            Rules::default(),
             engines,
             report,
         )
@@ -325,7 +324,7 @@ fn children_of_ours_that_are_no_compilers_are_traced_with_all_others() {
     let runtime = Runtime::new(
         vec![OsString::from("test")],
         Scope::All,
-        Policy::ObserveOnly,
+        Rules::default(),
         engines,
         report,
     )

@@ -48,6 +48,8 @@ layout! {
 pub const S_IALLUGO: u64 = 0o7777;
 
 // linux/limits.h
+/// The most words that `futex_waitv(2)` takes (`linux/futex.h`).
+pub const FUTEX_WAITV_MAX: usize = 128;
 /// The longest name of a file.
 pub const NAME_MAX: usize = 255;
 /// The longest path, with its NUL.

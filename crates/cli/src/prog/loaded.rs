@@ -12,10 +12,9 @@ use beeline_runtime::backend::{
     SpecialFields, ValueType,
 };
 use beeline_runtime::engines::{Compiled, Engines, Source};
-use beeline_runtime::{Runtime, Scope};
+use beeline_runtime::{Rules, Runtime, Scope};
 use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 use beeline_uapi::flags;
-use beeline_verifier::program::Policy;
 
 use crate::say;
 
@@ -44,7 +43,7 @@ impl<'a> Loaded<'a> {
         let runtime = Runtime::new(
             Vec::new(),
             Scope::Processes(Vec::new()),
-            Policy::ObserveOnly,
+            Rules::default(),
             engines,
             Arc::new(say),
         )?;

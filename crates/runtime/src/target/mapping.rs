@@ -14,9 +14,10 @@ use rustix::io::Errno;
 use super::memory::TargetMemory;
 use super::{Hold, Home, TRAMPOLINE_BYTES};
 use crate::backend::Id;
+use crate::domain::Domain;
 use crate::environment::{Bases, Environment, manifest, pid_namespace};
 use crate::error::{Error, os};
-use crate::map::MapObject;
+use crate::map::{MapObject, MapPart};
 use crate::objects::{Object, Reachable};
 use crate::perf_ring::Ring;
 use crate::private::{Private, find_tid_offset};
@@ -75,7 +76,7 @@ impl TargetMemory {
         maps: &[Arc<MapObject>],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let new = NewMaps::of(self.unknown(maps))?;
+        let new = NewMaps::of(self.unknown(maps), &self.domain)?;
         let first = self.environment.is_none();
         if !first && !self.is_filled {
             self.fill_private(&self.process.memory()?)?;
@@ -106,11 +107,8 @@ impl TargetMemory {
             });
         }
         if first {
-            mappings.push(mapping(
-                shared.session.file(),
-                shared.session.len(),
-                READ_WRITE,
-            ));
+            let page = self.domain.memory();
+            mappings.push(mapping(page.file(), page.len(), READ_WRITE));
             mappings.push(mapping(
                 shared.agent.file(),
                 shared.agent.len(),
@@ -214,7 +212,7 @@ impl TargetMemory {
         }
         self.refresh_cgroups()?;
         let reachable = Reachable::from_element(map, object, |map| self.has_map(map));
-        let new = NewMaps::of(reachable)?;
+        let new = NewMaps::of(reachable, &self.domain)?;
         let mappings: Vec<_> = new.mappings().collect();
         let placed = match mappings.is_empty() {
             true => Vec::new(),
@@ -253,9 +251,9 @@ impl TargetMemory {
             self.removals = removals;
             return Ok(());
         }
-        let (shared, owner) = (&self.shared, self.owner);
+        let (domain, owner) = (&self.domain, self.owner);
         let is_done = Hold::Brief.with(&self.process, |stopped| {
-            let mut leases = shared.page().leases.iter();
+            let mut leases = domain.page().leases.iter();
             let in_use = leases.any(|lease| lease.owner.load(SeqCst) == owner);
             // If another program runs now, what it has at these places is its own.
             if in_use || !environment.is_in(stopped) {
@@ -300,16 +298,11 @@ impl TargetMemory {
         let missing = self.environment()?.missing_rings(map);
         let mut placed = Vec::new();
         if !missing.is_empty() {
-            let files = missing
+            let rings = missing
                 .iter()
-                .map(|ring| ring.share())
-                .collect::<Result<Vec<_>, _>>();
-            let files = files.map_err(os("sharing a perf ring"))?;
-            let mappings: Vec<_> = files
-                .iter()
-                .zip(&missing)
-                .map(|(file, ring)| mapping(file.as_fd(), ring.len(), READ_WRITE))
-                .collect();
+                .map(|ring| NewRing::of(map, ring, &self.domain));
+            let rings = rings.collect::<Result<Vec<_>, _>>()?;
+            let mappings: Vec<_> = rings.iter().map(NewRing::mapping).collect();
             let scratch = self.environment()?.private.scratch();
             placed = hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
@@ -338,6 +331,8 @@ pub(super) fn misplaced(error: beeline_inject::Error, mappings: &[Mapping<'_>]) 
 /// Maps that are to be mapped into a process together with their perf rings, in one go.
 struct NewMaps {
     reachable: Reachable,
+    /// The memory of each map for the process's domain.
+    parts: Vec<MapPart>,
     rings: Vec<NewRing>,
 }
 
@@ -345,11 +340,26 @@ struct NewRing {
     /// The perf event array that it is in.
     map: Id,
     ring: Arc<Ring>,
+    /// Its file for the process's domain.
     file: OwnedFd,
 }
 
+impl NewRing {
+    fn of(map: Id, ring: &Arc<Ring>, domain: &Domain) -> Result<Self, Error> {
+        let file = ring.share_with(domain).map_err(os("sharing a perf ring"))?;
+        let ring = ring.clone();
+        Ok(Self { map, ring, file })
+    }
+
+    fn mapping(&self) -> Mapping<'_> {
+        mapping(self.file.as_fd(), self.ring.len(), READ_WRITE)
+    }
+}
+
 impl NewMaps {
-    fn of(reachable: Reachable) -> Result<Self, Error> {
+    fn of(reachable: Reachable, domain: &Domain) -> Result<Self, Error> {
+        let parts = reachable.maps.iter().map(|map| map.part_of(domain));
+        let parts = parts.collect::<Result<_, _>>()?;
         let mut rings = Vec::new();
         for map in &reachable.maps {
             let sized = map
@@ -358,12 +368,14 @@ impl NewMaps {
                 .flatten()
                 .filter(|ring| ring.is_sized());
             for ring in sized {
-                let file = ring.share().map_err(os("sharing a perf ring"))?;
-                let map = map.id;
-                rings.push(NewRing { map, ring, file });
+                rings.push(NewRing::of(map.id, &ring, domain)?);
             }
         }
-        Ok(Self { reachable, rings })
+        Ok(Self {
+            reachable,
+            parts,
+            rings,
+        })
     }
 
     fn is_empty(&self) -> bool {
@@ -371,10 +383,9 @@ impl NewMaps {
     }
 
     fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
-        let maps = self.reachable.maps.iter();
-        let rings = self.rings.iter();
-        maps.map(|map| mapping(map.memory.file(), map.memory.len(), READ_WRITE))
-            .chain(rings.map(|new| mapping(new.file.as_fd(), new.ring.len(), READ_WRITE)))
+        let maps = self.parts.iter().map(MapPart::memory);
+        maps.map(|memory| mapping(memory.file(), memory.len(), READ_WRITE))
+            .chain(self.rings.iter().map(NewRing::mapping))
     }
 }
 

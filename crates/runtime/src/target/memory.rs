@@ -17,6 +17,7 @@ use super::syscall_patches::StoredPatch;
 use super::{Hold, mapping};
 use crate::backend::Id;
 use crate::detach::Layers;
+use crate::domain::Domain;
 use crate::environment::Environment;
 use crate::error::{Error, os};
 use crate::private::find_tid_offset;
@@ -38,6 +39,8 @@ pub(super) struct TargetMemory {
     /// Marks what the process holds in shared memory.
     pub owner: u32,
     pub shared: Arc<Shared>,
+    /// The processes that share memory with it.
+    pub domain: Arc<Domain>,
     pub environment: Option<Environment>,
     /// True once its private memory holds what programs have to find there.
     pub is_filled: bool,
@@ -57,11 +60,12 @@ pub(super) struct TargetMemory {
 
 impl TargetMemory {
     /// Creates the memory of a process that may be traced. The process is not touched yet.
-    pub fn new(process: Process, owner: u32, shared: Arc<Shared>) -> Self {
+    pub fn new(process: Process, owner: u32, shared: Arc<Shared>, domain: Arc<Domain>) -> Self {
         Self {
             process,
             owner,
             shared,
+            domain,
             environment: None,
             is_filled: false,
             home: Arc::default(),
@@ -104,6 +108,7 @@ impl TargetMemory {
             process: process.clone(),
             owner,
             shared: self.shared.clone(),
+            domain: self.domain.clone(),
             home: Arc::new(OnceLock::from(Home::of(&environment))),
             environment: Some(environment),
             is_filled: true,
@@ -288,10 +293,10 @@ impl TargetMemory {
             return Ok(());
         };
         self.looks += 1;
-        let (process, shared, owner) = (&self.process, &self.shared, self.owner);
+        let (process, domain, owner) = (&self.process, &self.domain, self.owner);
         Hold::Brief.with(process, |stopped| {
             // Slots are held in the name that a thread has now.
-            let mut leases = shared.page().leases.iter();
+            let mut leases = domain.page().leases.iter();
             let offset = find_tid_offset(process, stopped);
             if offset != abi::TID_UNKNOWN && !leases.any(|one| one.owner.load(SeqCst) == owner) {
                 environment.set_tid_offset(offset);

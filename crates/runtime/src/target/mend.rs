@@ -162,7 +162,7 @@ impl Sites {
     /// kernel uprobes cannot be found or a patch cannot be stored; otherwise the first one of
     /// [`Self::demote`].
     pub fn mend(&mut self) -> Result<(), Error> {
-        let disturbances = self.memory.shared.page().disturbed.load(SeqCst);
+        let disturbances = self.memory.domain.page().disturbed.load(SeqCst);
         let is_again = self
             .mend_state
             .looked

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use beeline_agent::abi::Session;
 use parking_lot::Mutex;
 
 use super::{maps_file_of, program};
+use crate::domain::{Domain, DomainId};
 use crate::error::Error;
 use crate::file_syscalls::LONGEST_LOOK;
 use crate::link::Uprobe;
@@ -27,6 +29,8 @@ pub(super) struct Diagnostics {
     is_short_of_files: AtomicBool,
     /// True once the user has been told of a process without hooked system calls.
     has_told_unhooked: AtomicBool,
+    /// The domains of [`Self::cut_off`] that the user has been told of.
+    cut_off: Mutex<BTreeSet<DomainId>>,
     /// True once the user has been told of a process that is not followed.
     has_told_unfollowed: AtomicBool,
     /// The messages about processes that were named together with others and are left out.
@@ -54,6 +58,7 @@ impl Diagnostics {
             report,
             is_short_of_files: AtomicBool::new(false),
             has_told_unhooked: AtomicBool::new(false),
+            cut_off: Mutex::default(),
             has_told_unfollowed: AtomicBool::new(false),
             left_out: Mutex::default(),
             untraceable: Mutex::default(),
@@ -246,21 +251,43 @@ impl Diagnostics {
         });
     }
 
+    /// Tells, once each, of domains in which somebody has written nonsense.
+    pub fn cut_off(&self, domains: &[Arc<Domain>]) {
+        for domain in domains {
+            let Some(why) = domain.why_cut_off() else {
+                continue;
+            };
+            if self.cut_off.lock().insert(domain.id) {
+                self.say(&format!(
+                    "a process of {} has overwritten what Beeline shares with it: {why}; events of that user's \
+                     processes are not shown any more",
+                    domain.name
+                ));
+            }
+        }
+    }
+
     /// Tells, at the session's end, what was missed.
-    pub fn totals(&self, page: &Session) {
-        let refused = page.refused.load(SeqCst);
+    pub fn totals(&self, domains: &[Arc<Domain>]) {
+        let total = |count: fn(&Session) -> &AtomicU64| -> u64 {
+            let counts = domains
+                .iter()
+                .map(|domain| count(domain.page()).load(SeqCst));
+            counts.fold(0, u64::saturating_add)
+        };
+        let refused = total(|page| &page.refused);
         if refused > 0 {
             self.say(&format!(
                 "{refused} changes of maps were not made: a lock was held too long"
             ));
         }
-        let missed = page.missed.load(SeqCst);
+        let missed = total(|page| &page.missed);
         if missed > 0 {
             self.say(&format!(
                 "{missed} probe hits ran no program: no CPU slot, no room for a return or none on a signal stack was free"
             ));
         }
-        let unanswered = page.unanswered.load(SeqCst);
+        let unanswered = total(|page| &page.unanswered);
         if unanswered > 0 {
             self.say(&format!(
                 "{unanswered} times a process forked, ran another program or mapped code and was not followed in time: \
@@ -273,7 +300,7 @@ impl Diagnostics {
                 "{lost} times a process forked, ran another program or mapped code and was not followed; the last: {why}"
             ));
         }
-        let unguarded = page.unguarded.load(SeqCst);
+        let unguarded = total(|page| &page.unguarded);
         if unguarded > 0 {
             self.say(&format!(
                 "{unguarded} times a program went on without a bpf_spin_lock: its holder did not run"

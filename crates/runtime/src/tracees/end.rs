@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::Tracees;
 use super::diagnostics::Diagnostics;
-use super::{Tracees, serve_upcalls};
 use crate::detach;
+use crate::domain;
 use crate::liveness::SessionId;
 use crate::shared::Shared;
 
@@ -35,7 +36,7 @@ impl Tracees {
             self.join(openers, deadline);
         }
         if let Some(server) = self.upcall_server.lock().take() {
-            serve_upcalls::wake(self.shared.page());
+            domain::wake(&self.shared.domains.home().page().asked);
             self.join(server, deadline);
         }
         self.registry.clear();
@@ -46,7 +47,7 @@ impl Tracees {
         self.targets.owners.end();
         self.targets.leftovers.tell(&self.diagnostics, true);
         leave_all(&self.shared, &self.diagnostics);
-        self.diagnostics.totals(self.shared.page());
+        self.diagnostics.totals(&self.shared.domains.all());
     }
 
     /// Waits for one of Beeline's threads.

@@ -71,7 +71,7 @@ impl Tracees {
     fn follow_named(&self, process: &Process) {
         let wanted = self.targets.wanted_of_calls(process.pid());
         if wanted.follows
-            && let (Some(target), _) = self.targets.make(process)
+            && let Ok((Some(target), _)) = self.targets.make(process)
         {
             self.plan_calls(process);
             self.follow_for_functions(&mut target.lock(), &wanted, &mut Hold::Brief);
@@ -146,7 +146,7 @@ impl Tracees {
             return Ok(());
         }
         // Leftovers of other sessions are patched over.
-        let (Some(target), _) = self.targets.make(process) else {
+        let (Some(target), _) = self.targets.make(process)? else {
             return Ok(());
         };
         self.attach_at(&mut target.lock(), link, &addresses, hold)

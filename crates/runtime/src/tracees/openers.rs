@@ -222,7 +222,7 @@ impl OpenerServer {
             return Ok(());
         }
         let process = self.tracees.targets.open(pid)?;
-        let (Some(target), cleared) = self.tracees.targets.make(&process) else {
+        let (Some(target), cleared) = self.tracees.targets.make(&process)? else {
             return Ok(());
         };
         cleared?;

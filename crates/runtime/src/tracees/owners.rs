@@ -1,16 +1,16 @@
 //! Owner tags: each process holds things in shared memory under a tag of its own, and they are
 //! freed when it dies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
 use beeline_inject::Process;
-use beeline_maps::TaskStorage;
 use parking_lot::Mutex;
 
 use crate::deaths::Deaths;
+use crate::domain::{Domain, DomainId};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::perf_ring::Ring;
 use crate::shared::Shared;
@@ -19,6 +19,8 @@ use crate::shared::Shared;
 pub(super) struct Owners {
     shared: Arc<Shared>,
     next: AtomicU32,
+    /// The domains of all owners that have not been freed.
+    living: Mutex<BTreeMap<u32, DomainId>>,
     /// Maps that have locks to free when a process dies.
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,
@@ -44,6 +46,7 @@ impl Owners {
             Self {
                 shared,
                 next: AtomicU32::new(RUNTIME_OWNER + 1),
+                living: Mutex::default(),
                 maps: Mutex::default(),
                 rings: Mutex::default(),
                 deaths: Mutex::new(Deaths::start(died).ok()),
@@ -59,9 +62,11 @@ impl Owners {
         drop(deaths);
     }
 
-    /// Allocates the tag for what a process holds in shared memory.
-    pub fn allocate(&self, process: &Process) -> u32 {
+    /// Allocates the tag for what a process holds in the memory of its domain, the one that has its
+    /// session page.
+    pub fn allocate(&self, process: &Process, domain: DomainId) -> u32 {
         let owner = self.next.fetch_add(1, SeqCst);
+        self.living.lock().insert(owner, domain);
         if let Some(deaths) = &*self.deaths.lock() {
             deaths.watch(process, owner);
         }
@@ -102,14 +107,29 @@ impl Owners {
         dead.retain(|owner| !self.free(*owner));
     }
 
+    /// Frees the slots of a domain that are leased under a tag which is none of its own: some process
+    /// there has written nonsense.
+    pub fn take_back_slots(&self, domain: &Domain) {
+        let living = self.living.lock();
+        for lease in &domain.page().leases {
+            let owner = lease.owner.load(SeqCst);
+            let is_owned = owner == RUNTIME_OWNER || living.get(&owner) == Some(&domain.id);
+            if owner != 0 && !is_owned {
+                tracing::info!(
+                    domain = domain.id.0,
+                    owner,
+                    "took back a slot that nobody owns"
+                );
+                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+            }
+        }
+    }
+
     /// Empties task storages of threads that have ended.
     pub fn forget_threads(&self) {
         let is_gone = |tid: u32| !Path::new(&format!("/proc/{tid}")).exists();
         for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
-            if let Some(storage) = TaskStorage::of(map.here()) {
-                // If a lock stays taken for long, the next round tries again.
-                let _ = storage.forget(&is_gone, &MapObject::caller());
-            }
+            map.forget_threads(&is_gone);
         }
     }
 
@@ -117,18 +137,20 @@ impl Owners {
     ///
     /// Returns false if a live process keeps a lock that this needs; it has to be tried again.
     fn free(&self, owner: u32) -> bool {
-        let caller = MapObject::caller();
         let mut is_done = true;
         for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
-            is_done &= map.here().release_owner(owner, &caller).is_ok();
+            is_done &= map.release_owner(owner).is_ok();
         }
         for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
             ring.release(&|tag| tag == owner);
         }
         // The next user of a slot overwrites what the maps know of the dead one.
         if is_done {
-            for lease in &self.shared.page().leases {
-                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+            self.living.lock().remove(&owner);
+            for domain in self.shared.domains.all() {
+                for lease in &domain.page().leases {
+                    let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+                }
             }
         }
         is_done

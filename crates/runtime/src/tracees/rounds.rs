@@ -51,6 +51,7 @@ impl Rounds {
         tracees.targets.bury(self.round);
         self.tidy();
         tracees.targets.leftovers.tell(&tracees.diagnostics, false);
+        tracees.diagnostics.cut_off(&tracees.shared.domains.all());
         if self.is_second() {
             tracees.targets.owners.forget_threads();
             // A child may yet report that it was forked from a target that has ended since.
@@ -84,7 +85,9 @@ impl Rounds {
             self.revisit_calls(&young);
         }
         if has_looked {
-            self.tracees.shared.page().looks.fetch_add(1, SeqCst);
+            for domain in self.tracees.shared.domains.all() {
+                domain.page().looks.fetch_add(1, SeqCst);
+            }
         }
     }
 

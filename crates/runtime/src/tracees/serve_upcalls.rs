@@ -1,12 +1,12 @@
-//! The thread that answers upcalls. It sleeps on a word in the session page and does what each
-//! asking target waits for.
+//! The thread that answers upcalls. It sleeps on a word in each domain's session page and does what
+//! each asking target waits for.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use beeline_agent::abi::Session;
 use beeline_agent::abi::syscalls::{
     ANSWERED, DEAF, ENDING, FREE, HEARS, POSTED, REQUESTS, Request, UPCALL_CODE, UPCALL_CONFINE,
     UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
@@ -14,20 +14,17 @@ use beeline_agent::abi::syscalls::{
 use beeline_inject::{Process, holds};
 use parking_lot::Mutex;
 use rustix::thread::futex;
-use rustix::time::Timespec;
 
 use super::Tracees;
 use super::target_table::{SharedTarget, Tagged};
 use super::waits::LETTING_GO;
+use crate::domain::{Domain, DomainId, wait_for_any};
 use crate::error::Error;
 use crate::proc::{all_processes, own_pid};
 
 /// The interval between two looks without a wake-up: a process that asks may be killed before it
 /// wakes Beeline.
-const LOOK_AGAIN: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The interval of the pulse, well within the time that a target waits for an answer.
 const PULSE: Duration = Duration::from_millis(250);
 /// The longest time that one request may keep the others waiting.
@@ -38,6 +35,9 @@ const KEPT: Duration = Duration::from_secs(10);
 const LOOK_IF_FREE: Duration = Duration::from_millis(2);
 /// A process that has stopped itself does not get to do this many looks.
 const LOOKS_AT_REST: u32 = 250;
+
+/// When each request was answered that the thread which made it has yet to free, by domain.
+type Answered = BTreeMap<DomainId, [Option<Instant>; REQUESTS]>;
 
 /// See the module documentation.
 pub(super) struct UpcallServer {
@@ -62,7 +62,7 @@ impl UpcallServer {
             let server = self.clone();
             move || server.pulse()
         });
-        let mut answered = [const { None::<Instant> }; REQUESTS];
+        let mut answered = Answered::default();
         let mut holding = Holding::Here;
         while !self.tracees.has_ended() {
             let serve = || {
@@ -87,17 +87,18 @@ impl UpcallServer {
             }
         }
         // From here on no target waits for Beeline.
-        let page = self.tracees.shared.page();
-        page.deaf.store(ENDING, SeqCst);
+        let domains = self.tracees.shared.domains.all();
+        for domain in &domains {
+            domain.page().deaf.store(ENDING, SeqCst);
+        }
         *self.serving.lock() = None;
         if let Ok(pulse) = pulse {
             pulse.thread().unpark();
             let _ = pulse.join();
         }
-        let mut answered = [const { None }; REQUESTS];
-        for (request, answered) in page.requests.iter().zip(&mut answered) {
+        for request in domains.iter().flat_map(|domain| &domain.page().requests) {
             if request.state.load(SeqCst) == POSTED {
-                answer(request, answered);
+                answer(request);
             }
         }
     }
@@ -106,26 +107,35 @@ impl UpcallServer {
     /// let go of. That can be tried again only after this thread has ended.
     ///
     /// `first` says how the first processes that ask are held.
-    fn attend_until_it_must_end(&self, answered: &mut [Option<Instant>; REQUESTS], first: Holding) {
-        let page = self.tracees.shared.page();
+    fn attend_until_it_must_end(&self, answered: &mut Answered, first: Holding) {
         let mut holding = first;
         while !self.tracees.has_ended() && !beeline_inject::must_end() {
-            let seen = page.asked.load(SeqCst);
+            let domains = self.tracees.shared.domains.all();
+            let asked = domains.iter().map(|domain| &domain.page().asked);
+            let seen: Vec<_> = asked.map(|asked| (asked, asked.load(SeqCst))).collect();
             if holds().are_to_end() {
-                self.let_go_and_stop(page);
+                self.let_go_and_stop(&domains);
             }
-            page.deaf.store(HEARS, SeqCst);
+            for domain in &domains {
+                domain.page().deaf.store(HEARS, SeqCst);
+            }
+            let mut answer_all = || {
+                for domain in &domains {
+                    self.answer_all(
+                        domain,
+                        answered.entry(domain.id).or_insert([None; REQUESTS]),
+                    );
+                }
+            };
             match holding {
-                Holding::Here => beeline_inject::trace_here(|| self.answer_all(page, answered)),
-                Holding::Elsewhere => self.answer_all(page, answered),
+                Holding::Here => beeline_inject::trace_here(answer_all),
+                Holding::Elsewhere => answer_all(),
             }
             if beeline_inject::must_end() {
                 return;
             }
             holding = Holding::Here;
-            // An error is a changed word or a signal: look again either way.
-            let flags = futex::Flags::empty();
-            let _ = futex::wait(&page.asked, flags, seen, Some(&LOOK_AGAIN));
+            wait_for_any(&seen, LOOK_AGAIN);
         }
     }
 
@@ -134,8 +144,10 @@ impl UpcallServer {
     ///
     /// Meanwhile no new process is held or waits for Beeline, and a process that does not run its
     /// new program soon goes on without Beeline.
-    fn let_go_and_stop(&self, page: &Session) {
-        page.deaf.store(DEAF, SeqCst);
+    fn let_go_and_stop(&self, domains: &[Arc<Domain>]) {
+        for domain in domains {
+            domain.page().deaf.store(DEAF, SeqCst);
+        }
         let (since, mut awake) = (Instant::now(), 0);
         while holds().are_to_end() && !self.tracees.has_ended() {
             // The signal that made Beeline go on was missed.
@@ -146,6 +158,7 @@ impl UpcallServer {
             if since.elapsed() > LETTING_GO {
                 let given_up = self.tracees.waits.give_up_execs();
                 if given_up > 0 {
+                    let page = self.tracees.shared.domains.home().page();
                     page.unanswered.fetch_add(given_up, SeqCst);
                 }
             }
@@ -161,22 +174,33 @@ impl UpcallServer {
             std::thread::park_timeout(PULSE);
             let serving = *self.serving.lock();
             if serving.is_some_and(|since| since.elapsed() < LONGEST) {
-                self.tracees.shared.page().answers.fetch_add(1, SeqCst);
+                for domain in self.tracees.shared.domains.all() {
+                    domain.page().answers.fetch_add(1, SeqCst);
+                }
             }
         }
     }
 
-    fn answer_all(&self, page: &Session, answered: &mut [Option<Instant>; REQUESTS]) {
+    /// Answers the upcalls of one domain, unless this thread must end.
+    fn answer_all(&self, domain: &Domain, answered: &mut [Option<Instant>; REQUESTS]) {
+        let page = domain.page();
+        if page.blocked.swap(0, SeqCst) != 0 {
+            self.tracees.targets.owners.take_back_slots(domain);
+        }
         for (request, answered) in page.requests.iter().zip(answered) {
+            if beeline_inject::must_end() {
+                return;
+            }
             match request.state.load(SeqCst) {
                 POSTED => {
                     *self.serving.lock() = Some(Instant::now());
-                    self.serve(request);
+                    self.serve(request, domain.id);
                     *self.serving.lock() = None;
                     if beeline_inject::must_end() {
                         return;
                     }
-                    answer(request, answered);
+                    *answered = Some(Instant::now());
+                    answer(request);
                     page.answers.fetch_add(1, SeqCst);
                     let flags = futex::Flags::empty();
                     let _ = futex::wake(&page.answers, flags, 1);
@@ -193,10 +217,11 @@ impl UpcallServer {
     ///
     /// A failure leaves the process as it is: the next round looks again at what it mapped, and a
     /// process that could not be followed is counted.
-    fn serve(&self, request: &Request) {
+    fn serve(&self, request: &Request, domain: DomainId) {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
         let (tracees, targets) = (&self.tracees, &self.tracees.targets);
-        let Some((pid, target)) = self.asking_process(own as i32, owner) else {
+        let asking = self.asking_process(own as i32, owner, domain);
+        let Some((pid, target)) = asking else {
             return;
         };
         if let Some(parent) = targets.table.tagged(owner).map(|one| one.process.pid())
@@ -243,13 +268,21 @@ impl UpcallServer {
     /// Returns the process that names itself by a number of its own pid namespace, and the target
     /// that it is or is a child of.
     ///
-    /// The claim is not trusted: the process must have that target's own memory mapped.
-    fn asking_process(&self, own: i32, owner: u32) -> Option<(i32, SharedTarget)> {
+    /// The claim is not trusted: the target must belong to the domain that asks, and the process must
+    /// have that target's own memory mapped.
+    fn asking_process(
+        &self,
+        own: i32,
+        owner: u32,
+        domain: DomainId,
+    ) -> Option<(i32, SharedTarget)> {
+        let tagged = self.tracees.targets.table.tagged(owner);
         let Tagged {
             target,
             process,
             home,
-        } = self.tracees.targets.table.tagged(owner)?;
+            ..
+        } = tagged.filter(|tagged| tagged.domain == domain)?;
         let (target, home) = (target.upgrade()?, home.get()?);
         if process.own_pid() == own && home.is_of(&process, owner) {
             return Some((process.pid(), target));
@@ -261,12 +294,6 @@ impl UpcallServer {
         let pid = all_processes().into_iter().find(|pid| asks(*pid))?;
         Some((pid, target))
     }
-}
-
-/// Wakes the thread that answers.
-pub(super) fn wake(page: &Session) {
-    page.asked.fetch_add(1, SeqCst);
-    let _ = futex::wake(&page.asked, futex::Flags::empty(), 1);
 }
 
 /// The thread that holds processes that ask.
@@ -294,8 +321,7 @@ pub(super) fn thread_that_asks(process: &Process, request: &Request) -> Result<i
     })
 }
 
-fn answer(request: &Request, answered: &mut Option<Instant>) {
-    *answered = Some(Instant::now());
+fn answer(request: &Request) {
     request.state.store(ANSWERED, SeqCst);
     let _ = futex::wake(&request.state, futex::Flags::empty(), 1);
 }

@@ -87,7 +87,7 @@ impl Tracees {
             return Ok(());
         }
         let is_known = self.targets.table.has(process.pid());
-        let (Some(target), cleared) = self.targets.make(process) else {
+        let (Some(target), cleared) = self.targets.make(process)? else {
             return Ok(());
         };
         cleared?;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use beeline_inject::Process;
 use parking_lot::Mutex;
 
+use crate::domain::DomainId;
 use crate::target::{Home, Target};
 
 /// The time for which a target that has ended is remembered. A child that it forked makes its
@@ -23,6 +24,7 @@ pub(super) struct Tagged {
     pub target: Weak<Mutex<Target>>,
     pub process: Process,
     pub home: Arc<OnceLock<Home>>,
+    pub domain: DomainId,
 }
 
 /// See the module documentation.
@@ -124,7 +126,7 @@ impl TargetTable {
 
     /// Registers a target by its tag, so that upcalls find it.
     fn tag(&self, target: Target) -> SharedTarget {
-        let (owner, home) = (target.owner(), target.home());
+        let (owner, home, domain) = (target.owner(), target.home(), target.domain());
         let process = target.process().clone();
         let target = Arc::new(Mutex::new(target));
         let mut tags = self.tags.lock();
@@ -133,6 +135,7 @@ impl TargetTable {
             target: Arc::downgrade(&target),
             process,
             home,
+            domain,
         };
         tags.insert(owner, tagged);
         target

@@ -16,7 +16,8 @@ use super::registry::Registry;
 use super::rounds::SECOND;
 use super::target_table::{SharedTarget, TargetTable};
 use crate::detach;
-use crate::error::Error;
+use crate::domain::{Domain, Isolation};
+use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::scope::Scope;
 use crate::shared::Shared;
@@ -110,15 +111,19 @@ impl Targets {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::clear_dead`], beside the target.
-    pub fn make(&self, process: &Process) -> (Option<SharedTarget>, Result<(), Error>) {
+    /// Those of [`Self::domain_of`]: nothing may be shared with the process. Beside the target, those
+    /// of [`Self::clear_dead`].
+    pub fn make(
+        &self,
+        process: &Process,
+    ) -> Result<(Option<SharedTarget>, Result<(), Error>), Error> {
         let known = || self.table.get(process.pid());
         if let Some(target) = known() {
-            return (Some(target), Ok(()));
+            return Ok((Some(target), Ok(())));
         }
         let _alone = self.making.lock();
         if let Some(target) = known() {
-            return (Some(target), Ok(()));
+            return Ok((Some(target), Ok(())));
         }
         let own = SessionId::own();
         let present = detach::presences(process).unwrap_or_default();
@@ -134,14 +139,20 @@ impl Targets {
             }
             is_abandoned
         });
-        (is_time.then(|| self.begin(process)), cleared)
+        let target = match is_time {
+            true => Some(self.begin(process)?),
+            false => None,
+        };
+        Ok((target, cleared))
     }
 
-    fn begin(&self, process: &Process) -> SharedTarget {
-        self.table.get_or_insert(process.pid(), || {
-            tracing::info!(pid = process.pid(), "new target");
-            self.fresh(process)
-        })
+    fn begin(&self, process: &Process) -> Result<SharedTarget, Error> {
+        let domain = self.domain_of(process)?;
+        Ok(self.table.get_or_insert(process.pid(), || {
+            let (pid, domain_id) = (process.pid(), domain.id.0);
+            tracing::info!(pid, domain = domain_id, "new target");
+            self.fresh(process, domain)
+        }))
     }
 
     /// Makes a forked child, which waits for it, a target of its own.
@@ -154,7 +165,8 @@ impl Targets {
         if self.table.has(pid) {
             return Ok(());
         }
-        let owner = self.owners.allocate(&process);
+        let domain = parent.lock().domain();
+        let owner = self.owners.allocate(&process, domain);
         let child = parent.lock().fork(&process, owner)?;
         let mut child = child.ok_or_else(|| Error::Target {
             pid,
@@ -174,17 +186,54 @@ impl Targets {
     /// left.
     ///
     /// It is one step: any other thread that looks at the process finds that it is taken care of.
-    pub fn renew(&self, process: &Process) {
-        if let Some(old) = self.table.insert(self.fresh(process)) {
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::domain_of`]. The process is no target then.
+    pub fn renew(&self, process: &Process) -> Result<(), Error> {
+        let domain = match self.domain_of(process) {
+            Ok(domain) => domain,
+            Err(error) => {
+                if let Some(old) = self.table.get(process.pid()) {
+                    self.bury_one(process.pid(), old);
+                }
+                return Err(error);
+            }
+        };
+        if let Some(old) = self.table.insert(self.fresh(process, domain)) {
             let owner = old.lock().owner();
             self.owners.died(owner);
             self.table.remember(old);
         }
+        Ok(())
     }
 
-    fn fresh(&self, process: &Process) -> Target {
-        let owner = self.owners.allocate(process);
-        Target::new(process.clone(), owner, self.shared.clone())
+    fn fresh(&self, process: &Process, domain: Arc<Domain>) -> Target {
+        let owner = self.owners.allocate(process, domain.id.of_page());
+        Target::new(process.clone(), owner, self.shared.clone(), domain)
+    }
+
+    /// Returns the domain of a process that is to be a target.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the memory of a new domain cannot be created.
+    fn domain_of(&self, process: &Process) -> Result<Arc<Domain>, Error> {
+        let domains = &self.shared.domains;
+        if self.admission.is_tool(process.pid()) {
+            return Ok(domains.tool().clone());
+        }
+        let stranger = match self.shared.isolation {
+            Isolation::ByUser => domains.stranger(process),
+            Isolation::None => None,
+        };
+        let Some(credentials) = stranger else {
+            return Ok(domains.home().clone());
+        };
+        let seeks = self.registry.seeks();
+        let begin = |domain: &Domain| domain.page().seeks.store(seeks, SeqCst);
+        let domain = domains.of(&credentials, begin);
+        domain.map_err(os("creating the memory of a security domain"))
     }
 
     /// Takes out of a process what killed sessions have left there.
@@ -205,7 +254,8 @@ impl Targets {
     /// it is attached to.
     pub fn bury(&self, round: u32) {
         let ended = self.owners.take_ended();
-        let leases = self.shared.page().leases.iter();
+        let domains = self.shared.domains.all();
+        let leases = domains.iter().flat_map(|domain| &domain.page().leases);
         let at_work: BTreeSet<u32> = leases.map(|lease| lease.owner.load(SeqCst)).collect();
         let is_gone = |pid: i32, target: &Target| {
             let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
@@ -281,13 +331,19 @@ impl Targets {
 
     /// Records the dismissals that `beeline detach` has posted to the session, and tells the user.
     pub fn note_dismissals(&self) {
-        for slot in &self.shared.page().dismissed {
+        let domains = self.shared.domains.all();
+        let slots = domains.iter().flat_map(|domain| {
+            let slots = domain.page().dismissed.iter();
+            slots.map(|slot| (domain.id, slot))
+        });
+        for (domain, slot) in slots {
             // Mostly there is nothing; the page should not be written to then.
             if slot.load(SeqCst) == 0 {
                 continue;
             }
             // Any process that has the page can have written any number.
-            let Some(target) = self.table.tagged(slot.swap(0, SeqCst)) else {
+            let target = self.table.tagged(slot.swap(0, SeqCst));
+            let Some(target) = target.filter(|target| target.domain == domain) else {
                 continue;
             };
             let pid = target.process.pid();

@@ -1,0 +1,315 @@
+//! Security domains: the groups of processes that may share memory.
+//!
+//! Two processes belong to one domain only if the kernel would let each trace the other
+//! (`__ptrace_may_access` in `kernel/ptrace.c`): what they share gives them no more than they have.
+//! Each domain has a session page of its own. The *home* domain is that of Beeline and the tool.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use beeline_agent::abi::Session;
+use beeline_inject::Process;
+use beeline_uapi::linux::FUTEX_WAITV_MAX;
+use libc::c_void;
+use parking_lot::RwLock;
+use rustix::io::Errno;
+use rustix::thread::futex;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use crate::liveness::{Liveness, SessionId};
+use crate::memory::Memory;
+use crate::proc;
+use crate::relay::CutOff;
+
+/// One domain.
+#[derive(Debug)]
+pub struct Domain {
+    /// Its id.
+    pub id: DomainId,
+    /// Whose processes these are, for messages.
+    pub name: String,
+    /// Holds a [`Session`].
+    memory: Arc<Memory>,
+    /// Why its events do not get through any more.
+    broken: Arc<OnceLock<String>>,
+    _liveness: Arc<Liveness>,
+}
+
+/// Names a domain within its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DomainId(pub u32);
+
+impl DomainId {
+    /// That of Beeline and the tool.
+    pub const HOME: Self = Self(0);
+    /// The tool's own processes. They share everything with their home domain, and belong to nobody
+    /// who must be kept from something.
+    pub const TOOL: Self = Self(u32::MAX);
+
+    /// Returns the domain that has the session page of this one.
+    pub fn of_page(self) -> Self {
+        match self {
+            Self::TOOL => Self::HOME,
+            id => id,
+        }
+    }
+}
+
+impl Domain {
+    /// Makes the files of a new domain.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::new`], [`Memory::seal_size`] and [`Liveness::begin`].
+    fn new(id: DomainId, name: String) -> io::Result<Arc<Self>> {
+        let file_name = SessionId::own().name("session");
+        let memory = Memory::new(&file_name, size_of::<Session>())?;
+        memory.seal_size()?;
+        Ok(Arc::new(Self {
+            id,
+            name,
+            broken: Arc::default(),
+            _liveness: Arc::new(Liveness::begin(&memory)?),
+            memory: Arc::new(memory),
+        }))
+    }
+
+    /// Returns the session page's file.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Returns what takes note that one of its processes has written nonsense into memory that
+    /// Beeline reads. It is told the reason.
+    pub fn cut_off(&self) -> CutOff {
+        let broken = self.broken.clone();
+        Arc::new(move |why| {
+            let _ = broken.set(why.to_owned());
+        })
+    }
+
+    /// Returns the reason, if that has happened.
+    pub fn why_cut_off(&self) -> Option<&str> {
+        self.broken.get().map(String::as_str)
+    }
+
+    /// Returns the session page, mapped here.
+    pub fn page(&self) -> &Session {
+        // SAFETY: the file has the size of a `Session`, was zeroed, and holds only atomics.
+        unsafe { &*self.memory.base().cast::<Session>() }
+    }
+}
+
+/// Whether processes that must not trust each other share memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// Each security domain has memory of its own.
+    #[default]
+    ByUser,
+    /// All targets share the tool's memory.
+    None,
+}
+
+/// The domains of a session.
+#[derive(Debug)]
+pub struct Domains {
+    own: Option<Credentials>,
+    home: Arc<Domain>,
+    tool: Arc<Domain>,
+    others: RwLock<BTreeMap<Credentials, Arc<Domain>>>,
+}
+
+impl Domains {
+    /// Creates the home domain.
+    ///
+    /// # Errors
+    ///
+    /// Those of making its files.
+    pub fn new() -> io::Result<Self> {
+        let home = Domain::new(DomainId::HOME, "the tool's user".to_owned())?;
+        let tool = Domain {
+            id: DomainId::TOOL,
+            name: home.name.clone(),
+            memory: home.memory.clone(),
+            broken: home.broken.clone(),
+            _liveness: home._liveness.clone(),
+        };
+        Ok(Self {
+            // That a user may run Beeline's file but not read it says nothing of the targets.
+            own: Credentials::of(std::process::id() as i32).map(|own| Credentials {
+                alone: None,
+                ..own
+            }),
+            home,
+            tool: Arc::new(tool),
+            others: RwLock::default(),
+        })
+    }
+
+    /// Returns the tool's own domain.
+    pub fn home(&self) -> &Arc<Domain> {
+        &self.home
+    }
+
+    /// Returns the domain of the tool's own processes.
+    pub fn tool(&self) -> &Arc<Domain> {
+        &self.tool
+    }
+
+    /// Returns all domains with session pages of their own, home first.
+    pub fn all(&self) -> Vec<Arc<Domain>> {
+        let others = self.others.read();
+        std::iter::once(&self.home)
+            .chain(others.values())
+            .cloned()
+            .collect()
+    }
+
+    /// Returns the credentials of a process that does not belong to the home domain. A process that
+    /// has ended belongs nowhere, and makes no difference.
+    pub fn stranger(&self, process: &Process) -> Option<Credentials> {
+        let credentials = Credentials::of(process.pid())?;
+        (Some(&credentials) != self.own.as_ref()).then_some(credentials)
+    }
+
+    /// Returns the domain of processes with these credentials, and whether it is new. `begin`
+    /// prepares a new one before anybody else sees it.
+    ///
+    /// # Errors
+    ///
+    /// Those of making its files.
+    pub fn of(
+        &self,
+        credentials: &Credentials,
+        begin: impl FnOnce(&Domain),
+    ) -> io::Result<Arc<Domain>> {
+        if let Some(known) = self.others.read().get(credentials) {
+            return Ok(known.clone());
+        }
+        let mut others = self.others.write();
+        if let Some(known) = others.get(credentials) {
+            return Ok(known.clone());
+        }
+        let domain = Domain::new(DomainId(others.len() as u32 + 1), credentials.to_string())?;
+        begin(&domain);
+        tracing::info!(domain = domain.id.0, %credentials, "new security domain");
+        others.insert(credentials.clone(), domain.clone());
+        // Whoever waits for all domains begins anew.
+        wake(&self.home.page().asked);
+        wake(&self.home.page().doorbell);
+        Ok(domain)
+    }
+}
+
+/// Changes a word that somebody waits for.
+pub fn wake(word: &AtomicU32) {
+    word.fetch_add(1, SeqCst);
+    let _ = futex::wake(word, futex::Flags::empty(), 1);
+}
+
+/// Waits until one of some words is woken that still have these values, at most for some time.
+///
+/// Words beyond the number that the kernel takes, and all if it takes only one (before Linux 5.16),
+/// are looked at each millisecond.
+pub fn wait_for_any(words: &[(&AtomicU32, u32)], most: Duration) {
+    const OFTEN: Duration = Duration::from_millis(1);
+    // An error is a changed word or a signal: the caller looks again either way.
+    if let [(word, value)] = words {
+        let most = Timespec::try_from(most).ok();
+        let _ = futex::wait(word, futex::Flags::empty(), *value, most.as_ref());
+        return;
+    }
+    let wait = |(word, value): &(&AtomicU32, u32)| {
+        let mut wait = futex::Wait::new();
+        wait.val = (*value).into();
+        wait.uaddr = word.as_ptr().cast::<c_void>().into();
+        wait.flags = futex::WaitFlags::SIZE_U32;
+        wait
+    };
+    let waits: Vec<_> = words.iter().take(FUTEX_WAITV_MAX).map(wait).collect();
+    let most = if waits.len() < words.len() {
+        OFTEN
+    } else {
+        most
+    };
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+    let until = Timespec::try_from(now + most).ok();
+    let flags = futex::WaitvFlags::empty();
+    if futex::waitv(&waits, flags, until.as_ref(), futex::ClockId::Monotonic) == Err(Errno::NOSYS) {
+        std::thread::sleep(OFTEN);
+    }
+}
+
+/// The facts by which the kernel decides which processes may trace each other, in Beeline's own
+/// user namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Credentials {
+    /// Real, effective and saved.
+    users: [u32; 3],
+    /// Likewise.
+    groups: [u32; 3],
+    /// Permitted capabilities.
+    capabilities: u64,
+    /// The inodes of its user and pid namespaces. Capabilities count in the former only; a
+    /// container has the latter to itself, even if it has no user namespace.
+    namespaces: [u64; 2],
+    /// The process and its start time, if it is not dumpable or has several users at once: only
+    /// privileged processes may trace it.
+    alone: Option<(i32, u64)>,
+}
+
+impl Credentials {
+    /// Returns those of a process, or `None` if it has ended or may not be looked at.
+    pub fn of(pid: i32) -> Option<Self> {
+        let status = proc::status(pid).ok()?;
+        let ids = |name: &str| {
+            let mut numbers = line(&status, name)?
+                .split_whitespace()
+                .map(str::parse::<u32>);
+            let mut next = || numbers.next()?.ok();
+            Some([next()?, next()?, next()?])
+        };
+        let namespace = |name: &str| {
+            Some(
+                std::fs::metadata(format!("/proc/{pid}/ns/{name}"))
+                    .ok()?
+                    .ino(),
+            )
+        };
+        let (users, groups) = (ids("Uid:")?, ids("Gid:")?);
+        let is_one = |ids: [u32; 3]| ids == [ids[0]; 3];
+        // The kernel gives a process's files to root if it is not dumpable (proc_pid(5)).
+        let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        let is_apart = owner != users[1] || !is_one(users) || !is_one(groups);
+        Some(Self {
+            users,
+            groups,
+            capabilities: u64::from_str_radix(line(&status, "CapPrm:")?, 16).ok()?,
+            namespaces: [namespace("user")?, namespace("pid")?],
+            alone: match is_apart {
+                true => Some((pid, proc::start_time(pid)?)),
+                false => None,
+            },
+        })
+    }
+}
+
+/// Formats the user, for messages.
+impl Display for Credentials {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "user {}", self.users[1])
+    }
+}
+
+/// Returns the rest of a line of `status` that starts with `name`.
+fn line<'s>(status: &'s str, name: &str) -> Option<&'s str> {
+    let mut lines = status.lines();
+    lines
+        .find_map(|line| line.strip_prefix(name))
+        .map(str::trim)
+}

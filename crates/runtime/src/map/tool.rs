@@ -1,0 +1,296 @@
+//! The tool's operations on a map, which are those of `bpf(2)`. With one shard they are operations
+//! on that shard alone.
+
+use std::sync::Arc;
+
+use beeline_maps::{Batch, Kind, TaskStorage};
+use beeline_uapi::{Errno, flags};
+use beeline_verifier::sharding::{Sharing, Use, Word};
+
+use super::shards::{Shard, View};
+use super::{MapObject, MapPart, out_of_memory};
+use crate::domain::{Domain, DomainId};
+use crate::error::Error;
+use crate::fast_path::Entry;
+use crate::liveness::SessionId;
+use crate::memory::Memory;
+
+impl MapObject {
+    /// Copies an element's value out.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`beeline_maps::Map::lookup_copy`].
+    pub fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+        if !self.shards.are_there() {
+            return self.map.lookup_copy(key, value, flags, &Self::caller());
+        }
+        self.shards
+            .read(&self.map, |all| all.lookup(key, value, flags))
+    }
+
+    /// Creates or replaces an element.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`beeline_maps::Map::update_copy`].
+    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+        if self.shards.change_freely() {
+            return self.map.update_copy(key, value, flags, &Self::caller());
+        }
+        self.shards
+            .change(&self.map, |all| all.update(key, value, flags))
+    }
+
+    /// Deletes an element.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`beeline_maps::Map::delete_key`].
+    pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
+        if self.shards.change_freely() {
+            return self.map.delete_key(key, &Self::caller());
+        }
+        self.shards.change(&self.map, |all| all.delete(key))
+    }
+
+    /// Copies an element's value out and deletes it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`beeline_maps::Map::lookup_and_delete`].
+    pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+        if self.shards.change_freely() {
+            return self
+                .map
+                .lookup_and_delete(key, value, flags, &Self::caller());
+        }
+        self.shards
+            .change(&self.map, |all| all.lookup_and_delete(key, value, flags))
+    }
+
+    /// Finds the key after `key`; the first one if `key` is `None` or no longer there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`beeline_maps::Map::next_key`].
+    pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
+        if !self.shards.are_there() {
+            return self.map.next_key(key, next, &Self::caller());
+        }
+        self.shards.read(&self.map, |all| all.next_key(key, next))
+    }
+
+    /// Copies elements out to `keys` and `values`, from `cursor` on. With `delete` they are
+    /// deleted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`beeline_maps::Map::read_batch`].
+    pub fn read_batch(
+        &self,
+        cursor: u32,
+        (keys, values): (&mut [u8], &mut [u8]),
+        delete: bool,
+    ) -> Result<Batch, Errno> {
+        let is_one = match delete {
+            true => self.shards.change_freely(),
+            false => !self.shards.are_there(),
+        };
+        if is_one {
+            return self
+                .map
+                .read_batch(cursor, keys, values, delete, &Self::caller());
+        }
+        let room = (keys, values);
+        match delete {
+            true => self
+                .shards
+                .change(&self.map, |all| all.read_batch(cursor, room, true)),
+            false => self
+                .shards
+                .read(&self.map, |all| all.read_batch(cursor, room, false)),
+        }
+    }
+
+    /// Sets how the tool sees the map. See [`super::shards::Shards::see_as`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`super::shards::Shards::see_as`].
+    pub fn see_as(&self, view: &View) -> Result<(), Errno> {
+        self.shards.see_as(view, self.map.spec().kind())
+    }
+
+    /// Takes note that a program which has been loaded uses the map.
+    pub fn add_use(&self, usage: &Use) {
+        let mut known = self.usage.lock();
+        let both = match &*known {
+            Some(before) => before.and(usage),
+            None => usage.clone(),
+        };
+        *known = Some(both);
+    }
+
+    /// Returns how its memory may be split among security domains, by what the loaded programs do
+    /// with it.
+    pub fn sharing(&self) -> Sharing {
+        let usage = self.usage.lock();
+        let whole = |why| Use::whole(why).sharing();
+        let sharing = match &*usage {
+            Some(usage) => usage.sharing(),
+            None => return whole("nothing is known of the programs that use it"),
+        };
+        // What the tool writes into memory that it has mapped itself reaches one shard only.
+        let is_mapped = self.spec.flags & flags::MMAPABLE != 0 && self.check_thawed().is_ok();
+        match sharing {
+            Sharing::Whole(_) | Sharing::Stream => sharing,
+            _ if is_mapped => whole("the tool maps its memory"),
+            _ => sharing,
+        }
+    }
+
+    /// Sets how the tool sees the map, before it gets its first further shard.
+    fn see_by(&self, sharing: &Sharing) -> Result<(), Errno> {
+        let view = match sharing {
+            Sharing::ReadOnly => View::Copies,
+            Sharing::Summed(words) => View::Sums {
+                halves: halves(words),
+            },
+            Sharing::PerProcess { .. } => View::Union,
+            // A perf event array's memory holds nothing.
+            Sharing::Stream => View::Copies,
+            Sharing::Whole(_) => return Err(Errno::EOPNOTSUPP),
+        };
+        match self.see_as(&view) {
+            Err(Errno::EBUSY) if self.shards.is_seen_as(&view) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Fails if the memory of several domains has been told apart in a way that the programs which
+    /// use the map by now do not allow.
+    ///
+    /// # Errors
+    ///
+    /// The reason, in words.
+    pub fn check_sharing(&self) -> Result<(), String> {
+        if !self.shards.are_there() {
+            return Ok(());
+        }
+        let sharing = self.sharing();
+        self.see_by(&sharing).map_err(|_| match sharing {
+            Sharing::Whole(reason) => reason.to_string(),
+            _ => "it was used in another way before".to_owned(),
+        })
+    }
+
+    /// Returns the memory of a domain's processes. It is made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Apart`]: another domain has the map, and it cannot be split; or those of
+    /// [`Self::shard_of`], and for a ring buffer those of [`Memory::new`] and
+    /// [`Relay::source_of`](crate::relay::Relay::source_of).
+    pub fn part_of(self: &Arc<Self>, domain: &Domain) -> Result<MapPart, Error> {
+        let first = || MapPart::First(self.clone());
+        if domain.id == DomainId::TOOL {
+            return Ok(first());
+        }
+        let sharing = self.sharing();
+        tracing::debug!(map = self.spec.name, domain = domain.id.0, %sharing, "a process gets a map");
+        let apart = |why: String| Error::Apart {
+            map: self.spec.name.clone(),
+            why,
+        };
+        if let Sharing::Whole(reason) = sharing {
+            return match *self.owner.get_or_init(|| domain.id) == domain.id {
+                true => Ok(first()),
+                false => Err(apart(reason.why.to_owned())),
+            };
+        }
+        if domain.id == DomainId::HOME {
+            return Ok(first());
+        }
+        let part = self.further_part_of(domain, &sharing);
+        part.map_err(|errno| apart(std::io::Error::from_raw_os_error(errno.0).to_string()))
+    }
+
+    fn further_part_of(&self, domain: &Domain, sharing: &Sharing) -> Result<MapPart, Errno> {
+        if self.map.spec().kind() == Some(Kind::Ringbuf) {
+            let name = SessionId::own().name(&format!("map-{}", self.spec.name));
+            let make = || {
+                let charge = self.budget.charge(self.memory.len() as u64)?;
+                let memory = Memory::new(&name, self.memory.len()).map_err(out_of_memory)?;
+                Ok((memory, charge))
+            };
+            let source = self.relay.source_of(domain, &self.map, make)?;
+            return Ok(MapPart::Source(source));
+        }
+        self.see_by(sharing)?;
+        Ok(MapPart::Further(self.shard_of(domain.id)?))
+    }
+
+    /// Returns the shard of a domain that may not share the first one. It is made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for a map that is seen as a whole, `ENOMEM` if the budget has no room for it,
+    /// `EBUSY` if it is to be a copy and a lock in the first shard does not become free; those of
+    /// [`Shard::new`].
+    pub fn shard_of(&self, domain: DomainId) -> Result<Arc<Shard>, Errno> {
+        self.shards.of_domain(domain, &self.map, || {
+            Shard::new(
+                &self.spec.name,
+                self.map.spec(),
+                *self.map.fields(),
+                self.map.layout().cpus,
+                &self.budget,
+            )
+        })
+    }
+
+    /// Frees what a dead process held, in all shards. Returns whether a ring buffer's consumer must
+    /// be woken for that.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if a live process does not let go of a lock in one of them. Call it again later.
+    pub fn release_owner(&self, owner: u32) -> Result<bool, Errno> {
+        let caller = Self::caller();
+        let mut released = self.map.release_owner(owner, &caller);
+        for shard in self.shards.further() {
+            let wakes = shard.here().release_owner(owner, &caller);
+            released = released.and_then(|before| wakes.map(|wakes| before || wakes));
+        }
+        released
+    }
+
+    /// Empties the elements of a task storage, in all shards, that belong to threads for which
+    /// `is_gone` returns true. A lock that stays taken for long keeps some for the next time.
+    pub fn forget_threads(&self, is_gone: &dyn Fn(u32) -> bool) {
+        let further = self.shards.further();
+        let maps = further.iter().map(|shard| shard.here());
+        for map in std::iter::once(&self.map).chain(maps) {
+            if let Some(storage) = TaskStorage::of(map) {
+                let _ = storage.forget(is_gone, &Self::caller());
+            }
+        }
+    }
+
+    /// Sets the entry by which the tool's processes work on the first shard alone.
+    pub fn set_entry(&self, entry: Entry) {
+        self.shards.set_entry(entry);
+    }
+}
+
+/// Returns, for each word of 8 bytes of a value, whether programs add to its halves.
+fn halves(words: &[Word]) -> Box<[bool]> {
+    let index = |word: &Word| word.offset as usize / 8;
+    let len = words.iter().map(|word| index(word) + 1).max();
+    let mut halves = vec![false; len.unwrap_or(0)];
+    for word in words.iter().filter(|word| word.size == 4) {
+        halves[index(word)] = true;
+    }
+    halves.into_boxed_slice()
+}
