@@ -141,10 +141,8 @@ impl Domains {
         };
         Ok(Self {
             // That a user may run Beeline's file but not read it says nothing of the targets.
-            own: Credentials::of(std::process::id() as i32).map(|own| Credentials {
-                alone: None,
-                ..own
-            }),
+            own: Credentials::of(std::process::id() as i32)
+                .map(|own| Credentials { alone: None, ..own }),
             home,
             tool: Arc::new(tool),
             others: RwLock::default(),
