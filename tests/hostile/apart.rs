@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use beeline_e2e::{Engine, Tool, Turn, Workload, beeline_wanted, find_program, map_counts, need};
+use beeline_e2e::{Tool, Turn, Workload, beeline_wanted, find_program, map_counts, need};
 
-use crate::world::{USERS, World, as_user, memory_files};
+use crate::world::{USERS, World, as_user, isolated, memory_files};
 
 const ROUNDS: usize = 3;
 /// Remembers names by thread from a call's beginning to its end.
@@ -32,7 +32,7 @@ fn processes_of_different_users_share_no_memory() {
         .map(|user| (user, world.start_as(user)))
         .collect();
     let tool = Tool::bpftrace(
-        Engine::Beeline.command(&world.bpftrace),
+        isolated(&world.bpftrace),
         &world.script(
             "uprobe:{prog}:wl_add { @ = count(); @by[uid] = count(); @names[comm] = count(); } \
              uprobe:{prog}:wl_square { @sum = sum(arg0); @hist = hist(arg0); }",
@@ -105,7 +105,7 @@ fn opens_of_all_users_are_shown() {
         (user, Workload::start_command(command))
     };
     let mut workloads: Vec<_> = USERS.into_iter().chain(USERS).map(start).collect();
-    let tool = Tool::bpftrace(Engine::Beeline.command(&bpftrace), OPENS_BY_THREAD);
+    let tool = Tool::bpftrace(isolated(&bpftrace), OPENS_BY_THREAD);
     tool.wait_attached();
     for (_, workload) in &mut workloads {
         assert_eq!(workload.go(), "done");

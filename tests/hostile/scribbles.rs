@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use beeline_e2e::{Ended, Engine, TICK, Tool, Turn, Workload, map_counts, need};
+use beeline_e2e::{Ended, TICK, Tool, Turn, Workload, map_counts, need};
 
-use crate::world::{World, as_user};
+use crate::world::{World, as_user, isolated};
 
 const ROUNDS: usize = 3;
 /// Calls of `wl_add` in a round.
@@ -22,10 +22,7 @@ fn attacked(world: &World, script: &str, files: &str) -> Ended {
     let mut command: Command = as_user(ATTACKER, &world.program);
     command.arg("attack");
     let mut attacker = Workload::start_command(command);
-    let tool = Tool::bpftrace(
-        Engine::Beeline.command(&world.bpftrace),
-        &world.script(script),
-    );
+    let tool = Tool::bpftrace(isolated(&world.bpftrace), &world.script(script));
     tool.wait_attached();
     let answer = attacker.tell(files);
     assert!(

@@ -1,10 +1,11 @@
 //! Processes of several users, and what Beeline has mapped into them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use beeline_e2e::{Scratch, Workload, beeline_wanted, find_program};
+use beeline_e2e::{Scratch, Workload, beeline, beeline_wanted, find_program};
 
 /// Users that exist on every Debian system: root, daemon and nobody.
 pub const USERS: [u32; 3] = [0, 1, 65534];
@@ -43,6 +44,14 @@ impl World {
     pub fn script(&self, script: &str) -> String {
         script.replace("{prog}", &self.program.display().to_string())
     }
+}
+
+/// Returns a tool under a Beeline that keeps users apart.
+pub fn isolated(tool: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(beeline());
+    command.args(["run", "--isolate-users", "--"]).arg(tool);
+    command.env("BEELINE_CACHE", "");
+    command
 }
 
 /// Returns `command` as an ordinary user, or as root.

@@ -50,10 +50,11 @@ enum Command {
         /// the processes that they run in (bpf_probe_write_user)
         #[arg(long = "unsafe")]
         destructive: bool,
-        /// Let processes of different users share the memory of maps. Each can then read and forge
-        /// what the others' programs collect; but maps that cannot be kept apart work for all
+        /// Give the processes of each user memory of their own for maps and events, so that none can
+        /// read or forge what another's programs collect. Maps that cannot be kept apart then work
+        /// for one user's processes only
         #[arg(long)]
-        share_memory: bool,
+        isolate_users: bool,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -120,7 +121,7 @@ fn main() -> ExitCode {
             all,
             pid,
             destructive,
-            share_memory,
+            isolate_users,
             engines,
             memory,
             place,
@@ -133,9 +134,9 @@ fn main() -> ExitCode {
                         true => Policy::AllowDestructive,
                         false => Policy::ObserveOnly,
                     },
-                    isolation: match share_memory {
-                        true => Isolation::None,
-                        false => Isolation::ByUser,
+                    isolation: match isolate_users {
+                        true => Isolation::ByUser,
+                        false => Isolation::None,
                     },
                 };
                 run::run(tool, all, pid, rules, &engines, &memory)

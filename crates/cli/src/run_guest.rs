@@ -28,7 +28,7 @@ const LOCAL: [&str; 7] = [
     "all",
     "pid",
     "destructive",
-    "share_memory",
+    "isolate_users",
     "aot",
     "verbose",
     "memory_limit",

@@ -105,16 +105,6 @@ impl Domain {
     }
 }
 
-/// Whether processes that must not trust each other share memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Isolation {
-    /// Each security domain has memory of its own.
-    #[default]
-    ByUser,
-    /// All targets share the tool's memory.
-    None,
-}
-
 /// The domains of a session.
 #[derive(Debug)]
 pub struct Domains {
@@ -170,9 +160,16 @@ impl Domains {
 
     /// Returns the credentials of a process that does not belong to the home domain. A process that
     /// has ended belongs nowhere, and makes no difference.
-    pub fn stranger(&self, process: &Process) -> Option<Credentials> {
-        let credentials = Credentials::of(process.pid())?;
-        (Some(&credentials) != self.own.as_ref()).then_some(credentials)
+    ///
+    /// # Errors
+    ///
+    /// The process lives, and its credentials cannot be read.
+    pub fn stranger(&self, process: &Process) -> io::Result<Option<Credentials>> {
+        match Credentials::of(process.pid()) {
+            Some(own) if Some(&own) == self.own.as_ref() => Ok(None),
+            None if process.is_alive() => Err(io::ErrorKind::PermissionDenied.into()),
+            credentials => Ok(credentials),
+        }
     }
 
     /// Returns the domain of processes with these credentials, and whether it is new. `begin`
@@ -238,8 +235,10 @@ pub fn wait_for_any(words: &[(&AtomicU32, u32)], most: Duration) {
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
     let until = Timespec::try_from(now + most).ok();
     let flags = futex::WaitvFlags::empty();
-    if futex::waitv(&waits, flags, until.as_ref(), futex::ClockId::Monotonic) == Err(Errno::NOSYS) {
-        std::thread::sleep(OFTEN);
+    match futex::waitv(&waits, flags, until.as_ref(), futex::ClockId::Monotonic) {
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        // There is no such call, or a seccomp filter forbids it.
+        Err(_) => std::thread::sleep(OFTEN),
     }
 }
 
@@ -281,8 +280,9 @@ impl Credentials {
         };
         let (users, groups) = (ids("Uid:")?, ids("Gid:")?);
         let is_one = |ids: [u32; 3]| ids == [ids[0]; 3];
-        // The kernel gives a process's files to root if it is not dumpable (proc_pid(5)).
-        let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        // The kernel gives a process's files, but not its directory, to root if it is not dumpable
+        // (`task_dump_owner` of `fs/proc/base.c`).
+        let owner = std::fs::metadata(format!("/proc/{pid}/status")).ok()?.uid();
         let is_apart = owner != users[1] || !is_one(users) || !is_one(groups);
         Some(Self {
             users,

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use beeline_codegen::Code;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
-use beeline_verifier::program::Policy;
+use beeline_verifier::sharding::Use;
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{MapUse, ProgramSummary};
 use parking_lot::{Mutex, MutexGuard};
@@ -15,6 +15,7 @@ use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::map::MapObject;
+use crate::rules::{Isolation, Rules};
 use crate::verification::{self, Accepted, Maps};
 
 /// A loaded program.
@@ -197,14 +198,15 @@ impl Program {
     /// [`LoadError`] with the verifier's errno if it is refused, `ENOMEM` if the budget has no room
     /// for it, `EBADF` if a descriptor names no map, `ENOTSUP` if no engine takes it, `E2BIG` if
     /// its code takes too much stack, `EINVAL` if one of its program arrays takes programs of
-    /// another kind.
+    /// another kind, `EBUSY` if several security domains have one of its maps in a way that it does
+    /// not allow.
     pub fn load(
         id: Id,
         spec: &ProgramSpec,
         maps: &Maps,
         kernel: Option<&KernelTypes>,
         engines: &Engines,
-        policy: Policy,
+        rules: Rules,
         budget: &Budget,
     ) -> Result<(Self, VerifierLog), LoadError> {
         let no_memory = |errno: Errno| LoadError::new(errno.0, "");
@@ -217,14 +219,16 @@ impl Program {
         let Accepted {
             insns,
             facts,
-            uses,
             log,
             runs,
         } = if engines.are_verified() {
-            verification::judge(spec, maps, kernel, policy, &may_take)?
+            verification::judge(spec, maps, kernel, rules.policy, &may_take)?
         } else {
             verification::trust_nothing(spec)?
         };
+        if rules.isolation == Isolation::ByUser && engines.are_verified() {
+            note_uses(&verification::uses(spec, &insns, maps, kernel), maps)?;
+        }
         let (used, indexes) = numbered(&facts.maps, maps)?;
         let resolved = beeline_verifier::resolve(&insns, &indexes).map_err(|missing| {
             LoadError::new(libc::EBADF, format!("fd {} is no map", missing.fd))
@@ -261,15 +265,6 @@ impl Program {
         for array in arrays {
             let admitted = array.programs.admit(&program);
             admitted.map_err(|errno| LoadError::new(errno.0, ""))?;
-        }
-        for (fd, usage) in &uses {
-            if let Some(map) = maps.get(fd) {
-                map.add_use(usage);
-                map.check_sharing().map_err(|why| {
-                    let name = &map.spec.name;
-                    LoadError::new(libc::EBUSY, format!("map {name} is in use by processes of several users, and cannot be kept apart any more: {why}"))
-                })?;
-            }
         }
         Ok((program, log))
     }
@@ -364,6 +359,21 @@ fn bytes_to_load(spec: &ProgramSpec, maps: &Maps) -> u64 {
     });
     let bytes = ITSELF + OF_BYTE * spec.insns.len() + OF_TYPES * (own + of_maps.unwrap_or(0));
     bytes as u64
+}
+
+/// Has maps take note of their use by a program, unless that is too late.
+fn note_uses(uses: &[(i32, Use)], maps: &Maps) -> Result<(), LoadError> {
+    for (fd, usage) in uses {
+        let Some(map) = maps.get(fd) else { continue };
+        map.add_use(usage).map_err(|why| {
+            let name = &map.spec.name;
+            let why = format!(
+                "map {name} is in use by processes of several users, and cannot be kept apart any more: {why}"
+            );
+            LoadError::new(libc::EBUSY, why)
+        })?;
+    }
+    Ok(())
 }
 
 /// Fails unless a slot's stack can hold its frames.

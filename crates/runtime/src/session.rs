@@ -20,7 +20,6 @@ use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
 };
 use crate::budget::{self, Budget, Charge};
-use crate::domain::Isolation;
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::fast_path::{self, FastPaths};
@@ -29,6 +28,7 @@ use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
+use crate::rules::Rules;
 use crate::runner::{Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
@@ -42,15 +42,6 @@ use objects::Objects;
 /// otherwise produce messages without end.
 const MOST_TOLD: usize = 1000;
 
-/// What programs may do, and to whom.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Rules {
-    /// Whether they may change the processes that they run in.
-    pub policy: Policy,
-    /// Whether processes that must not trust each other share memory.
-    pub isolation: Isolation,
-}
-
 /// Tells the user something. The argument is one line without a line ending.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -63,7 +54,7 @@ pub struct Runtime {
     tool: Arc<AtomicI32>,
     told: Mutex<BTreeSet<String>>,
     report: Report,
-    policy: Policy,
+    rules: Rules,
     budget: Budget,
     tracees: Arc<Tracees>,
     runner: Arc<Runner>,
@@ -87,7 +78,7 @@ impl Runtime {
     pub fn new(
         command: Vec<OsString>,
         scope: Scope,
-        Rules { policy, isolation }: Rules,
+        rules: Rules,
         engines: Engines,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
@@ -95,7 +86,8 @@ impl Runtime {
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
         arch::check()?;
         let shared = Arc::new(
-            Shared::new(command, cpus, isolation).map_err(os("creating the session's memory"))?,
+            Shared::new(command, cpus, rules.isolation)
+                .map_err(os("creating the session's memory"))?,
         );
         let notifier = Notifier::start(shared.domains.clone()).map_err(os("starting a thread"))?;
         let tool = Arc::new(AtomicI32::new(0));
@@ -113,7 +105,7 @@ impl Runtime {
             tool,
             told: Mutex::default(),
             report,
-            policy,
+            rules,
             budget,
             tracees,
             runner,
@@ -407,12 +399,12 @@ impl Backend for Runtime {
             &maps,
             kernel,
             &self.engines,
-            self.policy,
+            self.rules,
             &self.budget,
         );
         let (mut program, log) = loaded.inspect_err(|error| {
             tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
-            if self.policy == Policy::ObserveOnly {
+            if self.rules.policy == Policy::ObserveOnly {
                 program::forbidden(&spec.insns).for_each(|what| self.unsupported(what));
             }
         })?;

@@ -12,9 +12,10 @@ use parking_lot::Mutex;
 
 use crate::agent::Agent;
 use crate::cgroup::Cgroups;
-use crate::domain::{Domains, Isolation};
+use crate::domain::Domains;
 use crate::file_syscalls::CallFiles;
 use crate::link::Files;
+use crate::rules::Isolation;
 use crate::tasks::TaskLayout;
 
 /// See the module documentation.

@@ -69,7 +69,7 @@ impl Trace {
             value_type: None,
         };
         let map = MapObject::new(id, &spec, None, cpus, budget)?;
-        map.add_use(&Use::events());
+        let _ = map.add_use(&Use::events());
         let shared = Shared {
             map: Arc::new(map),
             pipes: Mutex::default(),

@@ -31,8 +31,6 @@ pub struct Accepted {
     pub insns: Vec<Insn>,
     /// The summary of what it does.
     pub facts: ProgramSummary,
-    /// The use of each map, by descriptor.
-    pub uses: Vec<(i32, Use)>,
     /// The log for the tool.
     pub log: VerifierLog,
     /// True if everything that it uses exists. If not, there is no code for it.
@@ -93,7 +91,6 @@ pub fn judge(
         Err(reject) if HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
         place => Ok(Accepted {
             runs: place.is_ok() && facts.helpers.iter().all(|&helper| is_served(helper)),
-            uses: uses(spec, &insns, maps, kernel),
             insns,
             facts,
             log,
@@ -146,14 +143,13 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     Ok(Accepted {
         insns,
         facts,
-        uses: Vec::new(),
         log: VerifierLog::default(),
         runs: true,
     })
 }
 
-/// Finds out how a program that may run here uses its maps.
-fn uses(
+/// Finds out how an accepted program that may run here uses its maps, each by its descriptor.
+pub fn uses(
     spec: &ProgramSpec,
     insns: &[Insn],
     maps: &Maps,

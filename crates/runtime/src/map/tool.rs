@@ -122,22 +122,33 @@ impl MapObject {
         self.shards.see_as(view, self.map.spec().kind())
     }
 
-    /// Takes note that a program which has been loaded uses the map.
-    pub fn add_use(&self, usage: &Use) {
+    /// Takes note that a program which is being loaded uses the map.
+    ///
+    /// # Errors
+    ///
+    /// The reason, in words, if several domains have the map, told apart in a way that the program
+    /// does not allow.
+    pub fn add_use(&self, usage: &Use) -> Result<(), String> {
         let mut known = self.usage.lock();
         let both = match &*known {
             Some(before) => before.and(usage),
             None => usage.clone(),
         };
+        if self.shards.are_there() || !self.relay.is_empty() {
+            let sharing = self.sharing_by(Some(&both));
+            self.see_by(&sharing).map_err(|_| match sharing {
+                Sharing::Whole(reason) => reason.to_string(),
+                _ => "it was used in another way before".to_owned(),
+            })?;
+        }
         *known = Some(both);
+        Ok(())
     }
 
-    /// Returns how its memory may be split among security domains, by what the loaded programs do
-    /// with it.
-    pub fn sharing(&self) -> Sharing {
-        let usage = self.usage.lock();
+    /// Returns how its memory may be split among security domains if programs use it so.
+    fn sharing_by(&self, usage: Option<&Use>) -> Sharing {
         let whole = |why| Use::whole(why).sharing();
-        let sharing = match &*usage {
+        let sharing = match usage {
             Some(usage) => usage.sharing(),
             None => return whole("nothing is known of the programs that use it"),
         };
@@ -168,23 +179,6 @@ impl MapObject {
         }
     }
 
-    /// Fails if the memory of several domains has been told apart in a way that the programs which
-    /// use the map by now do not allow.
-    ///
-    /// # Errors
-    ///
-    /// The reason, in words.
-    pub fn check_sharing(&self) -> Result<(), String> {
-        if !self.shards.are_there() {
-            return Ok(());
-        }
-        let sharing = self.sharing();
-        self.see_by(&sharing).map_err(|_| match sharing {
-            Sharing::Whole(reason) => reason.to_string(),
-            _ => "it was used in another way before".to_owned(),
-        })
-    }
-
     /// Returns the memory of a domain's processes. It is made if there is none.
     ///
     /// # Errors
@@ -197,20 +191,25 @@ impl MapObject {
         if domain.id == DomainId::TOOL {
             return Ok(first());
         }
-        let sharing = self.sharing();
+        // Held until the domain has its part, so that no program is loaded meanwhile that uses the map
+        // in another way.
+        let usage = self.usage.lock();
+        let sharing = self.sharing_by(usage.as_ref());
         tracing::debug!(map = self.spec.name, domain = domain.id.0, %sharing, "a process gets a map");
         let apart = |why: String| Error::Apart {
             map: self.spec.name.clone(),
             why,
         };
-        if let Sharing::Whole(reason) = sharing {
-            return match *self.owner.get_or_init(|| domain.id) == domain.id {
-                true => Ok(first()),
-                false => Err(apart(reason.why.to_owned())),
+        // The tool's own memory goes to one domain.
+        let is_whole = matches!(sharing, Sharing::Whole(_));
+        if is_whole || domain.id == DomainId::HOME {
+            let is_split = self.shards.are_there() || !self.relay.is_empty();
+            let is_owner = *self.owner.get_or_init(|| domain.id) == domain.id;
+            return match (is_owner, &sharing) {
+                (true, Sharing::Whole(reason)) if is_split => Err(apart(reason.to_string())),
+                (true, _) => Ok(first()),
+                (false, sharing) => Err(apart(sharing.to_string())),
             };
-        }
-        if domain.id == DomainId::HOME {
-            return Ok(first());
         }
         let part = self.further_part_of(domain, &sharing);
         part.map_err(|errno| apart(std::io::Error::from_raw_os_error(errno.0).to_string()))

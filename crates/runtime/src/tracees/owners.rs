@@ -113,7 +113,8 @@ impl Owners {
         let living = self.living.lock();
         for lease in &domain.page().leases {
             let owner = lease.owner.load(SeqCst);
-            let is_owned = owner == RUNTIME_OWNER || living.get(&owner) == Some(&domain.id);
+            let is_ours = owner == RUNTIME_OWNER && domain.id == DomainId::HOME;
+            let is_owned = is_ours || living.get(&owner) == Some(&domain.id);
             if owner != 0 && !is_owned {
                 tracing::info!(
                     domain = domain.id.0,

@@ -16,9 +16,10 @@ use super::registry::Registry;
 use super::rounds::SECOND;
 use super::target_table::{SharedTarget, TargetTable};
 use crate::detach;
-use crate::domain::{Domain, Isolation};
+use crate::domain::Domain;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
+use crate::rules::Isolation;
 use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::target::{Target, Wanted};
@@ -224,7 +225,10 @@ impl Targets {
             return Ok(domains.tool().clone());
         }
         let stranger = match self.shared.isolation {
-            Isolation::ByUser => domains.stranger(process),
+            Isolation::ByUser => {
+                let stranger = domains.stranger(process);
+                stranger.map_err(os("reading a process's credentials"))?
+            }
             Isolation::None => None,
         };
         let Some(credentials) = stranger else {
