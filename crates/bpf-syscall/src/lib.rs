@@ -1,4 +1,4 @@
-//! Answers a tool's system calls in place of the kernel: `bpf(2)`, `perf_event_open(2)` and the
+//! Answers a tool's system calls (syscalls) in place of the kernel: `bpf(2)`, `perf_event_open(2)` and the
 //! calls around them.
 //!
 //! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`].

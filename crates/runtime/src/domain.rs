@@ -3,6 +3,9 @@
 //! Two processes belong to one domain only if the kernel would let each trace the other
 //! (`__ptrace_may_access` in `kernel/ptrace.c`): what they share gives them no more than they have.
 //! Each domain has a session page of its own. The *home* domain is that of Beeline and the tool.
+//!
+//! Only under `--isolate-users` ([`Isolation::ByUser`](crate::Isolation)) is there more than the home
+//! domain; `tracees::targets` asks for the domain of each new target.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};

@@ -140,7 +140,10 @@ impl Error {
             libc::ENOBUFS,
             libc::EACCES,
         ];
-        OBSTACLES.contains(&self.errno().0)
+        // Of a target's nature other errors tell.
+        let is_own = matches!(self, Self::Inject(beeline_inject::Error::Local { .. }));
+        let errno = self.errno().0;
+        OBSTACLES.contains(&errno) || is_own && errno == libc::EPERM
     }
 
     /// Returns the errno that the tool is given.

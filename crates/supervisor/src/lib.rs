@@ -1,4 +1,4 @@
-//! Intercepts the system calls of an eBPF tool by seccomp.
+//! Intercepts the system calls (syscalls) of an eBPF tool by seccomp.
 //!
 //! A tool runs as an ordinary child process under a seccomp filter with user notification
 //! (seccomp_unotify(2)): the kernel hands each of the few system calls by which tools speak to eBPF
@@ -6,8 +6,8 @@
 //! fork, and needs no privilege. No `bpf(2)` and no `perf_event_open(2)` of the tool or of its
 //! children reaches the kernel.
 //!
-//! [`Tool::spawn`] starts the tool under the filter of `seccomp_filter`. `server` receives its
-//! notifications on a few threads and hands each, as a [`Call`] and its kind ([`ToolCall`]), to an
+//! [`Tool::spawn`] starts the tool under the filter of `seccomp_filter`. `notify` receives its
+//! notifications. `server` serves them on a few threads and hands each, as a [`Call`] and its kind ([`ToolCall`]), to an
 //! implementation of [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for
 //! a guest. These read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real
 //! descriptors into the tool ([`Reply`]).
