@@ -193,6 +193,13 @@ fn compare_members(types: &KernelTypes, way: &Way, step: usize, differences: &mu
     }
 }
 
+/// Iterators that later kernels of 6.18 (seen in 6.18.44) refuse with EPERM and without a word.
+const FORBIDDEN: [&str; 3] = [
+    "bpf_iter_bpf_map_elem",
+    "bpf_iter_bpf_sk_storage_map",
+    "bpf_iter_sockmap",
+];
+
 #[test]
 fn accesses_of_typed_contexts_get_the_kernels_verdicts() {
     let Some(types) = types() else { return };
@@ -228,6 +235,9 @@ fn accesses_of_typed_contexts_get_the_kernels_verdicts() {
         // A function without a result has to be left without one.
         let expected = if theirs.1.contains("R0") { 0 } else { theirs.0 };
         let name = types.name(kind.attach_btf_id);
+        if FORBIDDEN.contains(&name) && expected == libc::EPERM {
+            continue;
+        }
         assert_eq!(expected, refused, "{kind:?} {name}: {ours:?}\n{}", theirs.1);
         if let Err((_, line)) = &ours {
             assert!(
