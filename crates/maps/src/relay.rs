@@ -95,7 +95,7 @@ pub trait Relayed: Copy {
     unsafe fn rebased(&self, base: *mut u8) -> Self;
 }
 
-/// What the reader of one source remembers; new for a source in fresh, zeroed memory.
+/// The memory of one source's reader. Its default is for a source in fresh, zeroed memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct State {
     /// The position of the next record.
@@ -143,7 +143,7 @@ impl State {
     }
 }
 
-/// What a call has done.
+/// The outcome of one call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Records that are in the tool's ring now.

@@ -28,13 +28,14 @@ use crate::liveness::{Liveness, SessionId};
 use crate::memory::Memory;
 use crate::proc;
 use crate::relay::CutOff;
+use crate::rights::{line, number};
 
 /// One domain.
 #[derive(Debug)]
 pub struct Domain {
     /// Its id.
     pub id: DomainId,
-    /// Whose processes these are, for messages.
+    /// Names its user, for messages.
     pub name: String,
     /// Holds a [`Session`].
     memory: Arc<Memory>,
@@ -175,8 +176,8 @@ impl Domains {
         }
     }
 
-    /// Returns the domain of processes with these credentials, and whether it is new. `begin`
-    /// prepares a new one before anybody else sees it.
+    /// Returns the domain of processes with these credentials. If there is none, `begin` prepares a
+    /// new one before anybody else sees it.
     ///
     /// # Errors
     ///
@@ -290,7 +291,7 @@ impl Credentials {
         Some(Self {
             users,
             groups,
-            capabilities: u64::from_str_radix(line(&status, "CapPrm:")?, 16).ok()?,
+            capabilities: number(&status, "CapPrm:", 16)?,
             namespaces: [namespace("user")?, namespace("pid")?],
             alone: match is_apart {
                 true => Some((pid, proc::start_time(pid)?)),
@@ -305,12 +306,4 @@ impl Display for Credentials {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "user {}", self.users[1])
     }
-}
-
-/// Returns the rest of a line of `status` that starts with `name`.
-fn line<'s>(status: &'s str, name: &str) -> Option<&'s str> {
-    let mut lines = status.lines();
-    lines
-        .find_map(|line| line.strip_prefix(name))
-        .map(str::trim)
 }

@@ -77,7 +77,7 @@ pub enum MapPart {
     First(Arc<MapObject>),
     /// Another domain's shard.
     Further(Arc<Shard>),
-    /// What another domain writes into in place of a ring buffer.
+    /// The ring that another domain writes into in place of a ring buffer.
     Source(Arc<Memory>),
 }
 

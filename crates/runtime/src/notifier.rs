@@ -104,10 +104,9 @@ impl Shared {
             // From here on every publisher also rings; what was published before is found by one of
             // these looks.
             let say = |waiting| {
-                let mut pages = domains.iter().map(|domain| domain.page());
-                pages
-                    .by_ref()
-                    .for_each(|page| page.waiting.store(waiting, SeqCst));
+                for domain in &domains {
+                    domain.page().waiting.store(waiting, SeqCst);
+                }
             };
             say(1);
             let has_news = self.notify() != 0 || {

@@ -222,11 +222,13 @@ fn full_name(file: &OwnedFd, name: PathBuf) -> PathBuf {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or(name)
 }
 
-fn line<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+/// Returns the rest of the line of a `status` that begins with `name`.
+pub fn line<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name))
 }
 
-fn number(status: &str, name: &str, base: u32) -> Option<u64> {
+/// Returns the number to this base that is the rest of such a line.
+pub fn number(status: &str, name: &str, base: u32) -> Option<u64> {
     u64::from_str_radix(line(status, name)?.trim(), base).ok()
 }
 

@@ -5,13 +5,13 @@ use beeline_verifier::program::Policy;
 /// The rules of a session, for all programs that its tool loads.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rules {
-    /// Whether they may change the processes that they run in.
+    /// Their rights in the processes that they run in.
     pub policy: Policy,
-    /// Whether processes that must not trust each other share memory.
+    /// The processes that share memory.
     pub isolation: Isolation,
 }
 
-/// Whether processes that must not trust each other share memory.
+/// The processes that share the memory of maps and rings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Isolation {
     /// All targets share the tool's memory.

@@ -25,7 +25,7 @@ pub struct Shared {
     pub agent: Agent,
     /// The groups of processes that may share memory.
     pub domains: Arc<Domains>,
-    /// Whether they do.
+    /// The rule by which targets are assigned to them.
     pub isolation: Isolation,
     /// The number of CPUs that per-CPU values are kept for.
     pub cpus: u32,
