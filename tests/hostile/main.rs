@@ -2,5 +2,6 @@
 //! memory that Beeline has given it harms nobody else.
 
 mod apart;
+mod maps;
 mod scribbles;
 mod world;

@@ -46,10 +46,19 @@ impl World {
     }
 }
 
-/// Returns a tool under a Beeline that keeps users apart.
+/// Returns a tool under Beeline.
 pub fn isolated(tool: impl AsRef<OsStr>) -> Command {
+    beeline_with(&["run", "--"], tool)
+}
+
+/// Returns a tool under a Beeline that lets all targets share memory.
+pub fn together(tool: impl AsRef<OsStr>) -> Command {
+    beeline_with(&["run", "--no-isolation", "--"], tool)
+}
+
+fn beeline_with(arguments: &[&str], tool: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(beeline());
-    command.args(["run", "--isolate-users", "--"]).arg(tool);
+    command.args(arguments).arg(tool);
     command.env("BEELINE_CACHE", "");
     command
 }

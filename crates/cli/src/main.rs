@@ -50,11 +50,10 @@ enum Command {
         /// the processes that they run in (bpf_probe_write_user)
         #[arg(long = "unsafe")]
         destructive: bool,
-        /// Give the processes of each user memory of their own for maps and events, so that none can
-        /// read or forge what another's programs collect. Maps that cannot be kept apart then work
-        /// for one user's processes only
+        /// Let the processes of all users share the memory of maps and events. Each can then read and
+        /// forge what programs collect in the others; maps that cannot be kept apart work for all
         #[arg(long)]
-        isolate_users: bool,
+        no_isolation: bool,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -121,7 +120,7 @@ fn main() -> ExitCode {
             all,
             pid,
             destructive,
-            isolate_users,
+            no_isolation,
             engines,
             memory,
             place,
@@ -134,9 +133,9 @@ fn main() -> ExitCode {
                         true => Policy::AllowDestructive,
                         false => Policy::ObserveOnly,
                     },
-                    isolation: match isolate_users {
-                        true => Isolation::ByUser,
-                        false => Isolation::None,
+                    isolation: match no_isolation {
+                        true => Isolation::None,
+                        false => Isolation::ByUser,
                     },
                 };
                 run::run(tool, all, pid, rules, &engines, &memory)

@@ -28,7 +28,7 @@ const LOCAL: [&str; 7] = [
     "all",
     "pid",
     "destructive",
-    "isolate_users",
+    "no_isolation",
     "aot",
     "verbose",
     "memory_limit",

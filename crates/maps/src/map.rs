@@ -99,6 +99,13 @@ impl Map {
         self
     }
 
+    /// The same map, whose stacks have ids from `first` on if it is a stack map. So several maps can
+    /// have different ids for what the tool takes to be one.
+    pub fn with_first_id(mut self, first: u32) -> Self {
+        self.memory.first_id = first;
+        self
+    }
+
     /// Returns the special fields of its values.
     pub fn fields(&self) -> &Fields {
         &self.memory.fields

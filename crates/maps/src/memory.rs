@@ -14,7 +14,8 @@ pub(crate) struct Memory {
     pub(crate) spec: Spec,
     /// The special fields of its values.
     pub(crate) fields: Fields,
-    reserved: u32,
+    /// The number of a stack map's first slot.
+    pub(crate) first_id: u32,
     pub(crate) layout: Layout,
 }
 
@@ -44,7 +45,7 @@ impl Memory {
             base,
             spec: *spec,
             fields: Fields::EMPTY,
-            reserved: 0,
+            first_id: 0,
             layout: Layout::new(spec, cpus)?,
         })
     }

@@ -1,4 +1,5 @@
-//! Stack maps: a table of slots that hash values choose. The slot's number is the stack's id.
+//! Stack maps: a table of slots that hash values choose. The slot's number is the stack's id, counted
+//! from [`Memory::first_id`] on.
 //!
 //! A slot's count of frames says whether it holds a stack: it is 0 before the frames are written
 //! and set after, under the slot's lock. A writer that dies in between leaves an empty slot; one
@@ -103,7 +104,7 @@ impl<'m> StackTraces<'m> {
         let ips = ips.get(..self.depth() as usize).unwrap_or(ips);
         // SAFETY: the slice is readable.
         let hash = unsafe { hash_words(ips.as_ptr().cast(), size_of_val(ips)) };
-        let id = hash & self.memory.layout.mask;
+        let id = (hash & self.memory.layout.mask).wrapping_add(self.memory.first_id);
         let slot = self.slot(id).ok_or(Errno::EINVAL)?;
         let fast = flags & flags::FAST_STACK_CMP != 0;
         if slot.holds(ips, hash, fast) {
@@ -175,9 +176,9 @@ impl<'m> StackTraces<'m> {
         let in_use = |id: u32| self.slot(id).is_some_and(|slot| slot.count().is_some());
         let mut id = match key {
             Some(key) if in_use(key) => key.wrapping_add(1),
-            _ => 0,
+            _ => self.memory.first_id,
         };
-        while id <= self.memory.layout.mask {
+        while self.slot(id).is_some() {
             if in_use(id) {
                 return Ok(id);
             }
@@ -188,7 +189,7 @@ impl<'m> StackTraces<'m> {
 
     /// Frees the locks of slots that dead processes held.
     pub(crate) fn release(self, dead: &dyn Fn(u32) -> bool) {
-        let mut id = 0;
+        let mut id = self.memory.first_id;
         while let Some(slot) = self.slot(id) {
             lock::free_if(slot.lock, dead);
             id = id.wrapping_add(1);
@@ -201,15 +202,16 @@ impl<'m> StackTraces<'m> {
     }
 
     fn slot(self, id: u32) -> Option<Slot<'m>> {
-        if id > self.memory.layout.mask {
+        let number = id.wrapping_sub(self.memory.first_id);
+        if number > self.memory.layout.mask {
             return None;
         }
         let state = self.memory.at(self
             .memory
             .layout
             .table
-            .wrapping_add(u64::from(id).wrapping_mul(SLOT)));
-        // SAFETY: inside the slot's state, which is 16-aligned; the id is in range.
+            .wrapping_add(u64::from(number).wrapping_mul(SLOT)));
+        // SAFETY: inside the slot's state, which is 16-aligned; the number is in range.
         let (lock, frames, hash) = unsafe {
             (
                 words::half(state),
@@ -221,7 +223,7 @@ impl<'m> StackTraces<'m> {
             lock,
             frames,
             hash,
-            ips: self.memory.value(id, 0),
+            ips: self.memory.value(number, 0),
             depth: self.depth(),
         })
     }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use beeline_maps::{Batch, Spec};
 use beeline_uapi::{Errno, MapType};
@@ -17,6 +18,40 @@ const TYPES: [MapType; 6] = [
     MapType::LRU_HASH,
     MapType::LRU_PERCPU_HASH,
 ];
+
+#[test]
+fn chains_that_never_end_take_no_longer_than_a_whole_map() {
+    let ours = Ours::new(&spec(MapType::HASH, 4, 8, 1 << 16), 1).unwrap();
+    let one = ours.map.update_copy(&[1; 4], &[7; 8], 0, &caller(7, 0));
+    assert_eq!(one, Ok(()));
+    let layout = *ours.map.layout();
+    let bucket = |number: u32| {
+        let at = layout.table + u64::from(number) * 8;
+        // SAFETY: a bucket begins with the link to its first node, 8-aligned, in the map's memory.
+        unsafe { AtomicU32::from_ptr(ours.map.base().add(at as usize).cast()) }
+    };
+    let own = ours.map.bucket_of(&[1; 4]).unwrap();
+    let link = bucket(own).load(Relaxed);
+    let node = layout.nodes + u64::from(link - 1) * layout.node_size;
+    // SAFETY: a node begins with the link to the next one, 8-aligned, in the map's memory.
+    let next = unsafe { AtomicU32::from_ptr(ours.map.base().add(node as usize).cast()) };
+    // The node follows itself, and is the first of every bucket.
+    next.store(link, Relaxed);
+    (0..layout.buckets()).for_each(|number| bucket(number).store(link, Relaxed));
+    let (mut keys, mut values) = (vec![0; 4 * 8], vec![0; 8 * 8]);
+    let all = 0..layout.buckets();
+    let read = ours
+        .map
+        .read_buckets(all, &mut keys, &mut values, &caller(7, 0));
+    let read = read.expect("there is room for the steps that find the end");
+    assert_eq!(read.next, None);
+    assert!((1..=3).contains(&read.count), "{}", read.count);
+    assert!(
+        keys.chunks(4)
+            .take(read.count as usize)
+            .all(|key| key == [1; 4])
+    );
+}
 
 type Elements = BTreeMap<Vec<u8>, Vec<u8>>;
 

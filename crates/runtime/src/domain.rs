@@ -4,22 +4,24 @@
 //! (`__ptrace_may_access` in `kernel/ptrace.c`): what they share gives them no more than they have.
 //! Each domain has a session page of its own. The *home* domain is that of Beeline and the tool.
 //!
-//! Only under `--isolate-users` ([`Isolation::ByUser`](crate::Isolation)) is there more than the home
-//! domain; `tracees::targets` asks for the domain of each new target.
+//! Under [`Isolation::None`](crate::Isolation) there is the home domain alone; `tracees::targets` asks
+//! for the domain of each new target. A domain without targets is *retired* after some time: what is
+//! in its memory goes into memory that no process has, and the rest is freed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Formatter};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_agent::abi::Session;
 use beeline_inject::Process;
 use beeline_uapi::linux::FUTEX_WAITV_MAX;
 use libc::c_void;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -37,11 +39,28 @@ pub struct Domain {
     pub id: DomainId,
     /// Names its user, for messages.
     pub name: String,
+    /// Those of its processes; `None` for those of Beeline and the tool.
+    credentials: Option<Credentials>,
     /// Holds a [`Session`].
     memory: Arc<Memory>,
+    members: Arc<Mutex<Members>>,
     /// Why its events do not get through any more.
     broken: Arc<OnceLock<String>>,
+    /// Sentences for the user about maps that it has not, or not whole.
+    notes: Arc<Mutex<BTreeSet<String>>>,
+    /// Keeps the kernel from giving the numbers of its namespaces to others.
+    _namespaces: Vec<File>,
     _liveness: Arc<Liveness>,
+}
+
+/// The targets of a domain.
+#[derive(Debug)]
+struct Members {
+    /// Their tags.
+    tags: BTreeSet<u32>,
+    /// The time of the last change.
+    since: Instant,
+    is_retired: bool,
 }
 
 /// Names a domain within its session.
@@ -70,17 +89,93 @@ impl Domain {
     /// # Errors
     ///
     /// Those of [`Memory::new`], [`Memory::seal_size`] and [`Liveness::begin`].
-    fn new(id: DomainId, name: String) -> io::Result<Arc<Self>> {
+    fn new(id: DomainId, name: String, credentials: Option<Credentials>) -> io::Result<Self> {
         let file_name = SessionId::own().name("session");
         let memory = Memory::new(&file_name, size_of::<Session>())?;
         memory.seal_size()?;
-        Ok(Arc::new(Self {
+        let members = Members {
+            tags: BTreeSet::new(),
+            since: Instant::now(),
+            is_retired: false,
+        };
+        Ok(Self {
             id,
             name,
+            credentials,
+            members: Arc::new(Mutex::new(members)),
             broken: Arc::default(),
+            notes: Arc::default(),
+            _namespaces: Vec::new(),
             _liveness: Arc::new(Liveness::begin(&memory)?),
             memory: Arc::new(memory),
-        }))
+        })
+    }
+
+    /// Makes a domain without processes, for tests.
+    #[cfg(test)]
+    pub fn for_test(id: u32) -> Arc<Self> {
+        Arc::new(Self::new(DomainId(id), format!("user {id}"), None).expect("there is memory"))
+    }
+
+    /// Takes in a target, by its tag. Returns false if the domain has been retired.
+    #[must_use]
+    pub fn admit(&self, tag: u32) -> bool {
+        let mut members = self.members.lock();
+        if !members.is_retired {
+            members.tags.insert(tag);
+        }
+        !members.is_retired
+    }
+
+    /// Forgets a target that has ended, and no longer holds anything in the domain's memory.
+    pub fn dismiss(&self, tag: u32) {
+        let mut members = self.members.lock();
+        members.tags.remove(&tag);
+        members.since = Instant::now();
+    }
+
+    /// True if this is the tag of one of its targets.
+    pub fn has(&self, tag: u32) -> bool {
+        self.members.lock().tags.contains(&tag)
+    }
+
+    /// True if these are the credentials of its processes.
+    pub fn is_of(&self, credentials: &Credentials) -> bool {
+        self.credentials.as_ref() == Some(credentials)
+    }
+
+    /// Takes note that a process of it keeps a lock of its shard of a map, or has overwritten it.
+    pub fn has_damaged(&self, map: &str) {
+        self.note(format!(
+            "a process of {} keeps a lock of that user's part of map {map}, or has overwritten it: the tool does \
+             not see all that is there",
+            self.name
+        ));
+    }
+
+    /// Takes note that it cannot have a map, which another domain has, for this reason.
+    pub fn is_kept_from(&self, map: &str, why: &str) {
+        self.note(format!(
+            "map {map} is in use by other users' processes, and cannot be kept apart: {why}; programs that use it \
+             do not run in processes of {} (`--no-isolation` lets all targets share memory)",
+            self.name
+        ));
+    }
+
+    fn note(&self, sentence: String) {
+        self.notes.lock().insert(sentence);
+    }
+
+    /// Returns what has been noted, in sentences for the user.
+    pub fn notes(&self) -> BTreeSet<String> {
+        self.notes.lock().clone()
+    }
+
+    /// Retires the domain if it has had no targets for that long. It takes in none from then on.
+    fn retire(&self, after: Duration) -> bool {
+        let mut members = self.members.lock();
+        members.is_retired = members.tags.is_empty() && members.since.elapsed() >= after;
+        members.is_retired
     }
 
     /// Returns the session page's file.
@@ -116,6 +211,8 @@ pub struct Domains {
     home: Arc<Domain>,
     tool: Arc<Domain>,
     others: RwLock<BTreeMap<Credentials, Arc<Domain>>>,
+    /// The number of those that were made.
+    made: AtomicU32,
 }
 
 impl Domains {
@@ -125,21 +222,26 @@ impl Domains {
     ///
     /// Those of making its files.
     pub fn new() -> io::Result<Self> {
-        let home = Domain::new(DomainId::HOME, "the tool's user".to_owned())?;
+        let home = Domain::new(DomainId::HOME, "the tool's user".to_owned(), None)?;
         let tool = Domain {
             id: DomainId::TOOL,
             name: home.name.clone(),
+            credentials: None,
             memory: home.memory.clone(),
+            members: home.members.clone(),
             broken: home.broken.clone(),
+            notes: home.notes.clone(),
+            _namespaces: Vec::new(),
             _liveness: home._liveness.clone(),
         };
         Ok(Self {
             // That a user may run Beeline's file but not read it says nothing of the targets.
             own: Credentials::of(std::process::id() as i32)
                 .map(|own| Credentials { alone: None, ..own }),
-            home,
+            home: Arc::new(home),
             tool: Arc::new(tool),
             others: RwLock::default(),
+            made: AtomicU32::new(0),
         })
     }
 
@@ -176,32 +278,70 @@ impl Domains {
         }
     }
 
-    /// Returns the domain of processes with these credentials. If there is none, `begin` prepares a
-    /// new one before anybody else sees it.
+    /// Takes a process into the domain of those with its credentials, under a tag of its own. If
+    /// there is none, `begin` prepares a new one before anybody else sees it.
     ///
     /// # Errors
     ///
     /// Those of making its files.
-    pub fn of(
+    pub fn enter(
         &self,
         credentials: &Credentials,
+        (pid, tag): (i32, u32),
         begin: impl FnOnce(&Domain),
     ) -> io::Result<Arc<Domain>> {
-        if let Some(known) = self.others.read().get(credentials) {
-            return Ok(known.clone());
+        let known = |others: &BTreeMap<_, Arc<Domain>>| {
+            let known = others.get(credentials)?;
+            known.admit(tag).then(|| known.clone())
+        };
+        if let Some(known) = known(&self.others.read()) {
+            return Ok(known);
         }
         let mut others = self.others.write();
-        if let Some(known) = others.get(credentials) {
-            return Ok(known.clone());
+        if let Some(known) = known(&others) {
+            return Ok(known);
         }
-        let domain = Domain::new(DomainId(others.len() as u32 + 1), credentials.to_string())?;
+        let id = DomainId(self.made.fetch_add(1, SeqCst) + 1);
+        let mut domain = Domain::new(id, credentials.to_string(), Some(credentials.clone()))?;
+        domain._namespaces = credentials.open_namespaces(pid);
         begin(&domain);
-        tracing::info!(domain = domain.id.0, %credentials, "new security domain");
+        tracing::info!(domain = id.0, %credentials, "new security domain");
+        let domain = Arc::new(domain);
+        let _is_new = domain.admit(tag);
         others.insert(credentials.clone(), domain.clone());
         // Whoever waits for all domains begins anew.
         wake(&self.home.page().asked);
         wake(&self.home.page().doorbell);
         Ok(domain)
+    }
+
+    /// Removes the domains that have had no targets for that long, and returns them. The counts in
+    /// their session pages are added to those at home.
+    pub fn retire(&self, after: Duration) -> Vec<Arc<Domain>> {
+        if self.others.read().is_empty() {
+            return Vec::new();
+        }
+        let mut others = self.others.write();
+        let retired = others.extract_if(.., |_, domain| domain.retire(after));
+        let retired: Vec<_> = retired.map(|(_, domain)| domain).collect();
+        let home = self.home.page();
+        for domain in &retired {
+            tracing::info!(
+                domain = domain.id.0,
+                name = domain.name,
+                "retired a security domain"
+            );
+            let page = domain.page();
+            for (to, from) in [
+                (&home.missed, &page.missed),
+                (&home.refused, &page.refused),
+                (&home.unguarded, &page.unguarded),
+                (&home.unanswered, &page.unanswered),
+            ] {
+                to.fetch_add(from.load(SeqCst), SeqCst);
+            }
+        }
+        retired
     }
 }
 
@@ -298,6 +438,17 @@ impl Credentials {
                 false => None,
             },
         })
+    }
+
+    /// Opens the namespaces of a process with these credentials. While they are open the kernel does
+    /// not give their numbers to others.
+    fn open_namespaces(&self, pid: i32) -> Vec<File> {
+        let open = |(name, inode): (&str, &u64)| {
+            let file = File::open(format!("/proc/{pid}/ns/{name}")).ok()?;
+            (file.metadata().ok()?.ino() == *inode).then_some(file)
+        };
+        let names = ["user", "pid"].into_iter().zip(&self.namespaces);
+        names.filter_map(open).collect()
     }
 }
 

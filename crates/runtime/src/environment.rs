@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::atomic::fence;
 
 use beeline_agent::abi;
+use beeline_maps::Map;
 
 use crate::backend::Id;
 use crate::engines::Compiled;
@@ -358,12 +359,12 @@ impl Environment {
         self.maps.contains_key(&map)
     }
 
-    /// Makes a map known that is mapped at `base`.
+    /// Makes a map known, by a handle on its memory here.
     ///
     /// # Errors
     ///
     /// [`Error::Os`] if the pool is full.
-    pub fn place_map(&mut self, map: &Arc<MapObject>, base: u64) -> Result<(), Error> {
+    pub fn place_map(&mut self, map: &Arc<MapObject>, local: Map) -> Result<(), Error> {
         let slots = match map.ring_elements() {
             0 => 0,
             n => self
@@ -371,7 +372,7 @@ impl Environment {
                 .zeroed::<abi::RingSlot>(n)
                 .map_err(os("filling a pool"))?,
         };
-        let local = map.at(base);
+        let base = local.base() as u64;
         let values = base + local.layout().values;
         let handle = abi::MapHandle {
             map: local,

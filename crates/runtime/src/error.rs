@@ -90,7 +90,7 @@ pub enum Error {
     },
     /// A process cannot be given a map that processes of another security domain have.
     #[error(
-        "map {map} is in use by other users' processes, and cannot be kept apart: {why} (without `--isolate-users` all targets share memory)"
+        "map {map} is in use by other users' processes, and cannot be kept apart: {why} (`--no-isolation` lets all targets share memory)"
     )]
     Apart {
         /// The map's name.

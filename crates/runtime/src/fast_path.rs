@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use crate::backend::{Id, MapSpec, SpecialFields};
     use crate::budget::Budget;
-    use crate::domain::DomainId;
+    use crate::domain::Domain;
     use crate::map::shards::View;
 
     #[test]
@@ -213,10 +213,10 @@ mod tests {
         let fast_paths = FastPaths::new().unwrap();
         let entry = fast_paths.entry(3);
         let state = || entry.listed().unwrap().state.load(Relaxed);
-        map.see_as(&View::Union).unwrap();
+        map.see_as(&View::Union { id: None }).unwrap();
         fast_paths.list(&map);
         assert_eq!(state(), SERVED);
-        map.shard_of(DomainId(1)).unwrap();
+        map.shard_of(&Domain::for_test(1)).unwrap();
         assert_eq!(state(), 0);
         fast_paths.freeze(3);
         assert_eq!(state() & SERVED, 0);

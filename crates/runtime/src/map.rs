@@ -53,6 +53,8 @@ pub struct MapObject {
     usage: Mutex<Option<Use>>,
     /// The one domain that has it, if it cannot be split.
     owner: OnceLock<DomainId>,
+    /// True once a program of the tool's own processes, or of Beeline's, uses it.
+    is_tools: AtomicBool,
     frozen: AtomicBool,
     /// A perf event array's elements.
     rings: Mutex<Vec<Option<Arc<Ring>>>>,
@@ -78,7 +80,7 @@ pub enum MapPart {
     /// Another domain's shard.
     Further(Arc<Shard>),
     /// The ring that another domain writes into in place of a ring buffer.
-    Source(Arc<Memory>),
+    Source(Arc<MapObject>, Arc<Memory>),
 }
 
 impl MapPart {
@@ -87,7 +89,15 @@ impl MapPart {
         match self {
             Self::First(map) => &map.memory,
             Self::Further(shard) => &shard.memory,
-            Self::Source(memory) => memory,
+            Self::Source(_, memory) => memory,
+        }
+    }
+
+    /// Returns the handle for a process that has the file mapped at `base`.
+    pub fn at(&self, base: u64) -> Map {
+        match self {
+            Self::First(map) | Self::Source(map, _) => map.at(base),
+            Self::Further(shard) => shard.at(base),
         }
     }
 }
@@ -153,6 +163,7 @@ impl MapObject {
             relay: Relay::default(),
             usage: Mutex::default(),
             owner: OnceLock::new(),
+            is_tools: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
             rings: Mutex::new(vec![None; elements]),
             elements: Elements::default(),
@@ -280,8 +291,11 @@ impl MapObject {
 
     /// True if it is a ring buffer that has something to read.
     pub fn is_readable(&self) -> bool {
-        let ring = ringbuf::Ring::of(&self.map);
-        ring.is_some_and(|ring| ring.readable().is_some()) || self.relay.is_readable()
+        let is_there = |ring: ringbuf::Ring<'_>| ring.readable().is_some();
+        ringbuf::Ring::of(&self.map).is_some_and(|ring| {
+            self.relay.run(&self.map);
+            is_there(ring)
+        })
     }
 
     /// True if its elements are objects.

@@ -88,6 +88,12 @@ impl Notifier {
         let source: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
         self.shared.sources.lock().push(source);
     }
+
+    /// Looks for news at once: when this returns, what had been published before is in the tool's
+    /// rings.
+    pub fn look(&self) {
+        self.shared.notify();
+    }
 }
 
 impl Shared {
@@ -96,11 +102,14 @@ impl Shared {
             while self.notify() != 0 && !self.stop.load(SeqCst) {
                 std::thread::sleep(LINGER);
             }
+            // A new domain rings at home, so home's bell is read before the list.
+            let at_home = self.domains.home().page().doorbell.load(SeqCst);
             let domains = self.domains.all();
-            let seen: Vec<_> = domains
+            let mut seen: Vec<_> = domains
                 .iter()
                 .map(|domain| (&domain.page().doorbell, domain.page().doorbell.load(SeqCst)))
                 .collect();
+            seen[0].1 = at_home;
             // From here on every publisher also rings; what was published before is found by one of
             // these looks.
             let say = |waiting| {

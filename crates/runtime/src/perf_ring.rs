@@ -185,6 +185,14 @@ impl Ring {
         self.relay.each(|source| source.release(dead));
     }
 
+    /// Removes the source of a domain that has no processes any more.
+    pub fn retire(&self, domain: DomainId) {
+        let memory = self.memory();
+        if let Some(ring) = self.handle(&memory) {
+            self.relay.retire(domain, &ring);
+        }
+    }
+
     fn set_up(&self, memory: &Memory, pages: u32) {
         // SAFETY: the file has room for this many pages, and is mapped at the memory's base.
         if let Ok(ring) = unsafe { perf::Ring::attach(pages, memory.base()) } {

@@ -6,9 +6,9 @@
 //! calls it whenever it looks for news of that ring. `beeline_maps::relay` says what is carried,
 //! and in which order.
 //!
-//! A domain whose source holds nonsense is cut off: the source is dropped, and the domain's
-//! [`CutOff`] is told. Records that its honest processes have published before are in the tool's
-//! ring by then.
+//! A domain whose source holds nonsense is cut off: the source is not read any more, and the
+//! domain's [`CutOff`] is told. Records that its honest processes have published before are in the
+//! tool's ring by then.
 
 use std::fmt;
 use std::sync::Arc;
@@ -71,7 +71,10 @@ struct Source<R> {
     domain: DomainId,
     ring: R,
     state: State,
-    cut_off: CutOff,
+    /// Taken when it is told.
+    cut_off: Option<CutOff>,
+    /// Once set, nothing is read from the ring any more. The source stays, so that the domain does
+    /// not get a new one.
     broken: Option<Broken>,
     /// Where the ring lies.
     memory: Arc<Memory>,
@@ -157,13 +160,36 @@ impl<R: Shape> Relay<R> {
             domain,
             ring,
             state: State::default(),
-            cut_off,
+            cut_off: Some(cut_off),
             broken: None,
             memory,
             _charge: charge,
         });
         self.count.store(sources.all.len(), SeqCst);
         Ok(())
+    }
+
+    /// Removes the source of a domain that has no processes any more, after what it holds was
+    /// carried into the tool's ring.
+    pub fn retire(&self, domain: DomainId, to: &R) {
+        /// The most runs for that. Each source has a turn in every one.
+        const MOST: usize = 1000;
+        if self.is_empty() {
+            return;
+        }
+        for _ in 0..MOST {
+            let sources = self.state.lock();
+            let mut all = sources.all.iter();
+            let holds_more = all.any(|source| source.domain == domain && source.is_readable());
+            drop(sources);
+            if !holds_more {
+                break;
+            }
+            self.run(to);
+        }
+        let mut sources = self.state.lock();
+        sources.all.retain(|source| source.domain != domain);
+        self.count.store(sources.all.len(), SeqCst);
     }
 
     /// True if there are no sources: the tool's ring is written only by those who may map it.
@@ -173,8 +199,7 @@ impl<R: Shape> Relay<R> {
 
     /// True if a run has something to do.
     pub fn is_readable(&self) -> bool {
-        let waits = |source: &Source<R>| source.ring.readable(&source.state);
-        !self.is_empty() && self.state.lock().all.iter().any(waits)
+        !self.is_empty() && self.state.lock().all.iter().any(Source::is_readable)
     }
 
     /// Calls `each` with every source, for example to free what dead processes held.
@@ -199,13 +224,14 @@ impl<R: Shape> Relay<R> {
         }
         let mut sources = self.state.lock();
         let outcome = sources.run(to);
-        let broken = sources.take_broken();
-        self.count.store(sources.all.len(), SeqCst);
+        let news: Vec<_> = sources
+            .all
+            .iter_mut()
+            .filter_map(Source::take_news)
+            .collect();
         drop(sources);
-        for source in broken {
-            if let Some(broken) = source.broken {
-                (source.cut_off)(broken.why());
-            }
+        for (cut_off, broken) in news {
+            cut_off(broken.why());
         }
         outcome
     }
@@ -238,16 +264,19 @@ impl<R: Shape> Sources<R> {
         outcome.more = self.all.iter().any(Source::is_readable);
         outcome
     }
-
-    fn take_broken(&mut self) -> Vec<Source<R>> {
-        let is_broken = |source: &mut Source<R>| source.broken.is_some();
-        self.all.extract_if(.., is_broken).collect()
-    }
 }
 
 impl<R: Shape> Source<R> {
     fn look(&mut self) {
-        self.broken = self.ring.look(&mut self.state).err();
+        if self.broken.is_none() {
+            self.broken = self.ring.look(&mut self.state).err();
+        }
+    }
+
+    /// Returns the reason for which it was cut off, once, and the receiver of it.
+    fn take_news(&mut self) -> Option<(CutOff, Broken)> {
+        let broken = self.broken?;
+        Some((self.cut_off.take()?, broken))
     }
 
     fn relay(&mut self, to: &R, caller: &Caller) -> Outcome {

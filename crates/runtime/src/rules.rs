@@ -15,8 +15,8 @@ pub struct Rules {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Isolation {
     /// All targets share the tool's memory.
-    #[default]
     None,
     /// Each security domain has memory of its own.
+    #[default]
     ByUser,
 }

@@ -421,7 +421,8 @@ impl Here {
     /// Makes maps known, which are all mapped here, and the objects that are elements of them.
     fn take_in(&mut self, reachable: &Reachable, shared: &Shared) -> Result<(), Error> {
         for map in &reachable.maps {
-            self.environment.place_map(map, map.memory.base() as u64)?;
+            map.part_of(shared.domains.tool())?;
+            self.environment.place_map(map, *map.here())?;
             self.map_rings(map.id);
         }
         if reachable.looks_at_task() {

@@ -539,8 +539,10 @@ impl Backend for Runtime {
             Some(Link::Uprobe(uprobe)) => self.tracees.detach(uprobe),
             Some(Link::Call(call)) => self.tracees.detach_call(call),
             Some(Link::Timer(_)) => self.runner.cancel(id),
-            None => {}
+            None => return,
         }
+        // What programs have published until then is there when the tool looks.
+        self.notifier.look();
     }
 
     fn trace_pipe(&self) -> Result<OwnedFd, Errno> {

@@ -29,7 +29,7 @@ use std::time::Duration;
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::backend::Id;
-use crate::domain::{Domain, DomainId};
+use crate::domain::Domain;
 use crate::error::Error;
 use crate::link::FilePlace;
 use crate::map::MapObject;
@@ -214,9 +214,9 @@ impl Target {
         self.memory().owner
     }
 
-    /// Returns the domain that has its session page.
-    pub fn domain(&self) -> DomainId {
-        self.memory().domain.id.of_page()
+    /// Returns its domain.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.memory().domain
     }
 
     /// Returns the pool by which it is recognized in memory, once it has one. It can be read while

@@ -51,7 +51,6 @@ use beeline_inject::{Process, Stopped};
 use parking_lot::Mutex;
 
 use crate::backend::Id;
-use crate::domain::DomainId;
 use crate::error::{Error, os};
 use crate::fast_path::FastPaths;
 use crate::link::Uprobe;
@@ -249,7 +248,7 @@ impl Tracees {
     /// Those of [`Admission::open`] and [`FastPaths::open`].
     pub fn open_fast_path(&self, pid: i32, ip: u64, fast_paths: &FastPaths) -> Result<(), Error> {
         let process = self.targets.open(pid)?;
-        let owner = || self.targets.owners.allocate(&process, DomainId::HOME);
+        let owner = || self.targets.owners.of_home(&process);
         fast_paths.open(&process, owner, ip, &self.shared)
     }
 

@@ -10,6 +10,8 @@
 //!   an element where it would have failed. Ways that a program takes only if there is no room are
 //!   not asked about the existence of elements.
 //! - An LRU map drops elements later, for the same reason.
+//! - A stack has one id in each shard. A program gets it in place of an error if another stack has its
+//!   place, but in another shard.
 //! - Ids of threads and processes that have ended are used again. A new process may not find the
 //!   element that an old one of its id left in another shard, and two shards may have an element of
 //!   that key.
@@ -65,6 +67,9 @@ pub enum Sharing {
     },
     /// Programs only send events through it, each of which comes out of one shard.
     Stream,
+    /// Programs only keep stacks in it, and get their ids. Shards must have different ids: the tool's
+    /// view is the union.
+    Stacks,
     /// Anything else.
     Whole(Reason),
 }
@@ -103,6 +108,7 @@ impl fmt::Display for Sharing {
             },
             Self::PerProcess { id } => write!(f, "by process, with its id at {id} of the key"),
             Self::Stream => f.write_str("events"),
+            Self::Stacks => f.write_str("stacks"),
             Self::Whole(reason) => write!(f, "whole: {reason}"),
         }
     }
@@ -115,6 +121,7 @@ pub struct Use {
     summed: Result<BTreeSet<Word>, Reason>,
     per_process: Result<BTreeSet<u32>, Reason>,
     stream: Result<(), Reason>,
+    stacks: Result<(), Reason>,
 }
 
 impl Use {
@@ -126,6 +133,7 @@ impl Use {
             summed: Err(reason),
             per_process: Err(reason),
             stream: Err(reason),
+            stacks: Err(reason),
         }
     }
 
@@ -159,6 +167,7 @@ impl Use {
             summed,
             per_process,
             stream: both(&self.stream, &other.stream).map(|_| ()),
+            stacks: both(&self.stacks, &other.stacks).map(|_| ()),
         }
     }
 
@@ -172,6 +181,9 @@ impl Use {
         }
         if self.stream.is_ok() {
             return Sharing::Stream;
+        }
+        if self.stacks.is_ok() {
+            return Sharing::Stacks;
         }
         match (&self.summed, &self.per_process) {
             (Ok(words), _) => Sharing::Summed(words.iter().copied().collect()),
@@ -212,6 +224,7 @@ impl Use {
             per_process: first(&[ruin, unfit((table || lru) && has_keys(map)), key])
                 .map(|()| record.ids.unwrap_or_default()),
             stream: first(&[ruin, unfit(stream)]),
+            stacks: first(&[ruin, unfit(map.map_type == T::STACK_TRACE)]),
         }
     }
 }

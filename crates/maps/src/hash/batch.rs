@@ -21,7 +21,7 @@ pub(crate) struct BucketReader<'a> {
     chains: Chains<'a>,
     /// The elements that were read are deleted.
     delete: bool,
-    /// Keys that do not belong to their bucket are left out.
+    /// A chain is not followed beyond a key that belongs to another bucket, and not twice.
     is_strict: bool,
     caller: &'a Caller,
 }
@@ -37,8 +37,9 @@ impl<'a> BucketReader<'a> {
         }
     }
 
-    /// Leaves out keys that do not belong to their bucket, as overwritten memory may have. The
-    /// others have an order that depends on keys alone.
+    /// Leaves out what only overwritten memory has: keys that do not belong to their bucket, and what
+    /// follows them. The others have an order that depends on keys alone. All buckets together take
+    /// a time that depends on the number of elements, whatever the memory holds.
     pub(crate) fn strict(self) -> Self {
         Self {
             is_strict: true,
@@ -87,16 +88,25 @@ impl<'a> BucketReader<'a> {
         let table = HashTable::new(chains.memory);
         let _guard = chains.lock(bucket, self.caller)?;
         let mut link = bucket.head.load(Acquire);
-        for _ in 0..chains.longest_walk() {
+        // A link that was met before (Brent's algorithm): at each power of two the next one to
+        // compare with is chosen anew.
+        let mut met = 0;
+        for step in 1..=chains.longest_walk() {
             let Some(node) = chains.node(link) else {
                 break;
             };
+            if self.is_strict && link == met {
+                break;
+            }
+            if step.is_power_of_two() {
+                met = link;
+            }
             let (key, value) = room.next().ok_or(Errno::ENOSPC)?;
             // SAFETY: a node has room for a key, 8-aligned, and `key` has key_size bytes.
             unsafe { words::load(key.as_mut_ptr(), node.key(), key.len()) };
             link = node.next.load(Acquire);
             if self.is_strict && table.bucket_of(key) != bucket.number {
-                continue;
+                break;
             }
             Values::new(chains.memory).get_all(node.index, value)?;
             room.count = room.count.wrapping_add(1);

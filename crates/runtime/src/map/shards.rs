@@ -14,9 +14,11 @@
 mod buckets;
 mod copies;
 mod merged;
+mod retire;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod unions;
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -26,13 +28,13 @@ use beeline_maps::{Fields, Kind, Layout, Map, Spec};
 use beeline_uapi::Errno;
 use parking_lot::{Mutex, RwLock};
 
-use super::{bytes_of, out_of_memory};
+use super::{MapObject, bytes_of, out_of_memory};
 use crate::budget::{Budget, Charge};
-use crate::domain::DomainId;
+use crate::domain::{Domain, DomainId};
 use crate::fast_path::Entry;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
-use merged::Merged;
+pub use merged::Merged;
 
 /// The way in which the tool's view of a map is put together from its shards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,7 +53,10 @@ pub enum View {
     },
     /// An element is that of the first shard that has one with its key. For maps with keys that
     /// belong to one domain.
-    Union,
+    Union {
+        /// The offset in a key of the id of the thread or process that it belongs to.
+        id: Option<u32>,
+    },
 }
 
 impl View {
@@ -66,7 +71,7 @@ impl View {
                 is_table || is_array || is_kept || kind.holds_objects()
             }
             Self::Sums { .. } => is_table || is_array,
-            Self::Union => {
+            Self::Union { .. } => {
                 let has_keys = matches!(kind, Kind::TaskStorage | Kind::StackTrace);
                 is_table || has_keys || matches!(kind, Kind::Queue | Kind::Stack)
             }
@@ -141,9 +146,35 @@ pub struct Shards {
     view: RwLock<View>,
     /// In the order in which they were made. Not held while an operation waits for a lock in a
     /// map, as the repair after a death needs it to free that lock.
-    further: Mutex<Vec<(DomainId, Arc<Shard>)>>,
+    further: Mutex<Vec<Part>>,
+    /// The number of shards that have had stacks.
+    numbers: AtomicU32,
     /// The map's entry among those that the tool's processes work on by themselves.
     entry: OnceLock<Entry>,
+}
+
+/// A further shard.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pub(super) shard: Arc<Shard>,
+    /// The domain of the processes that have it. `None` for the one that no process has: it holds
+    /// what retired domains have left, and is the last.
+    pub(super) domain: Option<Arc<Domain>>,
+}
+
+/// The first shard.
+#[derive(Debug, Clone, Copy)]
+pub struct First<'a> {
+    /// The map's name, for messages.
+    pub name: &'a str,
+    /// Its memory.
+    pub map: &'a Map,
+}
+
+impl Part {
+    fn is_of(&self, id: DomainId) -> bool {
+        self.domain.as_ref().is_some_and(|domain| domain.id == id)
+    }
 }
 
 impl Shards {
@@ -187,39 +218,113 @@ impl Shards {
     /// first shard, which is to be copied, does not become free.
     pub fn of_domain(
         &self,
-        domain: DomainId,
+        domain: &Arc<Domain>,
         first: &Map,
         make: impl FnOnce() -> Result<Shard, Errno>,
     ) -> Result<Arc<Shard>, Errno> {
         let view = self.view.write();
-        let known = |(id, shard): &(DomainId, Arc<Shard>)| (*id == domain).then(|| shard.clone());
-        if let Some(shard) = self.further.lock().iter().find_map(known) {
-            return Ok(shard);
+        if let Some(known) = self.part(domain.id) {
+            return Ok(known.shard);
         }
         if *view == View::Whole {
             return Err(Errno::EOPNOTSUPP);
         }
-        let shard = Arc::new(make()?);
+        let mut shard = make()?;
+        if first.spec().kind() == Some(Kind::StackTrace) {
+            shard.map = shard.map.with_first_id(self.next_first_id(first)?);
+        }
+        let shard = Arc::new(shard);
         // From here on the tool's processes ask, and wait until there is the shard.
         if let Some(entry) = self.entry.get() {
             entry.clear();
         }
         self.state.fetch_or(DIVIDED, Relaxed);
-        if *view == View::Copies {
-            // If it fails, operations take the longer way to the shards that there are.
-            copies::fill(first, shard.here())?;
+        // If this fails, operations take the longer way to the shards that there are.
+        match *view {
+            View::Copies => copies::fill(first, shard.here())?,
+            View::Union { id: Some(id) } => unions::hand_over(first, shard.here(), id, domain)?,
+            _ => {}
         }
-        self.further.lock().push((domain, shard.clone()));
+        let part = Part {
+            shard: shard.clone(),
+            domain: Some(domain.clone()),
+        };
+        let mut further = self.further.lock();
+        let is_retired = further.last().is_some_and(|last| last.domain.is_none());
+        let end = further.len() - usize::from(is_retired);
+        further.insert(end, part);
         Ok(shard)
     }
 
+    /// Takes a domain's shard away. If its elements count for the tool, they go to a shard that no
+    /// process has; `make` makes that, if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Those of `make`, and the first by which an element was lost.
+    pub fn retire(
+        &self,
+        domain: DomainId,
+        make: impl FnOnce() -> Result<Shard, Errno>,
+    ) -> Result<(), Errno> {
+        let view = self.view.write();
+        let Some(old) = self.part(domain) else {
+            return Ok(());
+        };
+        if old.shard.here().spec().kind() == Some(Kind::StackTrace) {
+            // Their ids are all over the tool's maps.
+            let mut further = self.further.lock();
+            let mut parts = further.iter_mut();
+            if let Some(part) = parts.find(|part| part.is_of(domain)) {
+                part.domain = None;
+            }
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        if matches!(*view, View::Sums { .. } | View::Union { .. }) {
+            let last = self.further.lock().last().cloned();
+            outcome = match last.filter(|last| last.domain.is_none()) {
+                Some(heir) => retire::take_over(&view, old.shard.here(), heir.shard.here()),
+                None => make().and_then(|heir| {
+                    let outcome = retire::take_over(&view, old.shard.here(), heir.here());
+                    let (shard, domain) = (Arc::new(heir), None);
+                    self.further.lock().push(Part { shard, domain });
+                    outcome
+                }),
+            };
+        }
+        self.further.lock().retain(|part| !part.is_of(domain));
+        outcome
+    }
+
+    /// Returns the first id for the stacks of a new shard. None is used twice, as the tool may have
+    /// kept the ids of a retired domain.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there are no more: a program must be able to tell an id from an error in 32 bits.
+    fn next_first_id(&self, first: &Map) -> Result<u32, Errno> {
+        let buckets = first.layout().buckets();
+        let number = self.numbers.fetch_add(1, Relaxed) + 1;
+        let id = number.checked_mul(buckets).ok_or(Errno::ENOMEM)?;
+        match i32::try_from(u64::from(id) + u64::from(buckets) - 1) {
+            Ok(_) => Ok(id),
+            Err(_) => Err(Errno::ENOMEM),
+        }
+    }
+
+    /// Returns a domain's part.
+    pub fn part(&self, domain: DomainId) -> Option<Part> {
+        let further = self.further.lock();
+        further.iter().find(|part| part.is_of(domain)).cloned()
+    }
+
     /// Returns the further shards.
-    pub fn further(&self) -> Vec<Arc<Shard>> {
+    pub fn further(&self) -> Vec<Part> {
         if !self.are_there() {
             return Vec::new();
         }
-        let further = self.further.lock();
-        further.iter().map(|(_, shard)| shard.clone()).collect()
+        self.further.lock().clone()
     }
 
     /// True if there are further shards.
@@ -228,21 +333,69 @@ impl Shards {
         self.state.load(Relaxed) & DIVIDED != 0
     }
 
-    /// True if the tool's changes concern the first shard alone, in no order.
+    /// Changes the first shard alone, in no order. Returns `None` if the tool's changes concern
+    /// others as well.
     #[inline]
-    pub fn change_freely(&self) -> bool {
-        self.state.load(Relaxed) == 0
+    pub fn change_freely<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        // Held so that a shard which is made meanwhile is made before or after the change.
+        let _view = self.view.read();
+        (self.state.load(Relaxed) == 0).then(work)
     }
 
     /// Reads the map as the tool sees it, which it does not change meanwhile.
-    pub fn read<T>(&self, first: &Map, work: impl FnOnce(&Merged<'_>) -> T) -> T {
+    pub fn read<T>(&self, first: First<'_>, work: impl FnOnce(&Merged<'_>) -> T) -> T {
         let view = self.view.read();
         work(&Merged::new(&view, first, self.further()))
     }
 
     /// Changes the map as the tool sees it, one change after the other.
-    pub fn change<T>(&self, first: &Map, work: impl FnOnce(&Merged<'_>) -> T) -> T {
+    pub fn change<T>(&self, first: First<'_>, work: impl FnOnce(&Merged<'_>) -> T) -> T {
         let view = self.view.write();
         work(&Merged::new(&view, first, self.further()))
     }
+}
+
+/// Runs `work` on each element of a map that can be read in batches, until it fails.
+///
+/// # Errors
+///
+/// Those of `work`; `EBUSY` if a lock does not become free.
+fn each_element(
+    map: &Map,
+    mut work: impl FnMut(&[u8], &[u8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    /// Bytes that are read at a time, unless one bucket has more.
+    const BYTES: usize = 256 << 10;
+    let caller = MapObject::caller();
+    let (key_size, value_len) = (map.spec().key_size as usize, map.value_len());
+    let mut count = (BYTES / (key_size + value_len)).max(1);
+    let (mut keys, mut values) = (vec![0; count * key_size], vec![0; count * value_len]);
+    let is_hash = map.spec().kind().is_some_and(Kind::is_hash);
+    let mut cursor = Some(0);
+    while let Some(at) = cursor {
+        let read = match is_hash {
+            true => {
+                let rest = at..map.layout().buckets();
+                map.read_buckets(rest, &mut keys, &mut values, &caller)
+            }
+            false => map.read_batch(at, &mut keys, &mut values, false, &caller),
+        };
+        let batch = match read {
+            Err(Errno::ENOSPC) => {
+                count *= 2;
+                keys.resize(count * key_size, 0);
+                values.resize(count * value_len, 0);
+                continue;
+            }
+            read => read?,
+        };
+        let elements = keys
+            .chunks_exact(key_size)
+            .zip(values.chunks_exact(value_len));
+        for (key, value) in elements.take(batch.count as usize) {
+            work(key, value)?;
+        }
+        cursor = batch.next;
+    }
+    Ok(())
 }

@@ -2,18 +2,22 @@
 //! on that shard alone.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_maps::{Batch, Kind, TaskStorage};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::sharding::{Sharing, Use, Word};
 
-use super::shards::{Shard, View};
+use super::shards::{First, Merged, Shard, View};
 use super::{MapObject, MapPart, out_of_memory};
 use crate::domain::{Domain, DomainId};
 use crate::error::Error;
 use crate::fast_path::Entry;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
+
+/// The reason for which a map cannot belong to both the tool and another domain.
+const PER_CPU: &str = "programs at the tool itself use its per-CPU values, too";
 
 impl MapObject {
     /// Copies an element's value out.
@@ -26,7 +30,7 @@ impl MapObject {
             return self.map.lookup_copy(key, value, flags, &Self::caller());
         }
         self.shards
-            .read(&self.map, |all| all.lookup(key, value, flags))
+            .read(self.first(), |all| all.lookup(key, value, flags))
     }
 
     /// Creates or replaces an element.
@@ -35,11 +39,11 @@ impl MapObject {
     ///
     /// Those of [`beeline_maps::Map::update_copy`].
     pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        if self.shards.change_freely() {
-            return self.map.update_copy(key, value, flags, &Self::caller());
-        }
-        self.shards
-            .change(&self.map, |all| all.update(key, value, flags))
+        let alone = || self.map.update_copy(key, value, flags, &Self::caller());
+        self.shards.change_freely(alone).unwrap_or_else(|| {
+            self.shards
+                .change(self.first(), |all| all.update(key, value, flags))
+        })
     }
 
     /// Deletes an element.
@@ -48,10 +52,10 @@ impl MapObject {
     ///
     /// Those of [`beeline_maps::Map::delete_key`].
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        if self.shards.change_freely() {
-            return self.map.delete_key(key, &Self::caller());
-        }
-        self.shards.change(&self.map, |all| all.delete(key))
+        let alone = || self.map.delete_key(key, &Self::caller());
+        self.shards
+            .change_freely(alone)
+            .unwrap_or_else(|| self.shards.change(self.first(), |all| all.delete(key)))
     }
 
     /// Copies an element's value out and deletes it.
@@ -60,13 +64,16 @@ impl MapObject {
     ///
     /// Those of [`beeline_maps::Map::lookup_and_delete`].
     pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        if self.shards.change_freely() {
-            return self
-                .map
-                .lookup_and_delete(key, value, flags, &Self::caller());
+        let mut alone = || {
+            self.map
+                .lookup_and_delete(key, value, flags, &Self::caller())
+        };
+        match self.shards.change_freely(&mut alone) {
+            Some(done) => done,
+            None => self
+                .shards
+                .change(self.first(), |all| all.lookup_and_delete(key, value, flags)),
         }
-        self.shards
-            .change(&self.map, |all| all.lookup_and_delete(key, value, flags))
     }
 
     /// Finds the key after `key`; the first one if `key` is `None` or no longer there.
@@ -78,7 +85,8 @@ impl MapObject {
         if !self.shards.are_there() {
             return self.map.next_key(key, next, &Self::caller());
         }
-        self.shards.read(&self.map, |all| all.next_key(key, next))
+        self.shards
+            .read(self.first(), |all| all.next_key(key, next))
     }
 
     /// Copies elements out to `keys` and `values`, from `cursor` on. With `delete` they are
@@ -93,23 +101,20 @@ impl MapObject {
         (keys, values): (&mut [u8], &mut [u8]),
         delete: bool,
     ) -> Result<Batch, Errno> {
-        let is_one = match delete {
-            true => self.shards.change_freely(),
-            false => !self.shards.are_there(),
+        let mut alone = |delete| {
+            self.map
+                .read_batch(cursor, keys, values, delete, &Self::caller())
         };
-        if is_one {
-            return self
-                .map
-                .read_batch(cursor, keys, values, delete, &Self::caller());
+        if !delete && !self.shards.are_there() {
+            return alone(false);
         }
-        let room = (keys, values);
+        if delete && let Some(done) = self.shards.change_freely(|| alone(true)) {
+            return done;
+        }
+        let work = |all: &Merged<'_>| all.read_batch(cursor, (keys, values), delete);
         match delete {
-            true => self
-                .shards
-                .change(&self.map, |all| all.read_batch(cursor, room, true)),
-            false => self
-                .shards
-                .read(&self.map, |all| all.read_batch(cursor, room, false)),
+            true => self.shards.change(self.first(), work),
+            false => self.shards.read(self.first(), work),
         }
     }
 
@@ -155,7 +160,7 @@ impl MapObject {
         // What the tool writes into memory that it has mapped itself reaches one shard only.
         let is_mapped = self.spec.flags & flags::MMAPABLE != 0 && self.check_thawed().is_ok();
         match sharing {
-            Sharing::Whole(_) | Sharing::Stream => sharing,
+            Sharing::Whole(_) | Sharing::Stream | Sharing::Stacks => sharing,
             _ if is_mapped => whole("the tool maps its memory"),
             _ => sharing,
         }
@@ -168,7 +173,8 @@ impl MapObject {
             Sharing::Summed(words) => View::Sums {
                 halves: halves(words),
             },
-            Sharing::PerProcess { .. } => View::Union,
+            Sharing::PerProcess { id } => View::Union { id: Some(*id) },
+            Sharing::Stacks => View::Union { id: None },
             // A perf event array's memory holds nothing.
             Sharing::Stream => View::Copies,
             Sharing::Whole(_) => return Err(Errno::EOPNOTSUPP),
@@ -186,36 +192,56 @@ impl MapObject {
     /// [`Error::Apart`]: another domain has the map, and it cannot be split; or those of
     /// [`Self::shard_of`], and for a ring buffer those of [`Memory::new`] and
     /// [`Relay::source_of`](crate::relay::Relay::source_of).
-    pub fn part_of(self: &Arc<Self>, domain: &Domain) -> Result<MapPart, Error> {
+    pub fn part_of(self: &Arc<Self>, domain: &Arc<Domain>) -> Result<MapPart, Error> {
         let first = || MapPart::First(self.clone());
-        if domain.id == DomainId::TOOL {
-            return Ok(first());
-        }
         // Held until the domain has its part, so that no program is loaded meanwhile that uses the map
         // in another way.
         let usage = self.usage.lock();
         let sharing = self.sharing_by(usage.as_ref());
         tracing::debug!(map = self.spec.name, domain = domain.id.0, %sharing, "a process gets a map");
-        let apart = |why: String| Error::Apart {
-            map: self.spec.name.clone(),
-            why,
+        let apart = |why: String| {
+            let map = self.spec.name.clone();
+            domain.is_kept_from(&map, &why);
+            Error::Apart { map, why }
         };
-        // The tool's own memory goes to one domain.
         let is_whole = matches!(sharing, Sharing::Whole(_));
+        if domain.id == DomainId::TOOL {
+            self.is_tools.store(true, Relaxed);
+            let owner = self.owner.get().copied().unwrap_or(DomainId::HOME);
+            return match is_whole && self.per_cpu_with(owner) {
+                true => Err(apart(PER_CPU.to_owned())),
+                false => Ok(first()),
+            };
+        }
+        if is_whole && self.is_tools.load(Relaxed) && self.per_cpu_with(domain.id) {
+            return Err(apart(PER_CPU.to_owned()));
+        }
+        // The tool's own memory goes to one domain.
         if is_whole || domain.id == DomainId::HOME {
             let is_split = self.shards.are_there() || !self.relay.is_empty();
             let is_owner = *self.owner.get_or_init(|| domain.id) == domain.id;
             return match (is_owner, &sharing) {
                 (true, Sharing::Whole(reason)) if is_split => Err(apart(reason.to_string())),
                 (true, _) => Ok(first()),
-                (false, sharing) => Err(apart(sharing.to_string())),
+                (false, Sharing::Whole(reason)) => Err(apart(reason.to_string())),
+                (false, _) => Err(apart("it could not when they got it".to_owned())),
             };
         }
         let part = self.further_part_of(domain, &sharing);
         part.map_err(|errno| apart(std::io::Error::from_raw_os_error(errno.0).to_string()))
     }
 
-    fn further_part_of(&self, domain: &Domain, sharing: &Sharing) -> Result<MapPart, Errno> {
+    /// True if a domain and the tool would change one value of a CPU at the same time, as they lease
+    /// slots from different session pages.
+    fn per_cpu_with(&self, owner: DomainId) -> bool {
+        owner != DomainId::HOME && self.map.spec().kind().is_some_and(Kind::is_percpu)
+    }
+
+    fn further_part_of(
+        self: &Arc<Self>,
+        domain: &Arc<Domain>,
+        sharing: &Sharing,
+    ) -> Result<MapPart, Errno> {
         if self.map.spec().kind() == Some(Kind::Ringbuf) {
             let name = SessionId::own().name(&format!("map-{}", self.spec.name));
             let make = || {
@@ -224,10 +250,10 @@ impl MapObject {
                 Ok((memory, charge))
             };
             let source = self.relay.source_of(domain, &self.map, make)?;
-            return Ok(MapPart::Source(source));
+            return Ok(MapPart::Source(self.clone(), source));
         }
         self.see_by(sharing)?;
-        Ok(MapPart::Further(self.shard_of(domain.id)?))
+        Ok(MapPart::Further(self.shard_of(domain)?))
     }
 
     /// Returns the shard of a domain that may not share the first one. It is made if there is none.
@@ -237,29 +263,54 @@ impl MapObject {
     /// `EOPNOTSUPP` for a map that is seen as a whole, `ENOMEM` if the budget has no room for it,
     /// `EBUSY` if it is to be a copy and a lock in the first shard does not become free; those of
     /// [`Shard::new`].
-    pub fn shard_of(&self, domain: DomainId) -> Result<Arc<Shard>, Errno> {
-        self.shards.of_domain(domain, &self.map, || {
-            Shard::new(
-                &self.spec.name,
-                self.map.spec(),
-                *self.map.fields(),
-                self.map.layout().cpus,
-                &self.budget,
-            )
-        })
+    pub fn shard_of(&self, domain: &Arc<Domain>) -> Result<Arc<Shard>, Errno> {
+        self.shards
+            .of_domain(domain, &self.map, || self.new_shard())
     }
 
-    /// Frees what a dead process held, in all shards. Returns whether a ring buffer's consumer must
-    /// be woken for that.
+    fn new_shard(&self) -> Result<Shard, Errno> {
+        Shard::new(
+            &self.spec.name,
+            self.map.spec(),
+            *self.map.fields(),
+            self.map.layout().cpus,
+            &self.budget,
+        )
+    }
+
+    fn first(&self) -> First<'_> {
+        First {
+            name: &self.spec.name,
+            map: &self.map,
+        }
+    }
+
+    /// Frees the memory of a domain that has no processes any more. What it holds for the tool stays
+    /// in the map.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if a live process does not let go of a lock in one of them. Call it again later.
-    pub fn release_owner(&self, owner: u32) -> Result<bool, Errno> {
+    /// Elements were lost: `E2BIG` if there are too many, `ENOMEM` if the budget has no room for
+    /// them, `EBUSY` if a dead process's lock is in the way.
+    pub fn retire(&self, domain: DomainId) -> Result<(), Errno> {
+        self.relay.retire(domain, &self.map);
+        self.shards.retire(domain, || self.new_shard())
+    }
+
+    /// Frees what a dead process of a domain held. Returns whether a ring buffer's consumer must be
+    /// woken for that.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if a live process of that domain does not let go of a lock. Call it again later.
+    pub fn release_owner(&self, owner: u32, domain: DomainId) -> Result<bool, Errno> {
         let caller = Self::caller();
-        let mut released = self.map.release_owner(owner, &caller);
-        for shard in self.shards.further() {
-            let wakes = shard.here().release_owner(owner, &caller);
+        let mut released = Ok(false);
+        if domain == DomainId::HOME || self.owner.get() == Some(&domain) {
+            released = self.map.release_owner(owner, &caller);
+        }
+        if let Some(part) = self.shards.part(domain) {
+            let wakes = part.shard.here().release_owner(owner, &caller);
             released = released.and_then(|before| wakes.map(|wakes| before || wakes));
         }
         released
@@ -269,7 +320,7 @@ impl MapObject {
     /// `is_gone` returns true. A lock that stays taken for long keeps some for the next time.
     pub fn forget_threads(&self, is_gone: &dyn Fn(u32) -> bool) {
         let further = self.shards.further();
-        let maps = further.iter().map(|shard| shard.here());
+        let maps = further.iter().map(|part| part.shard.here());
         for map in std::iter::once(&self.map).chain(maps) {
             if let Some(storage) = TaskStorage::of(map) {
                 let _ = storage.forget(is_gone, &Self::caller());

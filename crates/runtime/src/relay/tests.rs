@@ -149,6 +149,9 @@ fn a_broken_source_is_cut_off_and_the_others_go_on() {
     setting.put(0, b"d");
     assert_eq!(setting.run(), (1, 0, false));
     assert!(setting.noted.lock().is_empty(), "told once");
+    setting.put(1, b"not read");
+    assert_eq!(setting.run(), (0, 0, false));
+    setting.relay.retire(DomainId(1), &setting.tools.1);
     assert_eq!(Arc::strong_count(&setting.sources[1].0), 1, "let go");
 }
 
@@ -209,7 +212,7 @@ fn a_perf_ring_relays_its_sources() {
     let tools = perf_ring::Ring::new(Id(5), 0, &Budget::default()).unwrap();
     let domains = Domains::new().unwrap();
     let stranger = Credentials::of(std::process::id() as i32).unwrap();
-    let domain = domains.of(&stranger, |_| {}).unwrap();
+    let domain = domains.enter(&stranger, (1, 7), |_| {}).unwrap();
     let early = tools.source_of(&domain).map(drop);
     assert_eq!(early, Err(Errno::EINVAL), "the tool has not mapped it");
     tools.resize(4).unwrap();

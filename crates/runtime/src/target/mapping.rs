@@ -279,8 +279,8 @@ impl TargetMemory {
         mut placed: impl Iterator<Item = u64>,
     ) -> Result<(), Error> {
         let environment = self.environment_mut()?;
-        for map in &new.reachable.maps {
-            environment.place_map(map, placed.next().unwrap_or_default())?;
+        for (map, part) in new.reachable.maps.iter().zip(&new.parts) {
+            environment.place_map(map, part.at(placed.next().unwrap_or_default()))?;
         }
         let rings: Vec<_> = new.rings.iter().zip(placed).collect();
         for map in &new.reachable.maps {
@@ -357,7 +357,7 @@ impl NewRing {
 }
 
 impl NewMaps {
-    fn of(reachable: Reachable, domain: &Domain) -> Result<Self, Error> {
+    fn of(reachable: Reachable, domain: &Arc<Domain>) -> Result<Self, Error> {
         let parts = reachable.maps.iter().map(|map| map.part_of(domain));
         let parts = parts.collect::<Result<_, _>>()?;
         let mut rings = Vec::new();

@@ -29,7 +29,9 @@ pub(super) struct Diagnostics {
     is_short_of_files: AtomicBool,
     /// True once the user has been told of a process without hooked system calls.
     has_told_unhooked: AtomicBool,
-    /// The domains of [`Self::cut_off`] that the user has been told of.
+    /// The notes of domains that the user has been told of.
+    noted: Mutex<BTreeSet<(DomainId, String)>>,
+    /// The domains of [`Self::of_domains`] that the user has been told of.
     cut_off: Mutex<BTreeSet<DomainId>>,
     /// True once the user has been told of a process that is not followed.
     has_told_unfollowed: AtomicBool,
@@ -58,6 +60,7 @@ impl Diagnostics {
             report,
             is_short_of_files: AtomicBool::new(false),
             has_told_unhooked: AtomicBool::new(false),
+            noted: Mutex::default(),
             cut_off: Mutex::default(),
             has_told_unfollowed: AtomicBool::new(false),
             left_out: Mutex::default(),
@@ -251,9 +254,15 @@ impl Diagnostics {
         });
     }
 
-    /// Tells, once each, of domains in which somebody has written nonsense.
-    pub fn cut_off(&self, domains: &[Arc<Domain>]) {
+    /// Tells, once each, of domains in which somebody has written nonsense, and what was noted of the
+    /// others.
+    pub fn of_domains(&self, domains: &[Arc<Domain>]) {
         for domain in domains {
+            for note in domain.notes() {
+                if self.noted.lock().insert((domain.id, note.clone())) {
+                    self.say(&note);
+                }
+            }
             let Some(why) = domain.why_cut_off() else {
                 continue;
             };

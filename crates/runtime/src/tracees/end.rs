@@ -47,7 +47,9 @@ impl Tracees {
         self.targets.owners.end();
         self.targets.leftovers.tell(&self.diagnostics, true);
         leave_all(&self.shared, &self.diagnostics);
-        self.diagnostics.totals(&self.shared.domains.all());
+        let domains = self.shared.domains.all();
+        self.diagnostics.of_domains(&domains);
+        self.diagnostics.totals(&domains);
     }
 
     /// Waits for one of Beeline's threads.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use beeline_inject::Process;
 use parking_lot::Mutex;
@@ -15,12 +16,16 @@ use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::perf_ring::Ring;
 use crate::shared::Shared;
 
+/// The time without targets after which a domain is retired. A user who runs one short program after
+/// the other keeps it.
+const RETIRE_AFTER: Duration = Duration::from_secs(10);
+
 /// See the module documentation.
 pub(super) struct Owners {
     shared: Arc<Shared>,
     next: AtomicU32,
     /// The domains of all owners that have not been freed.
-    living: Mutex<BTreeMap<u32, DomainId>>,
+    living: Mutex<BTreeMap<u32, Arc<Domain>>>,
     /// Maps that have locks to free when a process dies.
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,
@@ -62,15 +67,25 @@ impl Owners {
         drop(deaths);
     }
 
-    /// Allocates the tag for what a process holds in the memory of its domain, the one that has its
-    /// session page.
-    pub fn allocate(&self, process: &Process, domain: DomainId) -> u32 {
-        let owner = self.next.fetch_add(1, SeqCst);
+    /// Returns the tag for what a process will hold in the memory of its domain.
+    pub fn new_tag(&self) -> u32 {
+        self.next.fetch_add(1, SeqCst)
+    }
+
+    /// Watches a process of the home domain, and returns its tag.
+    pub fn of_home(&self, process: &Process) -> u32 {
+        let (owner, home) = (self.new_tag(), self.shared.domains.home());
+        let _is_never_retired = home.admit(owner);
+        self.watch(process, owner, home.clone());
+        owner
+    }
+
+    /// Watches a process that the domain has admitted under this tag.
+    pub fn watch(&self, process: &Process, owner: u32, domain: Arc<Domain>) {
         self.living.lock().insert(owner, domain);
         if let Some(deaths) = &*self.deaths.lock() {
             deaths.watch(process, owner);
         }
-        owner
     }
 
     /// Frees this map's locks when a process dies.
@@ -110,12 +125,10 @@ impl Owners {
     /// Frees the slots of a domain that are leased under a tag which is none of its own: some process
     /// there has written nonsense.
     pub fn take_back_slots(&self, domain: &Domain) {
-        let living = self.living.lock();
         for lease in &domain.page().leases {
             let owner = lease.owner.load(SeqCst);
             let is_ours = owner == RUNTIME_OWNER && domain.id == DomainId::HOME;
-            let is_owned = is_ours || living.get(&owner) == Some(&domain.id);
-            if owner != 0 && !is_owned {
+            if owner != 0 && !is_ours && !domain.has(owner) {
                 tracing::info!(
                     domain = domain.id.0,
                     owner,
@@ -134,13 +147,43 @@ impl Owners {
         }
     }
 
-    /// Frees what a dead process held.
+    /// Empties and frees the memory of domains that have had no targets for some time. Returns a
+    /// sentence for each map of which elements were lost.
+    pub fn retire_domains(&self) -> Vec<String> {
+        let mut lost = Vec::new();
+        let retired = self.shared.domains.retire(RETIRE_AFTER);
+        if retired.is_empty() {
+            return lost;
+        }
+        let maps: Vec<_> = self.maps.lock().iter().filter_map(Weak::upgrade).collect();
+        for domain in retired {
+            for map in &maps {
+                if let Err(error) = map.retire(domain.id) {
+                    lost.push(format!(
+                        "elements of map {} that processes of {} have left are lost: {}",
+                        map.spec.name,
+                        domain.name,
+                        std::io::Error::from_raw_os_error(error.0)
+                    ));
+                }
+            }
+            for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
+                ring.retire(domain.id);
+            }
+        }
+        lost
+    }
+
+    /// Frees what a dead process held, in the memory of its domain.
     ///
     /// Returns false if a live process keeps a lock that this needs; it has to be tried again.
     fn free(&self, owner: u32) -> bool {
+        let Some(domain) = self.living.lock().get(&owner).cloned() else {
+            return true;
+        };
         let mut is_done = true;
         for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
-            is_done &= map.release_owner(owner).is_ok();
+            is_done &= map.release_owner(owner, domain.id.of_page()).is_ok();
         }
         for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
             ring.release(&|tag| tag == owner);
@@ -148,10 +191,9 @@ impl Owners {
         // The next user of a slot overwrites what the maps know of the dead one.
         if is_done {
             self.living.lock().remove(&owner);
-            for domain in self.shared.domains.all() {
-                for lease in &domain.page().leases {
-                    let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
-                }
+            domain.dismiss(owner);
+            for lease in &domain.page().leases {
+                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
             }
         }
         is_done

@@ -51,9 +51,14 @@ impl Rounds {
         tracees.targets.bury(self.round);
         self.tidy();
         tracees.targets.leftovers.tell(&tracees.diagnostics, false);
-        tracees.diagnostics.cut_off(&tracees.shared.domains.all());
+        tracees
+            .diagnostics
+            .of_domains(&tracees.shared.domains.all());
         if self.is_second() {
             tracees.targets.owners.forget_threads();
+            for lost in tracees.targets.owners.retire_domains() {
+                tracees.diagnostics.say(&lost);
+            }
             // A child may yet report that it was forked from a target that has ended since.
             let known = tracees.targets.table.tagged_processes();
             let descendants = &tracees.admission.descendants;

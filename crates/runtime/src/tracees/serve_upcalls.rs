@@ -110,9 +110,14 @@ impl UpcallServer {
     fn attend_until_it_must_end(&self, answered: &mut Answered, first: Holding) {
         let mut holding = first;
         while !self.tracees.has_ended() && !beeline_inject::must_end() {
-            let domains = self.tracees.shared.domains.all();
+            let domains = &self.tracees.shared.domains;
+            // A new domain asks at home, so home's word is read before the list.
+            let at_home = domains.home().page().asked.load(SeqCst);
+            let domains = domains.all();
             let asked = domains.iter().map(|domain| &domain.page().asked);
-            let seen: Vec<_> = asked.map(|asked| (asked, asked.load(SeqCst))).collect();
+            let mut seen: Vec<_> = asked.map(|asked| (asked, asked.load(SeqCst))).collect();
+            seen[0].1 = at_home;
+            answered.retain(|id, _| domains.iter().any(|domain| domain.id == *id));
             if holds().are_to_end() {
                 self.let_go_and_stop(&domains);
             }

@@ -29,8 +29,8 @@ pub(super) struct Tagged {
 
 /// See the module documentation.
 ///
-/// `targets` may be locked while a target is. Under it targets are only tried to be locked, `tags`
-/// is locked, and a new target is allocated its owner.
+/// `targets` may be locked while a target is. Under it targets are only tried to be locked, and
+/// `tags` is locked.
 #[derive(Default)]
 pub(super) struct TargetTable {
     targets: Mutex<BTreeMap<i32, SharedTarget>>,
@@ -55,10 +55,11 @@ impl TargetTable {
         self.targets.lock().values().cloned().collect()
     }
 
-    /// Returns the target of a process, and makes it if there is none.
-    pub fn get_or_insert(&self, pid: i32, new: impl FnOnce() -> Target) -> SharedTarget {
+    /// Returns the target of a process: the new one, if there is none.
+    pub fn get_or_insert(&self, new: Target) -> SharedTarget {
         let mut targets = self.targets.lock();
-        let target = targets.entry(pid).or_insert_with(|| self.tag(new()));
+        let pid = new.process().pid();
+        let target = targets.entry(pid).or_insert_with(|| self.tag(new));
         target.clone()
     }
 
@@ -126,7 +127,7 @@ impl TargetTable {
 
     /// Registers a target by its tag, so that upcalls find it.
     fn tag(&self, target: Target) -> SharedTarget {
-        let (owner, home, domain) = (target.owner(), target.home(), target.domain());
+        let (owner, home, domain) = (target.owner(), target.home(), target.domain().id.of_page());
         let process = target.process().clone();
         let target = Arc::new(Mutex::new(target));
         let mut tags = self.tags.lock();

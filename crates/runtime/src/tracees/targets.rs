@@ -112,7 +112,7 @@ impl Targets {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::domain_of`]: nothing may be shared with the process. Beside the target, those
+    /// Those of [`Self::fresh`]: nothing may be shared with the process. Beside the target, those
     /// of [`Self::clear_dead`].
     pub fn make(
         &self,
@@ -148,12 +148,15 @@ impl Targets {
     }
 
     fn begin(&self, process: &Process) -> Result<SharedTarget, Error> {
-        let domain = self.domain_of(process)?;
-        Ok(self.table.get_or_insert(process.pid(), || {
-            let (pid, domain_id) = (process.pid(), domain.id.0);
-            tracing::info!(pid, domain = domain_id, "new target");
-            self.fresh(process, domain)
-        }))
+        let new = self.fresh(process)?;
+        let (pid, owner, domain) = (process.pid(), new.owner(), new.domain().id.0);
+        tracing::info!(pid, domain, "new target");
+        let target = self.table.get_or_insert(new);
+        if target.lock().owner() != owner {
+            // A fork of a target was adopted meanwhile.
+            self.owners.died(owner);
+        }
+        Ok(target)
     }
 
     /// Makes a forked child, which waits for it, a target of its own.
@@ -166,8 +169,15 @@ impl Targets {
         if self.table.has(pid) {
             return Ok(());
         }
-        let domain = parent.lock().domain();
-        let owner = self.owners.allocate(&process, domain);
+        let domain = parent.lock().domain().clone();
+        let owner = self.owners.new_tag();
+        if !domain.admit(owner) {
+            return Err(Error::Target {
+                pid,
+                why: "its parent is gone for long".into(),
+            });
+        }
+        self.owners.watch(&process, owner, domain);
         let child = parent.lock().fork(&process, owner)?;
         let mut child = child.ok_or_else(|| Error::Target {
             pid,
@@ -190,10 +200,10 @@ impl Targets {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::domain_of`]. The process is no target then.
+    /// Those of [`Self::fresh`]. The process is no target then.
     pub fn renew(&self, process: &Process) -> Result<(), Error> {
-        let domain = match self.domain_of(process) {
-            Ok(domain) => domain,
+        let new = match self.fresh(process) {
+            Ok(new) => new,
             Err(error) => {
                 if let Some(old) = self.table.get(process.pid()) {
                     self.bury_one(process.pid(), old);
@@ -201,7 +211,7 @@ impl Targets {
                 return Err(error);
             }
         };
-        if let Some(old) = self.table.insert(self.fresh(process, domain)) {
+        if let Some(old) = self.table.insert(new) {
             let owner = old.lock().owner();
             self.owners.died(owner);
             self.table.remember(old);
@@ -209,34 +219,41 @@ impl Targets {
         Ok(())
     }
 
-    fn fresh(&self, process: &Process, domain: Arc<Domain>) -> Target {
-        let owner = self.owners.allocate(process, domain.id.of_page());
-        Target::new(process.clone(), owner, self.shared.clone(), domain)
-    }
-
-    /// Returns the domain of a process that is to be a target.
+    /// Makes a target, in the domain of its process.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] if the memory of a new domain cannot be created.
-    fn domain_of(&self, process: &Process) -> Result<Arc<Domain>, Error> {
+    /// [`Error::Os`] if the process's credentials cannot be read, or if the memory of a new domain
+    /// cannot be created.
+    fn fresh(&self, process: &Process) -> Result<Target, Error> {
+        let owner = self.owners.new_tag();
+        let domain = self.domain_of(process, owner)?;
+        self.owners.watch(process, owner, domain.clone());
+        let (process, shared) = (process.clone(), self.shared.clone());
+        Ok(Target::new(process, owner, shared, domain))
+    }
+
+    /// Returns the domain of a process that is to be a target, which it has entered under a tag.
+    fn domain_of(&self, process: &Process, owner: u32) -> Result<Arc<Domain>, Error> {
         let domains = &self.shared.domains;
-        if self.admission.is_tool(process.pid()) {
-            return Ok(domains.tool().clone());
-        }
         let stranger = match self.shared.isolation {
-            Isolation::ByUser => {
+            Isolation::ByUser if !self.admission.is_tool(process.pid()) => {
                 let stranger = domains.stranger(process);
                 stranger.map_err(os("reading a process's credentials"))?
             }
-            Isolation::None => None,
+            _ => None,
         };
         let Some(credentials) = stranger else {
-            return Ok(domains.home().clone());
+            let domain = match self.admission.is_tool(process.pid()) {
+                true => domains.tool(),
+                false => domains.home(),
+            };
+            let _is_never_retired = domain.admit(owner);
+            return Ok(domain.clone());
         };
         let seeks = self.registry.seeks();
         let begin = |domain: &Domain| domain.page().seeks.store(seeks, SeqCst);
-        let domain = domains.of(&credentials, begin);
+        let domain = domains.enter(&credentials, (process.pid(), owner), begin);
         domain.map_err(os("creating the memory of a security domain"))
     }
 

@@ -164,10 +164,8 @@ impl Step<'_> {
             | (MapType::PERF_EVENT_ARRAY, HelperId::PERF_EVENT_OUTPUT) => self.records.stream(map),
             // These look into the map only.
             (_, HelperId::TAIL_CALL | HelperId::CURRENT_TASK_UNDER_CGROUP) => {}
-            (_, HelperId::GET_STACKID) => {
-                let why = "a program keeps stacks in it, under ids";
-                self.records.ruin(MapSet::one(map), why);
-            }
+            // Of a stack map this is the only use.
+            (MapType::STACK_TRACE, HelperId::GET_STACKID) => {}
             _ => self.records.ruin(MapSet::one(map), UNKNOWN),
         }
     }

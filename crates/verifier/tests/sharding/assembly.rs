@@ -140,3 +140,4 @@ pub const WIDE: i32 = 5;
 pub const LRU: i32 = 6;
 pub const TRIE: i32 = 7;
 pub const STORED_PROGRAMS: i32 = 8;
+pub const STACKS: i32 = 9;

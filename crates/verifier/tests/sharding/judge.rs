@@ -23,6 +23,7 @@ pub fn maps() -> Vec<(i32, Map)> {
         (LRU, map(MapType::LRU_HASH, 8, 8)),
         (TRIE, map(MapType::LPM_TRIE, 8, 8)),
         (STORED_PROGRAMS, map(MapType::PROG_ARRAY, 4, 4)),
+        (STACKS, map(MapType::STACK_TRACE, 4, 8 * 127)),
     ];
     let with_id = |(fd, map)| {
         (

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use beeline_isa::{Insn, opcode::*};
-use beeline_uapi::{HelperId, MapType};
+use beeline_uapi::{HelperId, MapType, flags};
 use beeline_verifier::program::{FieldKind, Map, MapField};
 use beeline_verifier::sharding::{Sharing, Use, uses};
 
@@ -138,6 +138,21 @@ fn programs_must_agree_on_the_place_of_the_id() {
         end(),
     ];
     assert_eq!(and(&count, &analyse(&branches)), summed());
+}
+
+#[test]
+fn stacks_are_kept_apart_and_counted_by_their_ids() {
+    let counts = [
+        map_fd(2, STACKS),
+        mov(3, flags::USER_STACK as i32),
+        call(HelperId::GET_STACKID),
+        store(DW, 10, -8, 0),
+        // But for its key.
+        count().split_off(1),
+        end(),
+    ];
+    assert_eq!(of(STACKS, &counts), Sharing::Stacks);
+    assert_eq!(of(TABLE, &counts), summed());
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn latencies_are_measured_by_thread() {
 }
 
 #[test]
-fn counts_of_stacks_are_summed_and_the_stacks_whole() {
+fn counts_of_stacks_are_summed_and_the_stacks_kept_apart() {
     let script = "uprobe:/bin/true:0x2600 { @[ustack] = count(); }";
     if let Some(object) = bpftrace(script) {
         let types = |name: &str| match name {
@@ -114,7 +114,7 @@ fn counts_of_stacks_are_summed_and_the_stacks_whole() {
         };
         check(
             &object.uses(&[], types),
-            &[("@0", "summed"), ("@1", "whole: a program keeps stacks")],
+            &[("@0", "summed"), ("@1", "stacks")],
         );
     }
 }

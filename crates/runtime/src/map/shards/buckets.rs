@@ -15,10 +15,15 @@ use std::ops::Range;
 use beeline_maps::{Batch, Caller, Map};
 use beeline_uapi::Errno;
 
+use super::merged::Place;
 use crate::map::MapObject;
 
 /// Values, by the number of the bucket and the key.
 type Found = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
+
+/// Brings a further value of a key together with those before, which are in the third argument. The
+/// first is the shard that has it.
+pub(super) type Merge<'a> = &'a mut dyn FnMut(&Place<'_>, &[u8], &mut [u8], &[u8]);
 
 /// Deletes the element with a key, and replaces the value by the last that it had.
 pub(super) type Take<'a> = &'a dyn Fn(&[u8], &mut [u8]) -> Result<(), Errno>;
@@ -32,15 +37,15 @@ const PIECE: u32 = 64;
 
 /// Several hashes with equal specs.
 pub(super) struct Buckets<'a> {
-    maps: Vec<&'a Map>,
+    places: Vec<Place<'a>>,
     first: &'a Map,
     caller: Caller,
 }
 
 impl<'a> Buckets<'a> {
-    pub(super) fn new(first: &'a Map, maps: Vec<&'a Map>) -> Self {
+    pub(super) fn new(first: &'a Map, places: Vec<Place<'a>>) -> Self {
         Self {
-            maps,
+            places,
             first,
             caller: MapObject::caller(),
         }
@@ -58,7 +63,7 @@ impl<'a> Buckets<'a> {
             return self.first_key(0, out);
         };
         let bucket = self.first.bucket_of(key)?;
-        let found = self.read(bucket..bucket + 1, &mut |_, _| {})?;
+        let found = self.read(bucket..bucket + 1, &mut |_, _, _, _| {})?;
         let place = (bucket, key.to_vec());
         if !found.contains_key(&place) {
             return self.first_key(0, out);
@@ -79,7 +84,7 @@ impl<'a> Buckets<'a> {
         let mut width = FIRST;
         while from < end {
             let until = from.saturating_add(width).min(end);
-            let found = self.read(from..until, &mut |_, _| {})?;
+            let found = self.read(from..until, &mut |_, _, _, _| {})?;
             if let Some(((_, key), _)) = found.first_key_value() {
                 out.copy_from_slice(key);
                 return Ok(());
@@ -100,7 +105,7 @@ impl<'a> Buckets<'a> {
         &self,
         cursor: u32,
         (keys, values): (&mut [u8], &mut [u8]),
-        mut merge: impl FnMut(&mut [u8], &[u8]),
+        merge: Merge<'_>,
         take: Option<Take<'_>>,
     ) -> Result<Batch, Errno> {
         let mut room = Room {
@@ -112,7 +117,7 @@ impl<'a> Buckets<'a> {
         let mut from = cursor;
         while from < end {
             let until = from.saturating_add(PIECE).min(end);
-            let stopped = match self.read(from..until, &mut merge) {
+            let stopped = match self.read(from..until, merge) {
                 Ok(found) => room.put(found, take).err(),
                 Err(error) => Some((from, error)),
             };
@@ -134,25 +139,29 @@ impl<'a> Buckets<'a> {
     }
 
     /// Reads some buckets of all hashes.
-    fn read(
-        &self,
-        buckets: Range<u32>,
-        merge: &mut dyn FnMut(&mut [u8], &[u8]),
-    ) -> Result<Found, Errno> {
+    fn read(&self, buckets: Range<u32>, merge: Merge<'_>) -> Result<Found, Errno> {
         /// Bytes that are read at a time, unless one bucket has more.
         const BYTES: usize = 64 << 10;
         let (key_size, value_len) = (self.key_size(), self.first.value_len());
         let mut count = (BYTES / (key_size + value_len)).clamp(1, PIECE as usize);
         let mut found = Found::new();
-        for map in &self.maps {
+        for place in &self.places {
             let mut from = buckets.start;
             while from < buckets.end {
                 let (mut keys, mut values) =
                     (vec![0; count * key_size], vec![0; count * value_len]);
                 let rest = from..buckets.end;
-                let batch = match map.read_buckets(rest, &mut keys, &mut values, &self.caller) {
+                let mut read = |map: &Map| {
+                    map.read_buckets(rest.clone(), &mut keys, &mut values, &self.caller)
+                };
+                let batch = match place.run(&mut read) {
                     Err(Errno::ENOSPC) => {
                         count *= 2;
+                        continue;
+                    }
+                    // The first of them is behind a lock.
+                    Err(Errno::ENOENT) => {
+                        from += 1;
                         continue;
                     }
                     read => read?,
@@ -164,7 +173,7 @@ impl<'a> Buckets<'a> {
                     let bucket = self.first.bucket_of(key)?;
                     found
                         .entry((bucket, key.to_vec()))
-                        .and_modify(|merged| merge(merged, value))
+                        .and_modify(|merged| merge(place, key, merged, value))
                         .or_insert_with(|| value.to_vec());
                 }
                 from = batch.next.unwrap_or(buckets.end);

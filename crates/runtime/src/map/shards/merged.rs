@@ -1,8 +1,9 @@
 //! A map as the tool sees it, with all its shards.
 //!
-//! The errors are those of the same operation on one map. If a lock in a shard does not become free
-//! the result is `EBUSY`, and what the operation has done in other shards by then is such that it
-//! can be repeated.
+//! The errors are those of the same operation on one map. If a lock in the first shard does not
+//! become free the result is `EBUSY`, and what the operation has done in other shards by then is
+//! such that it can be repeated. What a lock in another shard keeps back is left out: see
+//! [`Place::run`].
 
 use std::sync::Arc;
 
@@ -11,22 +12,75 @@ use beeline_uapi::{Errno, flags};
 
 use super::buckets::Buckets;
 use super::sums::Addends;
-use super::{Shard, View};
-use crate::map::MapObject;
+use super::{First, Part, View, unions};
+use crate::domain::{Credentials, Domain};
+use crate::map::{MapObject, RUNTIME_OWNER};
 
 /// All shards of a map.
 pub struct Merged<'a> {
     view: &'a View,
+    name: &'a str,
     pub(super) first: &'a Map,
-    further: Vec<Arc<Shard>>,
+    further: Vec<Part>,
     pub(super) caller: Caller,
 }
 
+/// One of them.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub map: &'a Map,
+    /// The domain that has it, but for the first and for the one that no process has.
+    domain: Option<&'a Arc<Domain>>,
+    /// The map's name.
+    name: &'a str,
+}
+
+impl Place<'_> {
+    /// Does something with the shard.
+    ///
+    /// A process that holds a lock for long, or has forged one, must not keep the tool from what
+    /// others have counted. So in another domain's shard an element behind a lock is taken not to be
+    /// there, and Beeline says so.
+    ///
+    /// # Errors
+    ///
+    /// Those of `work`; `ENOENT` in place of `EBUSY` in another domain's shard.
+    pub fn run<T>(&self, mut work: impl FnMut(&Map) -> Result<T, Errno>) -> Result<T, Errno> {
+        let done = work(self.map);
+        let (Err(Errno::EBUSY), Some(domain)) = (&done, self.domain) else {
+            return done;
+        };
+        // A tag that is nobody's was forged, or is a dead process's.
+        let is_nobodys = |tag: u32| tag != RUNTIME_OWNER && !domain.has(tag);
+        let _ = self.map.release(&is_nobodys, &MapObject::caller());
+        match work(self.map) {
+            Err(Errno::EBUSY) => {
+                self.is_damaged();
+                Err(Errno::ENOENT)
+            }
+            done => done,
+        }
+    }
+
+    /// True if this is the same shard.
+    pub fn is(&self, other: &Place<'_>) -> bool {
+        self.map.base() == other.map.base()
+    }
+
+    /// Takes note that the shard's processes keep the tool from what is in it.
+    pub fn is_damaged(&self) {
+        if let Some(domain) = self.domain {
+            domain.has_damaged(self.name);
+        }
+    }
+}
+
 impl<'a> Merged<'a> {
-    pub(super) fn new(view: &'a View, first: &'a Map, further: Vec<Arc<Shard>>) -> Self {
+    pub(super) fn new(view: &'a View, first: First<'a>, further: Vec<Part>) -> Self {
         Self {
             view,
-            first,
+            name: first.name,
+            first: first.map,
             further,
             caller: MapObject::caller(),
         }
@@ -44,12 +98,12 @@ impl<'a> Merged<'a> {
             View::Sums { halves } => {
                 let mut one = vec![0; out.len()];
                 let mut sum = Sum::new(Addends::new(self.first, halves), out);
-                for map in self.maps() {
-                    sum.add(look(map, &mut one), &one)?;
+                for place in self.places() {
+                    sum.add(place.run(|map| look(map, &mut one)), &one)?;
                 }
                 sum.found()
             }
-            View::Union => self.first_with(|map| look(map, out)),
+            View::Union { id } => self.owners_first(key, *id, |map| look(map, out)),
         }
     }
 
@@ -63,12 +117,16 @@ impl<'a> Merged<'a> {
             View::Copies => self.update_copies(key, value, flags),
             View::Sums { .. } => self.update_sum(key, value, flags),
             // A queue's values have no keys by which there could be one already.
-            View::Union if !key.is_empty() => {
-                let has = |map: &Map| self.has(map, key);
-                let map = self.find(has)?.unwrap_or(self.first);
-                map.update_copy(key, value, flags, &self.caller)
+            View::Union { id } if !key.is_empty() => {
+                let place = match self.find(|place| self.has(place, key))? {
+                    Some(place) => place,
+                    None => self.place_of(key, *id),
+                };
+                place.map.update_copy(key, value, flags, &self.caller)
             }
-            View::Whole | View::Union => self.first.update_copy(key, value, flags, &self.caller),
+            View::Whole | View::Union { .. } => {
+                self.first.update_copy(key, value, flags, &self.caller)
+            }
         }
     }
 
@@ -81,18 +139,19 @@ impl<'a> Merged<'a> {
         if self.is_array() {
             self.first.update_copy(key, value, flags, &self.caller)?;
             let zeros = vec![0; value.len()];
+            let clear = |map: &Map| map.update_copy(key, &zeros, lock, &self.caller);
             return self
                 .further()
-                .try_for_each(|map| map.update_copy(key, &zeros, lock, &self.caller));
+                .try_for_each(|place| if_there(place.run(clear)));
         }
         let cannot_lock = lock != 0 && self.first.fields().spin_lock().is_none();
         if cannot_lock || value.len() != self.first.value_len() {
             return Err(Errno::EINVAL);
         }
         let mut others = Vec::new();
-        for map in self.further() {
-            if self.has(map, key)? {
-                others.push(map);
+        for place in self.further() {
+            if self.has(place, key)? {
+                others.push(place);
             }
         }
         let flags = match flags & !flags::LOCK {
@@ -103,15 +162,15 @@ impl<'a> Merged<'a> {
         match self.first.update_copy(key, value, flags, &self.caller) {
             // The first has no room for an element that the map has.
             Err(Errno::E2BIG) if !others.is_empty() => {
-                let map = others.remove(0);
-                map.update_copy(key, value, flags, &self.caller)?;
+                let place = others.remove(0);
+                place.map.update_copy(key, value, flags, &self.caller)?;
             }
             done => done?,
         }
         // If this fails the sum is too large. So the tool gets the error, and can repeat it.
         others
             .into_iter()
-            .try_for_each(|map| self.delete_in(map, key))
+            .try_for_each(|place| self.delete_in(place, key))
     }
 
     /// Deletes an element, as [`Map::delete_key`] does.
@@ -123,9 +182,16 @@ impl<'a> Merged<'a> {
         if matches!(self.view, View::Whole | View::Copies) {
             return self.delete_copies(key);
         }
+        if self.first.spec().kind() == Some(Kind::StackTrace) {
+            // The id is in the range of one at most.
+            let delete = |map: &Map| map.delete_key(key, &self.caller);
+            let mut tried = self.places().map(|place| place.run(delete));
+            let done = tried.find(|done| *done != Err(Errno::E2BIG));
+            return done.unwrap_or(Err(Errno::E2BIG));
+        }
         let mut found = Err(Errno::ENOENT);
-        for map in self.maps() {
-            match map.delete_key(key, &self.caller) {
+        for place in self.places() {
+            match place.run(|map| map.delete_key(key, &self.caller)) {
                 Err(Errno::ENOENT) => {}
                 // What the error is about stays, so a repetition still finds the element.
                 done => {
@@ -145,19 +211,12 @@ impl<'a> Merged<'a> {
     pub fn lookup_and_delete(&self, key: &[u8], out: &mut [u8], flags: u64) -> Result<(), Errno> {
         let take = |map: &Map, out: &mut [u8]| map.lookup_and_delete(key, out, flags, &self.caller);
         match self.view {
-            View::Whole | View::Copies => {
-                take(self.first, out)?;
-                let deleted = self.further().try_for_each(|map| self.delete_in(map, key));
-                if deleted.is_err() {
-                    let _ = self.update_copies(key, out, flags::ANY);
-                }
-                deleted
-            }
+            View::Whole | View::Copies => self.take_copy(key, out, flags),
             View::Sums { halves } => {
                 let mut one = vec![0; out.len()];
                 let mut sum = Sum::new(Addends::new(self.first, halves), out);
-                for map in self.maps() {
-                    match sum.add(take(map, &mut one), &one) {
+                for place in self.places() {
+                    match sum.add(place.run(|map| take(map, &mut one)), &one) {
                         // What was taken must not be lost. The rest stays, and is a sum of its own.
                         Err(_) if sum.is_found => break,
                         done => done?,
@@ -165,14 +224,14 @@ impl<'a> Merged<'a> {
                 }
                 sum.found()
             }
-            View::Union => {
-                self.first_with(|map| take(map, out))?;
+            View::Union { id } => {
+                self.owners_first(key, *id, |map| take(map, out))?;
                 if key.is_empty() {
                     return Ok(());
                 }
                 // The value is out, so this may not fail. A key in several shards is rare.
-                for map in self.maps() {
-                    let _ = self.delete_in(map, key);
+                for place in self.places() {
+                    let _ = self.delete_in(place, key);
                 }
                 Ok(())
             }
@@ -189,26 +248,27 @@ impl<'a> Merged<'a> {
             return self.buckets().next_key(key, out);
         }
         match (self.view, self.first.spec().kind()) {
-            (View::Union, Some(Kind::StackTrace)) => self.next_stack(key, out),
+            (View::Union { .. }, Some(Kind::StackTrace)) => self.next_stack(key, out),
             _ => self.first.next_key(key, out, &self.caller),
         }
     }
 
-    /// Finds the next id of a stack that is in any shard.
+    /// Finds the next id of a stack that is in any shard, in the order of shards.
     fn next_stack(&self, key: Option<&[u8]>, out: &mut [u8]) -> Result<(), Errno> {
-        let out: &mut [u8; 4] = out.try_into().map_err(|_| Errno::EINVAL)?;
-        let is_there = |key: &[u8]| Ok(self.find(|map| self.has(map, key))?.is_some());
-        let first = match key {
-            Some(key) if is_there(key)? => {
-                let key = key.try_into().map_err(|_| Errno::EINVAL)?;
-                u32::from_ne_bytes(key).saturating_add(1)
+        let mut places = self.places();
+        let has = |place: Place<'_>| key.is_some_and(|key| self.has(place, key) == Ok(true));
+        if let Some(place) = places.find(|place| has(*place)) {
+            match place.run(|map| map.next_key(key, out, &self.caller)) {
+                Err(Errno::ENOENT) => {}
+                done => return done,
             }
-            _ => 0,
-        };
-        for id in first..self.first.layout().buckets() {
-            if is_there(&id.to_ne_bytes())? {
-                *out = id.to_ne_bytes();
-                return Ok(());
+        } else {
+            places = self.places();
+        }
+        for place in places {
+            match place.run(|map| map.next_key(None, out, &self.caller)) {
+                Err(Errno::ENOENT) => {}
+                done => return done,
             }
         }
         Err(Errno::ENOENT)
@@ -231,16 +291,22 @@ impl<'a> Merged<'a> {
             View::Sums { halves } if self.is_array() && !delete => {
                 self.sum_array(cursor, keys, values, halves)
             }
-            View::Sums { .. } | View::Union if self.is_merged_hash() => {
+            View::Sums { .. } | View::Union { .. } if self.is_merged_hash() => {
                 let take = |key: &[u8], value: &mut [u8]| self.lookup_and_delete(key, value, 0);
                 let take = delete.then_some(&take as _);
-                let merge = |merged: &mut [u8], value: &[u8]| {
-                    if let View::Sums { halves } = self.view {
-                        Addends::new(self.first, halves).add(merged, value);
+                let mut merge = |place: &Place<'_>, key: &[u8], merged: &mut [u8], value: &[u8]| {
+                    match self.view {
+                        View::Sums { halves } => {
+                            Addends::new(self.first, halves).add(merged, value)
+                        }
+                        View::Union { id } if self.place_of(key, *id).is(place) => {
+                            merged.copy_from_slice(value);
+                        }
+                        _ => {}
                     }
                 };
                 self.buckets()
-                    .read_batch(cursor, (keys, values), merge, take)
+                    .read_batch(cursor, (keys, values), &mut merge, take)
             }
             _ => self
                 .first
@@ -262,8 +328,11 @@ impl<'a> Merged<'a> {
         let addends = Addends::new(self.first, halves);
         let len = self.first.value_len();
         let mut others = vec![0; values.len()];
-        for map in self.further() {
-            read(map, keys, &mut others)?;
+        for place in self.further() {
+            match place.run(|map| read(map, keys, &mut others)) {
+                Err(Errno::ENOENT) => continue,
+                done => done?,
+            };
             let elements = values.chunks_exact_mut(len).zip(others.chunks_exact(len));
             for (sum, value) in elements.take(batch.count as usize) {
                 addends.add(sum, value);
@@ -272,17 +341,41 @@ impl<'a> Merged<'a> {
         Ok(batch)
     }
 
-    /// Returns the shards' handles, the first one's first.
-    pub(super) fn maps(&self) -> impl Iterator<Item = &Map> {
-        std::iter::once(self.first).chain(self.further())
+    /// Returns the shards, the first one first.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place<'_>> {
+        std::iter::once(self.first_place()).chain(self.further())
     }
 
-    fn further(&self) -> impl Iterator<Item = &Map> {
-        self.further.iter().map(|shard| shard.here())
+    fn first_place(&self) -> Place<'_> {
+        Place {
+            map: self.first,
+            domain: None,
+            name: self.name,
+        }
+    }
+
+    pub(super) fn further(&self) -> impl Iterator<Item = Place<'_>> {
+        self.further.iter().map(|part| Place {
+            map: part.shard.here(),
+            domain: part.domain.as_ref(),
+            name: self.name,
+        })
     }
 
     fn buckets(&self) -> Buckets<'_> {
-        Buckets::new(self.first, self.maps().collect())
+        Buckets::new(self.first, self.places().collect())
+    }
+
+    /// Returns the shard for a new element of the tool's: that of the process whose id is in the
+    /// key, or else the first.
+    fn place_of(&self, key: &[u8], id: Option<u32>) -> Place<'_> {
+        let of_process = || {
+            let owner = Credentials::of(unions::process_of(key, id?)?)?;
+            let is_its =
+                |place: &Place<'_>| place.domain.is_some_and(|domain| domain.is_of(&owner));
+            self.further().find(is_its)
+        };
+        of_process().unwrap_or_else(|| self.first_place())
     }
 
     fn is_array(&self) -> bool {
@@ -295,12 +388,12 @@ impl<'a> Merged<'a> {
     fn is_merged_hash(&self) -> bool {
         let kind = self.first.spec().kind();
         let is_ordered = kind.is_some_and(Kind::is_hash) && kind != Some(Kind::TaskStorage);
-        is_ordered && matches!(self.view, View::Sums { .. } | View::Union)
+        is_ordered && matches!(self.view, View::Sums { .. } | View::Union { .. })
     }
 
-    fn has(&self, map: &Map, key: &[u8]) -> Result<bool, Errno> {
-        let mut value = vec![0; map.value_len()];
-        match map.lookup_copy(key, &mut value, 0, &self.caller) {
+    fn has(&self, place: Place<'_>, key: &[u8]) -> Result<bool, Errno> {
+        let mut value = vec![0; place.map.value_len()];
+        match place.run(|map| map.lookup_copy(key, &mut value, 0, &self.caller)) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(error) => Err(error),
@@ -308,32 +401,52 @@ impl<'a> Merged<'a> {
     }
 
     /// Returns the first shard for which this is true.
-    fn find(&self, is: impl Fn(&Map) -> Result<bool, Errno>) -> Result<Option<&Map>, Errno> {
-        for map in self.maps() {
-            if is(map)? {
-                return Ok(Some(map));
+    fn find(
+        &self,
+        is: impl Fn(Place<'_>) -> Result<bool, Errno>,
+    ) -> Result<Option<Place<'_>>, Errno> {
+        for place in self.places() {
+            if is(place)? {
+                return Ok(Some(place));
             }
         }
         Ok(None)
     }
 
-    /// Runs `work` on the shards until it finds the element.
-    fn first_with(&self, mut work: impl FnMut(&Map) -> Result<(), Errno>) -> Result<(), Errno> {
-        for map in self.maps() {
-            match work(map) {
+    /// Runs `work` on the shards until it finds the element. That of the process with the id in the
+    /// key comes first: others cannot hide what it has.
+    fn owners_first(
+        &self,
+        key: &[u8],
+        id: Option<u32>,
+        mut work: impl FnMut(&Map) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut having = self
+            .places()
+            .filter(|place| self.has(*place, key) != Ok(false));
+        let Some(first) = having.next() else {
+            return Err(Errno::ENOENT);
+        };
+        if having.next().is_some() {
+            match self.place_of(key, id).run(&mut work) {
                 Err(Errno::ENOENT) => {}
                 done => return done,
             }
         }
-        Err(Errno::ENOENT)
+        first.run(work)
     }
 
     /// Makes sure that a shard does not have an element.
-    fn delete_in(&self, map: &Map, key: &[u8]) -> Result<(), Errno> {
-        match map.delete_key(key, &self.caller) {
-            Err(Errno::ENOENT) => Ok(()),
-            done => done,
-        }
+    fn delete_in(&self, place: Place<'_>, key: &[u8]) -> Result<(), Errno> {
+        if_there(place.run(|map| map.delete_key(key, &self.caller)))
+    }
+}
+
+/// Takes it as success that there was no such element.
+pub(super) fn if_there(done: Result<(), Errno>) -> Result<(), Errno> {
+    match done {
+        Err(Errno::ENOENT) => Ok(()),
+        done => done,
     }
 }
 

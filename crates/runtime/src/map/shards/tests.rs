@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use beeline_maps::{Caller, Map};
 use beeline_uapi::{Errno, MapType, flags};
@@ -6,7 +7,7 @@ use beeline_uapi::{Errno, MapType, flags};
 use super::View;
 use crate::backend::{Id, MapSpec, SpecialFields};
 use crate::budget::Budget;
-use crate::domain::DomainId;
+use crate::domain::Domain;
 use crate::map::MapObject;
 
 mod copies;
@@ -41,25 +42,43 @@ fn map(spec: &MapSpec) -> MapObject {
 struct Pair {
     divided: MapObject,
     whole: MapObject,
+    /// Those of the further shards.
+    domains: Vec<Arc<Domain>>,
 }
 
 impl Pair {
     fn new(spec: &MapSpec, view: View) -> Self {
         let divided = map(spec);
         divided.see_as(&view).expect("such a map has this view");
-        for domain in 1..DOMAINS {
-            divided.shard_of(DomainId(domain)).expect("there is room");
+        let domains: Vec<_> = (1..DOMAINS).map(Domain::for_test).collect();
+        for domain in &domains {
+            divided.shard_of(domain).expect("there is room");
         }
         let whole = map(spec);
-        Self { divided, whole }
+        Self {
+            divided,
+            whole,
+            domains,
+        }
     }
 
     /// Returns the handle that programs of a domain have.
     fn of_domain(&self, domain: u32) -> Map {
         match domain {
             0 => *self.divided.here(),
-            _ => *self.divided.shard_of(DomainId(domain)).unwrap().here(),
+            _ => {
+                let domain = &self.domains[domain as usize - 1];
+                *self.divided.shard_of(domain).unwrap().here()
+            }
         }
+    }
+
+    /// Ends all processes of a domain. Others come, and make a new one.
+    fn retire(&mut self, domain: u32) {
+        let domain = &mut self.domains[domain as usize - 1];
+        assert_eq!(self.divided.retire(domain.id), Ok(()));
+        *domain = Domain::for_test(domain.id.0 + DOMAINS);
+        self.divided.shard_of(domain).expect("there is room");
     }
 
     fn is_array(&self) -> bool {
