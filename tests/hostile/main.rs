@@ -3,5 +3,6 @@
 
 mod apart;
 mod maps;
+mod moves;
 mod scribbles;
 mod world;

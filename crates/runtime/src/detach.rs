@@ -17,8 +17,9 @@ mod witnesses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use beeline_agent::abi::{Control, DISMISSALS, Manifest, Session};
 use beeline_hook::jump_target;
@@ -80,6 +81,9 @@ pub struct Presence {
 
 /// The number of milliseconds that threads inside a program get to come out.
 const PATIENCE: u32 = 2_000;
+/// The number of those that wait for no thread to be inside before anything is restored, if a process
+/// is only to be left for a moment.
+const CALM: u32 = 100;
 const JUMP: u8 = beeline_hook::JUMP_OPCODE;
 const INT3: u8 = beeline_hook::INT3;
 
@@ -166,6 +170,33 @@ impl Presence {
     /// meanwhile.
     pub(crate) fn remove(&self, process: &Process) -> Result<bool, Error> {
         self.remove_if(process, |_| true)
+    }
+
+    /// As [`Self::remove`]. `then` is called in the stop at the end of which nothing is there any
+    /// more.
+    ///
+    /// Returns the time in which the process's code was not hooked: none, unless there is always a
+    /// thread inside.
+    pub(crate) fn remove_and(
+        &self,
+        process: &Process,
+        then: impl Fn(&mut Stopped) -> Result<(), Error> + Sync,
+    ) -> Result<Duration, Error> {
+        let (attempts, restored) = (AtomicU32::new(0), OnceLock::new());
+        self.remove_by(process, |stopped| {
+            let is_calm = || Ok::<_, Error>(self.occupancy(stopped).is_clear()?);
+            if attempts.fetch_add(1, Relaxed) < CALM && !is_calm()? {
+                return Ok(None);
+            }
+            let outcome = self.remove_now(stopped, |_| true)?;
+            if outcome == Some(true) {
+                then(stopped)?;
+            } else {
+                restored.get_or_init(Instant::now);
+            }
+            Ok(outcome)
+        })?;
+        Ok(restored.get().map(Instant::elapsed).unwrap_or_default())
     }
 
     /// As [`Self::remove`], for what a killed session has left, as long as it is that.

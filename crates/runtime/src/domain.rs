@@ -39,7 +39,7 @@ pub struct Domain {
     pub id: DomainId,
     /// Names its user, for messages.
     pub name: String,
-    /// Those of its processes; `None` for those of Beeline and the tool.
+    /// Those of its processes; `None` for those of the tool.
     credentials: Option<Credentials>,
     /// Holds a [`Session`].
     memory: Arc<Memory>,
@@ -139,6 +139,14 @@ impl Domain {
         self.members.lock().tags.contains(&tag)
     }
 
+    /// True if a process of it has become another user's.
+    pub fn has_lost(&self, pid: i32) -> bool {
+        let (Some(own), Some(now)) = (&self.credentials, Credentials::of(pid)) else {
+            return false;
+        };
+        !now.may_become(own)
+    }
+
     /// True if these are the credentials of its processes.
     pub fn is_of(&self, credentials: &Credentials) -> bool {
         self.credentials.as_ref() == Some(credentials)
@@ -207,7 +215,6 @@ impl Domain {
 /// The domains of a session.
 #[derive(Debug)]
 pub struct Domains {
-    own: Option<Credentials>,
     home: Arc<Domain>,
     tool: Arc<Domain>,
     others: RwLock<BTreeMap<Credentials, Arc<Domain>>>,
@@ -222,7 +229,11 @@ impl Domains {
     ///
     /// Those of making its files.
     pub fn new() -> io::Result<Self> {
-        let home = Domain::new(DomainId::HOME, "the tool's user".to_owned(), None)?;
+        // That a user may run Beeline's file but not read it says nothing of the targets.
+        let own = Credentials::of(std::process::id() as i32)
+            .map(|own| Credentials { alone: None, ..own });
+        let name = "the tool's user".to_owned();
+        let home = Domain::new(DomainId::HOME, name, own)?;
         let tool = Domain {
             id: DomainId::TOOL,
             name: home.name.clone(),
@@ -235,9 +246,6 @@ impl Domains {
             _liveness: home._liveness.clone(),
         };
         Ok(Self {
-            // That a user may run Beeline's file but not read it says nothing of the targets.
-            own: Credentials::of(std::process::id() as i32)
-                .map(|own| Credentials { alone: None, ..own }),
             home: Arc::new(home),
             tool: Arc::new(tool),
             others: RwLock::default(),
@@ -272,7 +280,7 @@ impl Domains {
     /// The process lives, and its credentials cannot be read.
     pub fn stranger(&self, process: &Process) -> io::Result<Option<Credentials>> {
         match Credentials::of(process.pid()) {
-            Some(own) if Some(&own) == self.own.as_ref() => Ok(None),
+            Some(own) if self.home.is_of(&own) => Ok(None),
             None if process.is_alive() => Err(io::ErrorKind::PermissionDenied.into()),
             credentials => Ok(credentials),
         }
@@ -438,6 +446,18 @@ impl Credentials {
                 false => None,
             },
         })
+    }
+
+    /// True if a process with these can have others again by itself: they are the same but for the
+    /// effective user and group, which a daemon changes for a moment.
+    fn may_become(&self, others: &Self) -> bool {
+        let kept = |ids: [u32; 3]| [ids[0], ids[2]];
+        let is_alone = self.alone.is_some() && self.users == others.users;
+        kept(self.users) == kept(others.users)
+            && kept(self.groups) == kept(others.groups)
+            && self.capabilities == others.capabilities
+            && self.namespaces == others.namespaces
+            && (self.alone == others.alone || !is_alone)
     }
 
     /// Opens the namespaces of a process with these credentials. While they are open the kernel does

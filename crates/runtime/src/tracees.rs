@@ -29,6 +29,7 @@ mod execs;
 mod followers;
 mod functions;
 mod leftovers;
+mod moves;
 mod openers;
 mod owners;
 mod process_table;
@@ -252,13 +253,18 @@ impl Tracees {
         fast_paths.open(&process, owner, ip, &self.shared)
     }
 
+    /// Attaches everything to a process that is held.
+    fn attach_to_held(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
+        let wanted = self.targets.wanted_of_calls(process.pid());
+        self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
+        self.attach_all_to(process, stopped)
+    }
+
     /// Handles a completed `execve`: nothing of the old target is left, and the process stands
     /// before the first instruction of its new program.
     fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
         self.targets.renew(process)?;
-        let wanted = self.targets.wanted_of_calls(process.pid());
-        self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
-        self.attach_all_to(process, stopped)?;
+        self.attach_to_held(process, stopped)?;
         match self.targets.table.get(process.pid()) {
             Some(target) => target.lock().begin_behind_exec(stopped),
             None => Ok(()),

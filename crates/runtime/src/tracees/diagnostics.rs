@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 use beeline_agent::abi::Session;
 use parking_lot::Mutex;
@@ -239,6 +240,20 @@ impl Diagnostics {
             "process {pid} ({}) is not traced any more: `beeline detach` has taken this session out of it",
             name.trim_end()
         ));
+    }
+
+    /// A process has become another user's. `outcome` says how long it was not traced while it moved
+    /// to that user's domain.
+    pub fn moved(&self, pid: i32, outcome: &Result<Duration, Error>) {
+        let what = match outcome {
+            Ok(Duration::ZERO) => return,
+            Ok(gap) => format!(
+                "it was not traced for {} ms, in which Beeline has parted it from its old user's processes",
+                gap.as_millis() + 1
+            ),
+            Err(error) => format!("it cannot be traced as that user's: {error}"),
+        };
+        self.say(&format!("process {pid} runs as another user now: {what}"));
     }
 
     /// A process could not be left as it was.

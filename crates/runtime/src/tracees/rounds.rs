@@ -50,6 +50,7 @@ impl Rounds {
         tracees.targets.note_dismissals();
         tracees.targets.bury(self.round);
         self.tidy();
+        tracees.move_targets(self.round);
         tracees.targets.leftovers.tell(&tracees.diagnostics, false);
         tracees
             .diagnostics

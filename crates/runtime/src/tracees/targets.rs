@@ -219,6 +219,21 @@ impl Targets {
         Ok(())
     }
 
+    /// Makes a process that has been left a target anew. `owner` is the tag of the old one, which the
+    /// caller has locked.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::fresh`].
+    pub fn replace(&self, process: &Process, owner: u32) -> Result<(), Error> {
+        let new = self.fresh(process)?;
+        if let Some(old) = self.table.insert(new) {
+            self.owners.died(owner);
+            self.table.remember(old);
+        }
+        Ok(())
+    }
+
     /// Makes a target, in the domain of its process.
     ///
     /// # Errors
