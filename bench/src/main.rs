@@ -13,6 +13,7 @@ mod operations;
 mod scale;
 mod session;
 mod table;
+mod users;
 mod verify;
 
 use beeline_bench::engines::{self, PROGRAMS, ROUNDS};
@@ -69,6 +70,8 @@ enum Topic {
     Calls,
     /// A session on a machine with many processes.
     Scale,
+    /// Processes of one user, and of many.
+    Users,
     /// Programs that live for a moment, and libraries that are loaded for one.
     Moments,
     /// A tool here with its kernel in a virtual machine; the kernel's column is the tool inside the
@@ -82,7 +85,7 @@ enum Topic {
     Demo,
 }
 
-const USUAL: [Topic; 13] = [
+const USUAL: [Topic; 14] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -93,6 +96,7 @@ const USUAL: [Topic; 13] = [
     Topic::Operations,
     Topic::Calls,
     Topic::Scale,
+    Topic::Users,
     Topic::Moments,
     Topic::Compile,
     Topic::Verify,
@@ -179,6 +183,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Operations => operations::all(engines),
         Topic::Calls => calls::all(engines),
         Topic::Scale => scale::all(engines),
+        Topic::Users => users::all(engines),
         Topic::Moments => moments::all(engines),
         Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),
