@@ -6,11 +6,10 @@
 //! numbers of our own, and nothing else. Each event is written on first use.
 
 use std::ffi::OsStr;
-use std::fs::{self, Permissions};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -38,6 +37,8 @@ pub(crate) struct TraceFs {
     writing: Mutex<()>,
 }
 
+/// The directory of the events.
+const EVENTS: &str = "events";
 /// The file that lists functions which can be probed.
 const FUNCTIONS: &str = "available_filter_functions";
 
@@ -56,22 +57,21 @@ impl TraceFs {
             .find_map(|mount| Some((mount, path.strip_prefix(mount).ok()?)))?;
         // A kernel that cannot trace functions may refuse to list them.
         let is_there = |mount: &&str| match inside == Path::new(FUNCTIONS) {
-            true => fs::File::open(Path::new(mount).join(FUNCTIONS)).is_ok(),
+            true => File::open(Path::new(mount).join(FUNCTIONS)).is_ok(),
             false => is_readable(mount),
         };
         if is_there(&mount) {
             return None;
         }
-        let root = match MOUNTS.into_iter().find(is_there) {
-            Some(kernels) => PathBuf::from(kernels),
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = match MOUNTS.into_iter().find(is_there) {
+            Some(kernels) => rustix::fs::open(kernels, flags, Mode::empty()).ok()?,
             None => {
                 let tree = self.tree.get_or_init(|| Scratch::new(NAME)).as_ref()?;
-                self.write(&tree.path, inside).ok()?;
-                tree.path.clone()
+                self.write(&tree.root, inside).ok()?;
+                rustix::fs::openat(&tree.root, ".", flags, Mode::empty()).ok()?
             }
         };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(root, flags, Mode::empty()).ok()?;
         let name = match inside.as_os_str().is_empty() {
             true => Path::new("."),
             false => inside,
@@ -101,71 +101,98 @@ impl TraceFs {
 
     /// Writes the file or directory that a path below the root leads to, and the directories above
     /// it.
-    fn write(&self, root: &Path, inside: &Path) -> io::Result<()> {
+    fn write(&self, root: &OwnedFd, inside: &Path) -> io::Result<()> {
         let _lock = self.writing.lock();
-        let events = root.join("events");
-        if !events.exists() {
+        if !is_in(root, Path::new(EVENTS)) {
             write_root(root)?;
         }
-        let Ok(below) = inside.strip_prefix("events") else {
+        let Ok(below) = inside.strip_prefix(EVENTS) else {
             return Ok(());
         };
         let mut names = below.iter().filter_map(OsStr::to_str);
         match (names.next(), names.next()) {
             (Some(group), Some(name)) => Tracepoint::named(group, name)
-                .map_or(Ok(()), |tracepoint| write_event(&events, tracepoint)),
+                .map_or(Ok(()), |tracepoint| write_event(root, tracepoint)),
             (Some(group), None) => Tracepoint::of_group(group)
                 .into_iter()
-                .try_for_each(|tracepoint| write_event(&events, tracepoint)),
+                .try_for_each(|tracepoint| write_event(root, tracepoint)),
             (None, _) => Ok(()),
         }
     }
 }
 
 /// Writes the lists of events and of functions that can be probed, and a directory for each group.
-fn write_root(root: &Path) -> io::Result<()> {
+fn write_root(root: &OwnedFd) -> io::Result<()> {
     let all = GROUPS.into_iter().flat_map(Tracepoint::of_group);
     let lines = all.map(|tracepoint| format!("{}:{}\n", tracepoint.group(), tracepoint.name()));
-    write_file(&root.join("available_events"), &lines.collect::<String>())?;
+    write_file(
+        root,
+        Path::new("available_events"),
+        &lines.collect::<String>(),
+    )?;
     let entries = SystemCall::all().iter().map(|call| call.function() + "\n");
     let others = functions::names().map(|name| format!("{name}\n"));
     write_file(
-        &root.join(FUNCTIONS),
+        root,
+        Path::new(FUNCTIONS),
         &entries.chain(others).collect::<String>(),
     )?;
-    for group in GROUPS {
-        fs::create_dir_all(root.join("events").join(group))?;
+    GROUPS
+        .into_iter()
+        .try_for_each(|group| make_directory(root, &Path::new(EVENTS).join(group)))
+}
+
+fn write_event(root: &OwnedFd, tracepoint: Tracepoint) -> io::Result<()> {
+    let group = Path::new(EVENTS).join(tracepoint.group());
+    let directory = group.join(tracepoint.name());
+    // This file is written last.
+    let format = directory.join("format");
+    if is_in(root, &format) {
+        return Ok(());
+    }
+    make_directory(root, &directory)?;
+    let number = tracepoint.own_id();
+    write_file(root, &directory.join("id"), &format!("{number}\n"))?;
+    write_file(root, &format, &tracepoint.format(number))
+}
+
+fn is_in(root: &OwnedFd, path: &Path) -> bool {
+    rustix::fs::statat(root, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// Makes a directory, and those above it.
+fn make_directory(root: &OwnedFd, path: &Path) -> io::Result<()> {
+    let mut made = PathBuf::new();
+    for name in path {
+        made.push(name);
+        match rustix::fs::mkdirat(root, &made, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }
 
-fn write_event(events: &Path, tracepoint: Tracepoint) -> io::Result<()> {
-    let directory = events.join(tracepoint.group()).join(tracepoint.name());
-    let (id, format) = (directory.join("id"), directory.join("format"));
-    // This file is written last.
-    if format.exists() {
-        return Ok(());
-    }
-    fs::create_dir_all(directory)?;
-    let number = tracepoint.own_id();
-    write_file(&id, &format!("{number}\n"))?;
-    write_file(&format, &tracepoint.format(number))
-}
-
-fn write_file(path: &Path, text: &str) -> io::Result<()> {
-    const READ_ONLY: u32 = 0o444;
-    fs::write(path, text)?;
-    fs::set_permissions(path, Permissions::from_mode(READ_ONLY))
+fn write_file(root: &OwnedFd, path: &Path, text: &str) -> io::Result<()> {
+    // It is there if it could not be written whole before.
+    let _ = rustix::fs::unlinkat(root, path, AtFlags::empty());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::openat(root, path, flags, Mode::WUSR)?);
+    file.write_all(text.as_bytes())?;
+    let everybody = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+    Ok(rustix::fs::fchmod(&file, everybody)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
     fn only_files_that_are_read_are_written() {
         let (fs, tree) = (TraceFs::default(), Scratch::new(NAME).unwrap());
-        let write = |inside: &str| fs.write(&tree.path, Path::new(inside)).unwrap();
+        let write = |inside: &str| fs.write(&tree.root, Path::new(inside)).unwrap();
         let entries = |inside: &str| fs::read_dir(tree.path.join(inside)).unwrap().count();
         write("");
         assert_eq!(entries("events/syscalls"), 0);

@@ -1,58 +1,119 @@
 //! Directories of a session's own, which hold the files that the tool sees in place of the
 //! machine's file systems.
 //!
-//! A directory is locked while its session lives. A later session recognises the directory of a
+//! A directory is made where no other user can swap it, and everything is done relative to its
+//! descriptor. It is locked while its session lives. A later session recognises the directory of a
 //! killed one by the missing lock, and removes it.
 
+mod removal;
+
+use std::fmt::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use beeline_trusted_dir::{Distrust, TrustedDir, report_once};
 use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::rand::GetRandomFlags;
 
 /// A directory. Dropping it removes it with all its contents.
 pub struct Scratch {
     /// The directory, open.
     pub root: OwnedFd,
-    /// Its path.
+    /// Its path, which has no symbolic links.
     pub path: PathBuf,
+    place: TrustedDir,
+    name: String,
 }
 
 impl Scratch {
     /// Creates a directory with this name prefix, in memory where possible.
     ///
-    /// Returns `None` if there is no place where the user may write.
-    pub fn new(name: &str) -> Option<Self> {
-        let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let places = [
-            runtime_directory.filter(|path| path.is_absolute()),
-            Some("/dev/shm".into()),
-            Some(std::env::temp_dir()),
-        ];
-        places.into_iter().flatten().find_map(|place| {
-            remove_abandoned(&place, name);
+    /// Returns `None` if there is no place where this user may write and no other user can swap
+    /// what is there. A place that is refused for that is told to the user.
+    pub fn new(prefix: &str) -> Option<Self> {
+        places().find_map(|(place, variable)| {
+            let place = open_place(&place, variable)?;
+            remove_abandoned(&place, prefix);
             // Until the directory is locked, another session that is just looking may take it for
             // abandoned.
             const TRIES: usize = 8;
-            (0..TRIES).find_map(|_| {
-                let path = fresh_directory(&place, name)?;
-                let root = lock_directory(&path)?;
-                Some(Self { root, path })
-            })
+            (0..TRIES).find_map(|_| Self::make(&place, prefix))
+        })
+    }
+
+    fn make(place: &TrustedDir, prefix: &str) -> Option<Self> {
+        let name = fresh_name(prefix)?;
+        rustix::fs::mkdirat(place, &name, Mode::RWXU).ok()?;
+        let root = lock_directory(place, &name)?;
+        Some(Self {
+            root,
+            path: place.path().join(&name),
+            place: place.try_clone().ok()?,
+            name,
         })
     }
 }
 
-/// Opens the directory and locks it for the session; `None` if another session has it, or if it is
-/// not a directory of this user's.
-fn lock_directory(path: &Path) -> Option<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-    let is_own = |directory| {
-        let stat = rustix::fs::fstat(directory);
-        stat.is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // On failure, only empty files stay, in a directory of the user's own.
+        let _ = removal::remove(&self.place, &self.name, &self.root);
+    }
+}
+
+/// Returns the places where a directory may be made, the best ones first, with the variables that
+/// name them.
+fn places() -> impl Iterator<Item = (PathBuf, Option<&'static str>)> {
+    let named = |variable: &'static str| {
+        let path = PathBuf::from(std::env::var_os(variable)?);
+        path.is_absolute().then_some((path, Some(variable)))
     };
-    if !is_own(&directory) {
+    let is_root = rustix::process::geteuid().is_root();
+    let usual = |path: &str| Some((PathBuf::from(path), None));
+    let places = [
+        named("XDG_RUNTIME_DIR"),
+        usual("/dev/shm"),
+        named("TMPDIR"),
+        usual("/tmp"),
+        is_root.then(|| usual("/run")).flatten(),
+    ];
+    places.into_iter().flatten()
+}
+
+/// Opens a place, unless another user can change what is there.
+fn open_place(path: &Path, variable: Option<&str>) -> Option<TrustedDir> {
+    let error = match TrustedDir::open_shared(path) {
+        Ok(place) => return Some(place),
+        Err(error) => error,
+    };
+    if let Some(distrust) = Distrust::of(&error) {
+        let mut line = format!(
+            "scratch files are not put into {}: {distrust}",
+            path.display()
+        );
+        if let Some(variable) = variable {
+            // Writing to a string cannot fail.
+            let _ = write!(line, " (by {variable}, or unset it)");
+        }
+        report_once(&line);
+    }
+    None
+}
+
+/// Returns a name that nobody can foresee.
+fn fresh_name(prefix: &str) -> Option<String> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random[..], GetRandomFlags::empty()).ok()?;
+    Some(format!("{prefix}{:016x}", u64::from_ne_bytes(random)))
+}
+
+/// Opens a directory and locks it for the session; `None` if another session has it, or if it is
+/// not a directory of this user's.
+fn lock_directory(place: &TrustedDir, name: &str) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(place, name, flags, Mode::empty()).ok()?;
+    let owner = rustix::fs::fstat(&directory).ok()?.st_uid;
+    if owner != rustix::process::geteuid().as_raw() {
         return None;
     }
     rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -61,63 +122,68 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
 }
 
 /// Removes directories that killed sessions have left.
-fn remove_abandoned(place: &Path, name: &str) {
-    let Ok(entries) = std::fs::read_dir(place) else {
+fn remove_abandoned(place: &TrustedDir, prefix: &str) {
+    let Ok(entries) = rustix::fs::Dir::read_from(place) else {
         return;
     };
     for entry in entries.flatten() {
-        if entry.file_name().as_bytes().starts_with(name.as_bytes()) {
-            let path = entry.path();
-            if let Some(_lock) = lock_directory(&path) {
-                // Nothing uses it; if it stays, a later session tries again.
-                let _ = std::fs::remove_dir_all(&path);
-            }
+        let name = entry.file_name();
+        let Ok(name) = name.to_str() else { continue };
+        if name.starts_with(prefix)
+            && let Some(lock) = lock_directory(place, name)
+        {
+            // Nothing uses it; if it stays, a later session tries again.
+            let _ = removal::remove(place, name, &lock);
         }
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // On failure, only empty files stay, in a directory of the user's own.
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
-}
-
-/// Creates a directory with a name that did not exist, for this user only.
-fn fresh_directory(place: &Path, name: &str) -> Option<PathBuf> {
-    let mut template = place
-        .join(format!("{name}XXXXXX"))
-        .into_os_string()
-        .into_vec();
-    template.push(0);
-    // SAFETY: `template` is a path that ends in a NUL, which the call changes in place.
-    if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
-        return None;
-    }
-    template.pop();
-    Some(PathBuf::from(std::ffi::OsString::from_vec(template)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     const NAME: &str = "beeline-test-scratch-";
 
     #[test]
     fn a_killed_sessions_scratch_files_are_removed() {
-        let scratch = std::env::temp_dir().join(format!("beeline-test-{}", std::process::id()));
-        let place = scratch.join("place");
-        std::fs::create_dir_all(&place).unwrap();
-        let living = fresh_directory(&place, NAME).unwrap();
-        let _lock = lock_directory(&living).unwrap();
-        let abandoned = fresh_directory(&place, NAME).unwrap();
-        std::fs::write(abandoned.join("pin"), "").unwrap();
-        let elsewhere = fresh_directory(&scratch, NAME).unwrap();
-        std::os::unix::fs::symlink(&elsewhere, place.join(format!("{NAME}link"))).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let open = |name: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            TrustedDir::open_shared(&path).unwrap()
+        };
+        let (place, other) = (open("place"), open("other"));
+        let living = Scratch::make(&place, NAME).unwrap();
+        let leave = |place: &TrustedDir| {
+            let path = place.path().join(fresh_name(NAME).unwrap());
+            std::fs::create_dir_all(path.join("deep/er")).unwrap();
+            std::fs::write(path.join("deep/pin"), "").unwrap();
+            path
+        };
+        let (abandoned, elsewhere) = (leave(&place), leave(&other));
+        symlink(&elsewhere, abandoned.join("deep/link")).unwrap();
+        symlink(&elsewhere, place.path().join(format!("{NAME}link"))).unwrap();
         remove_abandoned(&place, NAME);
-        assert!(living.exists() && elsewhere.exists());
+        assert!(living.path.exists() && elsewhere.join("deep/pin").exists());
         assert!(!abandoned.exists());
-        std::fs::remove_dir_all(&scratch).unwrap();
+        let path = living.path.clone();
+        std::fs::create_dir(path.join("d")).unwrap();
+        drop(living);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_was_put_in_its_place_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = TrustedDir::open_shared(folder.path()).unwrap();
+        let scratch = Scratch::make(&place, NAME).unwrap();
+        let path = scratch.path.clone();
+        std::fs::rename(&path, folder.path().join("away")).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("file"), "").unwrap();
+        drop(scratch);
+        assert!(path.join("file").exists());
     }
 }
