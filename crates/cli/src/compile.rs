@@ -1,6 +1,6 @@
 //! `beeline compile`: writes the machine code of programs to a file, ahead of time.
 
-use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_object::{Contents, MapDefinition, Object};
 use beeline_runtime::engines::helper_table;
+use beeline_trusted_dir::{check_file, write_anew};
 use clap::Args;
 
 use crate::prog::file::File;
@@ -80,7 +81,9 @@ pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         });
     }
     let output = &arguments.output;
-    fs::write(output, aot.to_bytes()).with_context(|| output.display().to_string())?;
+    write_anew(output, check_file)
+        .and_then(|mut file| file.write_all(&aot.to_bytes()))
+        .with_context(|| output.display().to_string())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,6 +8,7 @@ use beeline_codegen::aot::Aot;
 use beeline_codegen::worker::LLVM;
 use beeline_codegen::{CodeStore, Worker};
 use beeline_runtime::engines::{Choice, Engines, Optimizer};
+use beeline_trusted_dir::Distrust;
 use clap::{Args, ValueEnum};
 
 use crate::say;
@@ -70,20 +71,20 @@ impl Options {
 
     /// Opens the directory for compiled code. Without it, programs are compiled at each start.
     fn store(&self) -> Option<CodeStore> {
-        let directory = CodeStore::standard_directory()?;
-        let store = CodeStore::open(&directory);
+        let store = CodeStore::standard()?;
+        // The other reasons are told in any case.
         if let Err(error) = &store
             && self.verbose
+            && Distrust::of(error).is_none()
         {
-            let directory = directory.display();
-            say(&format!("compiled code is not kept: {directory}: {error}"));
+            say(&format!("compiled code is not kept: {error}"));
         }
         store.ok()
     }
 }
 
 fn with_aot(engines: Engines, file: &Path) -> anyhow::Result<Engines> {
-    let aot = Aot::from_bytes(&std::fs::read(file)?)?;
+    let aot = Aot::from_bytes(&beeline_trusted_dir::read_file(file)?)?;
     Ok(engines.with_aot(aot)?)
 }
 

@@ -111,6 +111,7 @@ enum Command {
 fn main() -> ExitCode {
     memory::reserve_little();
     let arguments = Arguments::parse();
+    beeline_trusted_dir::report_to(say);
     if let Err(why) = log::start() {
         say(&why);
         return ExitCode::FAILURE;

@@ -1,18 +1,21 @@
 //! Code kept on disk, so that a program is compiled once and not at each start.
 //!
 //! The store is a directory of files, one for each [`Digest`]. Code read from there runs in other
-//! processes, so only files count that belong to this user or to root, in such a directory, and
-//! that nobody else may write. A damaged file counts as missing, and is written anew.
+//! processes, so it is as dangerous as a program. Only files count that belong to this user or to
+//! root, in such a directory, and that nobody else may write; both are looked at when they are open.
+//! A damaged file counts as missing, and is written anew.
+//!
+//! The files are not signed. A key would have to be kept from whoever can write files as this user,
+//! and those can run programs as this user anyway.
 
 use std::ffi::OsStr;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use beeline_trusted_dir::{Distrust, TrustedDir, check_file, report_once};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +38,7 @@ const COMING: &str = ".coming";
 /// A directory of compiled code.
 #[derive(Debug)]
 pub struct CodeStore {
-    directory: OwnedFd,
+    directory: TrustedDir,
     limit: u64,
 }
 
@@ -48,41 +51,45 @@ struct Entry {
 }
 
 impl CodeStore {
-    /// Returns the directory for this user.
+    /// Returns the directory for this user, with no symbolic links in its path; it is made if it is
+    /// not there.
     ///
     /// It is `$BEELINE_CACHE`; else for root `/var/cache/beeline`, for others
     /// `$XDG_CACHE_HOME/beeline` or `~/.cache/beeline`. `None` if that is empty or there is no
-    /// home.
+    /// home, and if the directory cannot be used. If another user could change what is there, the
+    /// user is told.
     pub fn standard_directory() -> Option<PathBuf> {
-        let absolute = |name: &str| {
-            let value = PathBuf::from(std::env::var_os(name)?);
-            value.is_absolute().then_some(value)
-        };
-        if let Some(chosen) = std::env::var_os("BEELINE_CACHE") {
-            return (!chosen.is_empty()).then(|| chosen.into());
+        let store = Self::standard()?.ok()?;
+        Some(store.directory.path().to_owned())
+    }
+
+    /// Opens the directory for this user, as [`Self::standard_directory`] finds it.
+    ///
+    /// The error is that of [`Self::open`].
+    pub fn standard() -> Option<io::Result<Self>> {
+        let store = Self::open(&named_directory()?);
+        if let Err(error) = &store
+            && let Some(distrust) = Distrust::of(error)
+        {
+            report_once(&format!(
+                "compiled code is not kept: {distrust} (by BEELINE_CACHE)"
+            ));
         }
-        if rustix::process::geteuid().is_root() {
-            return Some("/var/cache/beeline".into());
-        }
-        let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-        Some(caches?.join("beeline"))
+        Some(store)
     }
 
     /// Opens a directory, which is made if it is not there.
     ///
     /// # Errors
-    /// The system's own; `PermissionDenied` for a directory that belongs to another user, or that
-    /// others may write.
+    /// The system's own, with the path; [`Distrust`] for a directory that another user could change
+    /// or swap.
     pub fn open(directory: &Path) -> io::Result<Self> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::open(directory, flags, Mode::empty())?);
-        check_ours(&file)?;
+        let named = |error: io::Error| match Distrust::of(&error) {
+            Some(_) => error,
+            None => io::Error::new(error.kind(), format!("{}: {error}", directory.display())),
+        };
         Ok(Self {
-            directory: file.into(),
+            directory: TrustedDir::create(directory).map_err(named)?,
             limit: LIMIT,
         })
     }
@@ -94,13 +101,12 @@ impl CodeStore {
 
     /// Returns the code of that name, if it is here whole.
     pub fn get(&self, name: &Digest) -> Option<Code> {
+        self.directory.check_own().ok()?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, file_name(name), flags, Mode::empty());
+        let name_here = file_name(name);
+        let file = rustix::fs::openat(&self.directory, &name_here, flags, Mode::empty());
         let file = File::from(file.ok()?);
-        check_ours(&file).ok()?;
-        if !file.metadata().ok()?.is_file() {
-            return None;
-        }
+        check_file(&file, Path::new(&name_here)).ok()?;
         let mut bytes = Vec::new();
         file.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
         let entry: Entry = container::unseal(KIND, &bytes).ok()?;
@@ -113,8 +119,10 @@ impl CodeStore {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::FileTooLarge`] for more than may be kept, and the system's own.
+    /// [`io::ErrorKind::FileTooLarge`] for more than may be kept, [`Distrust`] if others may write
+    /// the directory by now, and the system's own.
     pub fn put(&self, name: &Digest, code: &Code) -> io::Result<()> {
+        self.directory.check_own()?;
         let entry = Entry {
             name: *name,
             code: code.clone(),
@@ -129,7 +137,7 @@ impl CodeStore {
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(&self.directory, &coming, flags, mode)?;
         let written = File::from(file).write_all(&bytes).and_then(|()| {
-            let here = self.directory.as_fd();
+            let here = &self.directory;
             Ok(rustix::fs::renameat(here, &coming, here, file_name(name))?)
         });
         written.inspect_err(|_| self.remove(OsStr::new(&coming)))
@@ -199,18 +207,20 @@ fn file_name(name: &Digest) -> String {
     format!("{name}{SUFFIX}")
 }
 
-/// Checks that a file belongs to us or to root, and that nobody else may write it.
-fn check_ours(file: &File) -> io::Result<()> {
-    let facts = file.metadata()?;
-    let is_trusted = facts.uid() == 0 || facts.uid() == rustix::process::geteuid().as_raw();
-    if is_trusted && facts.mode() & 0o022 == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "somebody else can write it",
-        ))
+/// Returns the directory that this user's code is to be kept in.
+fn named_directory() -> Option<PathBuf> {
+    let absolute = |name: &str| {
+        let value = PathBuf::from(std::env::var_os(name)?);
+        value.is_absolute().then_some(value)
+    };
+    if let Some(chosen) = std::env::var_os("BEELINE_CACHE") {
+        return (!chosen.is_empty()).then(|| chosen.into());
     }
+    if rustix::process::geteuid().is_root() {
+        return Some("/var/cache/beeline".into());
+    }
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    Some(caches?.join("beeline"))
 }
 
 /// Returns a number that differs for each call in this process.

@@ -121,6 +121,50 @@ fn a_link_is_not_followed() {
 }
 
 #[test]
+fn a_file_with_another_name_elsewhere_is_not_run() {
+    let (directory, store) = store();
+    let (name, code) = compiled(1);
+    store.put(&name, &code).expect("put");
+    let path = &files(directory.path())[0];
+    fs::hard_link(path, directory.path().join("elsewhere")).expect("linked");
+    assert_eq!(store.get(&name), None);
+}
+
+#[test]
+fn a_directory_that_others_can_write_later_is_left_alone() {
+    let (directory, store) = store();
+    let (name, code) = compiled(1);
+    store.put(&name, &code).expect("put");
+    let set_mode = |mode| {
+        fs::set_permissions(directory.path(), Permissions::from_mode(mode)).expect("ours");
+    };
+    set_mode(0o770);
+    assert_eq!(store.get(&name), None);
+    store
+        .put(&compiled(2).0, &code)
+        .expect_err("others can write it");
+    assert_eq!(files(directory.path()).len(), 1);
+    set_mode(0o700);
+    assert_eq!(store.get(&name), Some(code));
+}
+
+#[test]
+fn a_directory_that_is_swapped_stays_the_one_that_was_opened() {
+    let directory = TempDir::new().expect("a temporary directory");
+    let path = directory.path().join("store");
+    let store = CodeStore::open(&path).expect("ours");
+    let (one, two) = (compiled(1), compiled(2));
+    store.put(&one.0, &one.1).expect("put");
+    fs::rename(&path, directory.path().join("away")).expect("renamed");
+    let other = directory.path().join("other");
+    fs::create_dir(&other).expect("made");
+    symlink(&other, &path).expect("linked");
+    assert_eq!(store.get(&one.0), Some(one.1));
+    store.put(&two.0, &two.1).expect("put");
+    assert!(files(&other).is_empty());
+}
+
+#[test]
 fn a_directory_that_others_can_write_is_refused() {
     let directory = TempDir::new().expect("a temporary directory");
     let path = directory.path().join("store");

@@ -9,6 +9,7 @@ use beeline_isa::Insn;
 use beeline_object::{
     AttachTarget, Contents, MapDefinition, Object, ObjectProgram, RunningKernel, SectionKind,
 };
+use beeline_trusted_dir::read_file;
 use beeline_uapi::{AttachType, MapType, ProgramType};
 
 /// The first bytes of files of `beeline compile`.
@@ -32,6 +33,8 @@ impl File {
         let named = || path.display().to_string();
         let data = fs::read(path).with_context(named)?;
         if data.starts_with(AHEAD) {
+            // Its code is run as it is, so it is read anew, as a program is.
+            let data = read_file(path).with_context(named)?;
             let aot = Aot::from_bytes(&data).with_context(named)?;
             let object = object_of(&aot).with_context(named)?;
             let aot = Some(aot);

@@ -1,6 +1,7 @@
 //! `beeline prog run`: prints a program's result, and the time that it takes.
 
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use beeline_runtime::TestRun;
 use beeline_runtime::engines::{Choice, Engines};
+use beeline_trusted_dir::{check_name, write_anew};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -107,7 +109,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let result = loaded.runtime.test_run(id, run)?;
     let nanoseconds = result.duration.as_nanos();
     if let Some(out) = &arguments.data_out {
-        fs::write(out, &result.context).with_context(|| out.display().to_string())?;
+        write_anew(out, check_name)
+            .and_then(|mut file| file.write_all(&result.context))
+            .with_context(|| out.display().to_string())?;
     }
     if arguments.json {
         let result = json!({
