@@ -4,5 +4,6 @@
 mod apart;
 mod maps;
 mod moves;
+mod paths;
 mod scribbles;
 mod world;
