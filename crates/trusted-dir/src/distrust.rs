@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, Stat};
 
-use crate::users::is_trusted;
+use crate::users::{is_trusted, unknown_user};
 
 /// Why a directory or a file is not used. Each text names it, and says why and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +15,11 @@ pub enum Distrust {
         "{0} belongs to user {1}, who could change what is there; use a place of your own or root's"
     )]
     Owner(PathBuf, u32),
+    /// It belongs to a user who has no id in this user namespace.
+    #[error(
+        "{0} belongs to a user whom this user namespace does not know, so it could be anybody's; use a place of your own"
+    )]
+    Unknown(PathBuf),
     /// Other users may write it.
     #[error(
         "other users may write {0} (mode {1:o}) and could have put anything there; use a place that only you or root may write"
@@ -36,6 +41,13 @@ pub enum Distrust {
 }
 
 impl Distrust {
+    fn owner(path: PathBuf, user: u32) -> Self {
+        match unknown_user() == Some(user) {
+            true => Self::Unknown(path),
+            false => Self::Owner(path, user),
+        }
+    }
+
     /// Finds the reason in an error of this crate's.
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
@@ -59,7 +71,7 @@ pub(crate) enum Writable {
 /// Checks the owner and the mode of what is open.
 pub(crate) fn check(stat: &Stat, path: &Path, writable: Writable) -> io::Result<()> {
     if !is_trusted(stat.st_uid, path) {
-        return Err(Distrust::Owner(path.to_owned(), stat.st_uid).into());
+        return Err(Distrust::owner(path.to_owned(), stat.st_uid).into());
     }
     let mode = Mode::from_raw_mode(stat.st_mode);
     let is_writable = mode.intersects(Mode::WGRP | Mode::WOTH);

@@ -34,7 +34,7 @@ pub(crate) fn is_trusted(owner: u32, path: &Path) -> bool {
 
 /// Returns the id that stands for users whom this user namespace does not know; `None` if it knows
 /// them all.
-fn unknown_user() -> Option<u32> {
+pub(crate) fn unknown_user() -> Option<u32> {
     static UNKNOWN: OnceLock<Option<u32>> = OnceLock::new();
     *UNKNOWN.get_or_init(|| {
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
