@@ -8,7 +8,7 @@ use std::process::Command;
 
 use beeline_e2e::{Ended, Scratch, Tool, Turn, Workload, beeline, find_program, map_counts, need};
 
-use crate::world::{World, as_user};
+use crate::world::{USERS, World, as_user};
 
 /// The user that attacks: Debian's "daemon".
 const ATTACKER: u32 = 1;
@@ -366,6 +366,38 @@ fn no_file_is_written_over_what_another_user_points_at() {
         for ended in run_both(&file) {
             assert!(ended.status.success(), "{ended:?}");
         }
+    }
+}
+
+#[test]
+fn in_a_user_namespace_unknown_users_are_not_trusted() {
+    let places = need!(Places::new());
+    let copy = places.path("beeline");
+    fs::copy(beeline(), &copy).expect("writable");
+    let other = places.directory("other", 0o755);
+    chown(&other, Some(USERS[2]), None).expect("root may");
+    for kind in ["--map-root-user", "--user"] {
+        let mut possible = as_user(ATTACKER, Path::new("unshare"));
+        let possible = possible.args(["--user", kind, "true"]).status();
+        need!(match possible.is_ok_and(|status| status.success()) {
+            true => Ok(()),
+            false => Err("users may make no namespaces here"),
+        });
+        let mut command = as_user(ATTACKER, Path::new("unshare"));
+        command
+            .args(["--user", kind])
+            .arg(&copy)
+            .args(["run", "--"]);
+        command.args(["sh", "-c", "mkdir /sys/fs/bpf/one && ls /sys/fs/bpf"]);
+        command.env("BEELINE_CACHE", &other);
+        command.env("XDG_RUNTIME_DIR", &other);
+        let ended = Tool::start(command).wait();
+        assert_eq!(ended.stdout, ["one"], "{ended:?}");
+        let unknown = ended
+            .stderr
+            .iter()
+            .filter(|line| line.contains("does not know"));
+        assert_eq!(unknown.count(), 2, "{ended:?}");
     }
 }
 
