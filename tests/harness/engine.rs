@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
@@ -153,8 +153,14 @@ pub fn in_guest() -> bool {
     std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == "guest")
 }
 
-/// Returns the address of a proxy on this machine, started for the whole test and ended with it.
-fn proxy() -> &'static str {
+/// Returns the packaged policy for guests.
+pub fn packaged_policy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/guest-policy.toml")
+}
+
+/// Returns the address of a proxy on this machine with the packaged policy, started for the whole
+/// test and ended with it.
+pub fn proxy() -> &'static str {
     static PROXY: OnceLock<(String, Child)> = OnceLock::new();
     let start = || {
         let socket = std::env::temp_dir().join(format!("beeline-e2e-guest-{}", std::process::id()));
@@ -165,6 +171,7 @@ fn proxy() -> &'static str {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "sh"]).arg(beeline());
         command.args(["guest", "--listen", &address, "--audit", "/dev/null"]);
+        command.arg("--policy").arg(packaged_policy());
         command.stdin(Stdio::piped());
         let child = command.spawn().expect("sh is there");
         let listens = until(PATIENCE, || UnixStream::connect(&socket).is_ok());

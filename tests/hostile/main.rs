@@ -1,7 +1,9 @@
 //! Targets that distrust each other, and targets that attack: what one user's process does with the
-//! memory that Beeline has given it harms nobody else.
+//! memory that Beeline has given it harms nobody else. And hosts that do more in a guest than its
+//! owner allows.
 
 mod apart;
+mod guest;
 mod maps;
 mod moves;
 mod paths;

@@ -194,8 +194,10 @@ impl Connection {
 fn errno_of(failure: Failure, say: impl FnOnce(String)) -> Errno {
     match failure {
         Failure::Refused(refused) => {
-            if !refused.why.is_empty() {
-                say(format!("the guest: {}", refused.why));
+            match (&refused.rule[..], &refused.why[..]) {
+                (_, "") => {}
+                ("", why) => say(format!("the guest: {why}")),
+                (rule, why) => say(format!("the guest's policy ({rule}): {why}")),
             }
             Errno(refused.errno as i32)
         }

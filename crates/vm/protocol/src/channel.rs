@@ -282,6 +282,22 @@ impl Cutter {
         &self.0
     }
 
+    /// Creates a handle that ends the connection on a stream.
+    pub(crate) fn new(stream: Arc<Stream>) -> Self {
+        Self(stream)
+    }
+
+    /// True if something has come from the other side that nobody has read yet.
+    pub fn has_input(&self) -> bool {
+        self.0.has_input()
+    }
+
+    /// Ends the outgoing direction, and waits for the other side to end the rest, so that it gets
+    /// the last bytes.
+    pub fn end_politely(&self) {
+        self.0.end_politely();
+    }
+
     /// Ends the connection. A second call does nothing.
     pub fn cut(&self) {
         self.0.end();

@@ -1,11 +1,10 @@
 //! Messages on a channel, in both directions at once, with a sign of life from each side.
 
 use std::io::{self, BufRead, BufReader};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use prost::Message;
 
 use crate::channel::{Channel, Cutter, Reader, Writer};
@@ -21,43 +20,64 @@ const BUFFER: usize = 64 << 10;
 ///
 /// # Errors
 ///
-/// The system's, if the thread for signs of life could not be started.
+/// Those of [`Sender::keep_alive`].
 pub fn begin(channel: Channel) -> io::Result<(Receiver, Sender)> {
+    let (receiver, sender) = open(channel);
+    sender.keep_alive()?;
+    Ok((receiver, sender))
+}
+
+/// As [`begin`], but without signs of life.
+pub fn open(channel: Channel) -> (Receiver, Sender) {
     let (reader, writer) = channel.split();
     let sender = Sender {
         cutter: writer.cutter(),
         shared: Arc::new(Shared {
             writer: Mutex::new(writer),
-            is_silent: AtomicBool::new(false),
             broken: OnceLock::new(),
+            end: Arc::default(),
         }),
     };
-    let alive = Arc::downgrade(&sender.shared);
-    let cutter = sender.cutter.clone();
-    std::thread::Builder::new()
-        .name("beeline-alive".into())
-        .spawn(move || say_so(&alive, &cutter))?;
     let receiver = Receiver {
         reader: BufReader::with_capacity(BUFFER, reader),
         longest: frame::LONGEST,
     };
-    Ok((receiver, sender))
+    (receiver, sender)
+}
+
+/// The end of a conversation, which wakes the thread that gives signs of life: threads and
+/// descriptors of connections that are over would otherwise pile up for a second.
+#[derive(Debug, Default)]
+struct End {
+    is_over: Mutex<bool>,
+    came: Condvar,
+}
+
+impl End {
+    fn come(&self) {
+        *self.is_over.lock() = true;
+        self.came.notify_all();
+    }
+
+    /// Waits for it, for so long at the most. Returns true if it has come.
+    fn wait(&self, most: Duration) -> bool {
+        let mut is_over = self.is_over.lock();
+        self.came
+            .wait_while_for(&mut is_over, |is_over| !*is_over, most);
+        *is_over
+    }
 }
 
 /// Gives signs of life until the sender is gone. A message that is on its way is a sign of life as
 /// well.
-fn say_so(shared: &Weak<Shared>, cutter: &Cutter) {
-    loop {
-        std::thread::sleep(SIGN_OF_LIFE);
+fn say_so(shared: &Weak<Shared>, end: &End, cutter: &Cutter) {
+    while !end.wait(SIGN_OF_LIFE) {
         let Some(shared) = shared.upgrade() else {
             return;
         };
         let Some(mut writer) = shared.writer.try_lock() else {
             continue;
         };
-        if shared.is_silent.load(Relaxed) {
-            return;
-        }
         if let Err(error) = frame::write(&mut *writer, &()) {
             if error.kind() != io::ErrorKind::ConnectionAborted {
                 shared.is_broken(&error);
@@ -97,8 +117,20 @@ impl Receiver {
     ///
     /// Also if nothing has been heard for 5 s.
     pub fn receive<M: Message + Default + PartialEq>(&mut self) -> Result<Option<M>, frame::Error> {
+        self.receive_metered(&mut frame::Unlimited)
+    }
+
+    /// As [`Receiver::receive`], with a meter for each message.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Receiver::receive`], and the meter's.
+    pub fn receive_metered<M: Message + Default + PartialEq>(
+        &mut self,
+        meter: &mut dyn frame::Meter,
+    ) -> Result<Option<M>, frame::Error> {
         loop {
-            match frame::read_up_to::<M>(self.longest, &mut self.reader)? {
+            match frame::read_metered::<M>(self.longest, &mut self.reader, meter)? {
                 Some(empty) if empty == M::default() => {}
                 message => return Ok(message),
             }
@@ -136,10 +168,15 @@ pub struct Sender {
 #[derive(Debug)]
 struct Shared {
     writer: Mutex<Writer>,
-    /// True if no signs of life are given any more.
-    is_silent: AtomicBool,
     /// The reason why nothing could be sent.
     broken: OnceLock<String>,
+    end: Arc<End>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.end.come();
+    }
 }
 
 impl Shared {
@@ -155,6 +192,21 @@ impl Shared {
 }
 
 impl Sender {
+    /// Gives signs of life from now on.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if the thread for them could not be started.
+    pub fn keep_alive(&self) -> io::Result<()> {
+        let alive = Arc::downgrade(&self.shared);
+        let end = Arc::clone(&self.shared.end);
+        let cutter = self.cutter.clone();
+        std::thread::Builder::new()
+            .name("beeline-alive".into())
+            .spawn(move || say_so(&alive, &end, &cutter))?;
+        Ok(())
+    }
+
     /// Sends a whole message. After an error the conversation has ended.
     ///
     /// # Errors
@@ -200,18 +252,19 @@ impl Sender {
         writer.is_some_and(|writer| writer.is_ready())
     }
 
-    /// Gives no signs of life from now on, because the other side does not listen all the time.
-    pub fn be_silent(&self) {
-        let _writer = self.writer();
-        self.shared.is_silent.store(true, Relaxed);
-    }
-
     fn writer(&self) -> MutexGuard<'_, Writer> {
         self.shared.writer.lock()
     }
 
     /// Ends the conversation for both sides.
     pub fn end(&self) {
+        self.shared.end.come();
         self.cutter.cut();
+    }
+
+    /// Ends it once the other side has had the time to receive what was sent last.
+    pub fn end_politely(&self) {
+        self.cutter.end_politely();
+        self.end();
     }
 }

@@ -3,9 +3,12 @@
 //! ends the connection; a wrong length would otherwise make both sides wait for the rest.
 
 use std::io::{self, Read, Write};
+use std::time::Instant;
 
 use prost::Message;
 use prost::bytes::Bytes;
+
+use crate::stream::{longest, too_slow};
 
 /// The longest message.
 pub const LONGEST: usize = 32 << 20;
@@ -61,10 +64,22 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
 ///
 /// # Errors
 ///
-/// The stream's.
+/// The stream's; `TimedOut` if the frame is taken more slowly than
+/// [`SLOWEST`](crate::stream::SLOWEST).
 pub fn write_framed(stream: &mut impl Write, frame: &[u8]) -> io::Result<()> {
-    for piece in frame.chunks(PIECE) {
-        stream.write_all(piece)?;
+    let deadline = Instant::now() + longest(frame.len());
+    for mut piece in frame.chunks(PIECE) {
+        while !piece.is_empty() {
+            if Instant::now() > deadline {
+                return Err(too_slow("taken"));
+            }
+            match stream.write(piece) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => piece = &piece[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
     stream.flush()
 }
@@ -120,6 +135,49 @@ pub fn read_up_to<M: Message + Default>(
     longest: usize,
     stream: &mut impl Read,
 ) -> Result<Option<M>, Error> {
+    read_metered(longest, stream, &mut Unlimited)
+}
+
+/// Told of the memory that a message takes, before it is taken. An error ends the reading.
+pub trait Meter {
+    /// There will be so many bytes of the message.
+    ///
+    /// # Errors
+    ///
+    /// The reason why they must not be taken.
+    fn grows(&mut self, bytes: usize) -> io::Result<()>;
+
+    /// The message is about to be decoded, which takes more memory.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it must not be.
+    fn has_come(&mut self, message: &[u8]) -> io::Result<()>;
+}
+
+/// Takes whatever comes.
+pub(crate) struct Unlimited;
+
+impl Meter for Unlimited {
+    fn grows(&mut self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn has_come(&mut self, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// As [`read_up_to`], with a meter.
+///
+/// # Errors
+///
+/// Those of [`read_up_to`], and the meter's.
+pub fn read_metered<M: Message + Default>(
+    most: usize,
+    stream: &mut impl Read,
+    meter: &mut dyn Meter,
+) -> Result<Option<M>, Error> {
     let mut head = [0; HEAD];
     let first = loop {
         match stream.read(&mut head) {
@@ -130,19 +188,40 @@ pub fn read_up_to<M: Message + Default>(
     if first == 0 {
         return Ok(None);
     }
-    stream.read_exact(&mut head[first..])?;
-    let (len, sum) = announced(&head, longest)?;
+    let begun = Instant::now();
+    fill(stream, &mut head[first..], begun + longest(HEAD))?;
+    let (len, sum) = announced(&head, most)?;
+    let deadline = begun + longest(len);
     let mut bytes = Vec::new();
     while bytes.len() < len {
         let start = bytes.len();
-        bytes.resize(len.min(start + AHEAD), 0);
-        stream.read_exact(&mut bytes[start..])?;
+        let end = len.min(start + AHEAD);
+        meter.grows(end)?;
+        bytes.resize(end, 0);
+        fill(stream, &mut bytes[start..], deadline)?;
     }
     if crc32fast::hash(&bytes) != sum {
         return Err(Error::Changed);
     }
+    meter.has_come(&bytes)?;
     // From a slice, prost would copy each field twice.
     Ok(Some(M::decode(Bytes::from(bytes))?))
+}
+
+/// Reads until the buffer is full. A peer that sends a byte now and then is not waited for.
+fn fill(stream: &mut impl Read, mut buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+    while !buffer.is_empty() {
+        if Instant::now() > deadline {
+            return Err(too_slow("sent"));
+        }
+        match stream.read(buffer) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => buffer = &mut buffer[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Returns the message, of at most `longest` bytes, in the frame that the bytes begin with; `None`

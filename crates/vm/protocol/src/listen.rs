@@ -1,7 +1,7 @@
 //! Waiting for hosts.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,14 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use beeline_uapi::linux::{SO_VM_SOCKETS_BUFFER_MAX_SIZE, SO_VM_SOCKETS_BUFFER_SIZE};
-use rustix::net::{SendFlags, send};
+use rustix::net::listen;
 
 use crate::address::{Address, HOST_CID};
-use crate::channel::{Channel, Coat, Error, set_vsock, vsock};
-use crate::client::FIRST_ID;
-use crate::frame;
-use crate::messages::guest_message::Body as Said;
-use crate::messages::{GuestMessage, Refused};
+use crate::channel::{Channel, Coat, Cutter, Error, set_vsock, vsock};
+use crate::peer::Peer;
 use crate::serial;
 use crate::stream::Stream;
 use crate::tls::{Server, Tls};
@@ -24,7 +21,9 @@ use crate::tls::{Server, Tls};
 /// The buffer of a vsock connection in bytes: with the kernel's 256 KiB, many small messages at
 /// once reset it on Linux 6.12.
 const VSOCK_BUFFER: u64 = 4 << 20;
-const BACKLOG: i32 = 16;
+/// The most connections that wait to be taken. Beyond them a connection by vsock is reset, and one
+/// by TCP is tried again after a second, be it a host's or one of many by somebody else.
+const BACKLOG: i32 = 1024;
 const LISTENING: &str = "cannot be listened to";
 
 /// A place where hosts connect.
@@ -70,7 +69,7 @@ impl Listener {
                         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, why)));
                     }
                 };
-                Kind::Tcp(TcpListener::bind(at).map_err(failed)?, server)
+                Kind::Tcp(listen_tcp(*at).map_err(failed)?, server)
             }
             Address::Serial { path } => Kind::Serial(serial::Port::open(path).map_err(failed)?),
         };
@@ -99,28 +98,31 @@ impl Listener {
     /// An [`Error`] with the system's reason.
     pub fn wait(&self) -> Result<Waiting, Error> {
         let failed = |error: io::Error| Error::new(&self.address, LISTENING, error);
+        self.next().map_err(failed)
+    }
+
+    fn next(&self) -> io::Result<Waiting> {
         match &self.kind {
             Kind::Vsock(fd) => accept_vsock(fd),
-            Kind::Unix(listener, _) => listener
-                .accept()
-                .map(|(stream, _)| Waiting::plain(unix_peer(&stream), stream.into())),
-            Kind::Tcp(listener, server) => listener.accept().map(|(stream, peer)| {
+            Kind::Unix(listener, _) => {
+                let (stream, _) = listener.accept()?;
+                let (name, peer) = unix_peer(&stream);
+                Waiting::new(name, peer, stream, Step::Plain)
+            }
+            Kind::Tcp(listener, server) => {
+                let (stream, from) = listener.accept()?;
                 // Without this option a connection is slow, but works.
                 let _ = stream.set_nodelay(true);
-                Waiting {
-                    peer: format!("tcp:{peer}"),
-                    step: match server {
-                        None => Step::Plain(stream.into()),
-                        Some(server) => Step::Tls(stream.into(), server.clone()),
-                    },
-                }
-            }),
+                let step = server.clone().map_or(Step::Plain, Step::Tls);
+                Waiting::new(format!("tcp:{from}"), Peer::at(from.ip()), stream, step)
+            }
             Kind::Serial(port) => port.wait().map(|(stream, session)| Waiting {
-                peer: self.address.to_string(),
-                step: Step::Serial(stream, session),
+                name: self.address.to_string(),
+                peer: Peer::Line(port.path().to_owned()),
+                stream,
+                step: Step::Serial(session),
             }),
         }
-        .map_err(failed)
     }
 }
 
@@ -136,74 +138,73 @@ impl Drop for Listener {
 /// A connection that has come in.
 #[derive(Debug)]
 pub struct Waiting {
-    peer: String,
+    name: String,
+    peer: Peer,
+    stream: Arc<Stream>,
     step: Step,
 }
 
 #[derive(Debug)]
 enum Step {
-    Plain(OwnedFd),
-    Tls(OwnedFd, Server),
-    Serial(Arc<Stream>, serial::Session),
+    Plain,
+    Tls(Server),
+    Serial(serial::Session),
     /// A peer that is not served.
     Stranger(&'static str),
 }
 
 impl Waiting {
-    fn plain(peer: String, fd: OwnedFd) -> Self {
-        Self {
+    fn new(name: String, peer: Peer, fd: impl Into<OwnedFd>, step: Step) -> io::Result<Self> {
+        let stream = Arc::new(Stream::new(fd.into())?);
+        Ok(Self {
+            name,
             peer,
-            step: Step::Plain(fd),
-        }
+            stream,
+            step,
+        })
     }
 
-    /// Returns the name of the peer, for messages and logs.
-    pub fn peer(&self) -> &str {
+    /// Returns the name of the other end, for messages and logs.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the peer, whose connections have their limits together.
+    pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Agrees on the channel with it. A peer that does not answer costs 5 s.
+    /// Returns the reason why the peer must not be served, if there is one.
+    pub fn stranger(&self) -> Option<&'static str> {
+        match self.step {
+            Step::Stranger(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Returns a handle that ends the connection, also while [`Self::accept`] waits.
+    pub fn cutter(&self) -> Cutter {
+        Cutter::new(self.stream.clone())
+    }
+
+    /// Agrees on the channel with it. A peer that is silent costs 5 s, and one that is slow as long
+    /// as it likes: the caller cuts it off.
     ///
     /// # Errors
     ///
     /// `PermissionDenied` if the peer is not to be served; those of the system's calls, and of the
     /// TLS handshake.
     pub fn accept(self) -> io::Result<Channel> {
-        let (stream, coat) = match self.step {
-            Step::Plain(fd) => (Arc::new(Stream::new(fd)?), Coat::Plain),
-            Step::Tls(fd, server) => {
-                let stream = Arc::new(Stream::new(fd)?);
-                let session = server.accept(&stream)?;
-                (stream, Coat::Tls(session))
-            }
-            Step::Serial(stream, session) => (stream, Coat::Serial(session)),
+        let stream = self.stream;
+        let coat = match self.step {
+            Step::Plain => Coat::Plain,
+            Step::Tls(server) => Coat::Tls(server.accept(&stream)?),
+            Step::Serial(session) => Coat::Serial(session),
             Step::Stranger(why) => {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
             }
         };
-        Ok(Channel::new(stream, coat, self.peer))
-    }
-
-    /// Tells the peer why it is not served, and ends the connection, without waiting for anything.
-    /// A peer that first has to agree on a channel is told nothing.
-    pub fn refuse(self, errno: i32, why: &str) {
-        let Step::Plain(fd) = self.step else {
-            return;
-        };
-        let refused = Refused {
-            errno: errno.unsigned_abs(),
-            why: why.to_owned(),
-            ..Refused::default()
-        };
-        let message = GuestMessage {
-            id: FIRST_ID,
-            body: Some(Said::Refused(refused)),
-        };
-        let mut frame = Vec::new();
-        // A connection that has just come in has room for it; otherwise it is ended without a word.
-        if frame::write(&mut frame, &message).is_ok() {
-            let _ = send(&fd, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-        }
+        Ok(Channel::new(stream, coat, self.name))
     }
 }
 
@@ -219,10 +220,10 @@ fn listen_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
             size_of_val(&address) as libc::socklen_t,
         )
     };
-    // SAFETY: the call takes only integers.
-    if bound < 0 || unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } < 0 {
+    if bound < 0 {
         return Err(io::Error::last_os_error());
     }
+    listen(&fd, BACKLOG)?;
     Ok(fd)
 }
 
@@ -247,13 +248,17 @@ fn accept_vsock(listener: &OwnedFd) -> io::Result<Waiting> {
     let name = format!("vsock:{}:{}", peer.svm_cid, peer.svm_port);
     // Processes of the machine itself, which need not be root to connect, and those of other
     // machines must not get what is the host's.
-    if peer.svm_cid != HOST_CID {
-        return Ok(Waiting {
-            peer: name,
-            step: Step::Stranger("it is not the host: only that may connect by vsock"),
-        });
-    }
-    Ok(Waiting::plain(name, fd))
+    let step = match peer.svm_cid {
+        HOST_CID => Step::Plain,
+        _ => Step::Stranger("it is not the host: only that may connect by vsock"),
+    };
+    Waiting::new(name, Peer::Machine(peer.svm_cid), fd, step)
+}
+
+fn listen_tcp(at: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(at)?;
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
 }
 
 /// Makes a socket that only its owner can connect to. A socket that an earlier process left behind
@@ -266,13 +271,18 @@ fn listen_unix(path: &Path) -> io::Result<UnixListener> {
         std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
+    listen(&listener, BACKLOG)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-fn unix_peer(stream: &UnixStream) -> String {
+fn unix_peer(stream: &UnixStream) -> (String, Peer) {
     match rustix::net::sockopt::socket_peercred(stream) {
-        Ok(peer) => format!("unix:pid={},uid={}", peer.pid, peer.uid.as_raw()),
-        Err(_) => "unix:?".into(),
+        Ok(peer) => {
+            let uid = peer.uid.as_raw();
+            let name = format!("unix:pid={},uid={uid}", peer.pid);
+            (name, Peer::User(Some(uid)))
+        }
+        Err(_) => ("unix:?".into(), Peer::User(None)),
     }
 }

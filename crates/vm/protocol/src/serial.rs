@@ -9,7 +9,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -227,6 +227,7 @@ fn readable_until(stream: &impl AsFd, deadline: Instant) -> io::Result<bool> {
 /// The guest's side of a line.
 #[derive(Debug)]
 pub(crate) struct Port {
+    path: PathBuf,
     fd: OwnedFd,
     /// The connection that has the line.
     current: Mutex<Weak<Stream>>,
@@ -235,9 +236,14 @@ pub(crate) struct Port {
 impl Port {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         Ok(Self {
+            path: path.to_owned(),
             fd: open(path)?,
             current: Mutex::new(Weak::new()),
         })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Waits until the line is free and a host gives the sign.

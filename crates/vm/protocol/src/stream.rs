@@ -19,6 +19,9 @@ use rustix::net::{
 /// The longest silence of a peer, and the longest time in which it takes nothing, before it counts
 /// as gone.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// The fewest bytes of a message in a second, from its beginning on: a peer that takes or sends less
+/// would hold what the message takes for as long as it likes.
+pub const SLOWEST: u64 = 64 << 10;
 /// The most bytes that are written at once: some virtual machines' vsock devices drop longer
 /// writes.
 pub const PIECE: usize = 16 << 10;
@@ -30,8 +33,8 @@ pub struct Stream {
     /// True if its calls wait by themselves, for [`PATIENCE`] at most, or until it is shut down.
     is_socket: bool,
     over: AtomicBool,
-    /// Readable once the stream is over, for waiting threads.
-    ended: OwnedFd,
+    /// Readable once the stream is over, for threads that poll. A socket needs none.
+    ended: Option<OwnedFd>,
 }
 
 impl Stream {
@@ -43,6 +46,7 @@ impl Stream {
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         let is_socket = sockopt::socket_type(&fd).is_ok();
+        let mut ended = None;
         if is_socket {
             rustix::fs::fcntl_setfl(&fd, flags.difference(OFlags::NONBLOCK))?;
             for direction in [Timeout::Recv, Timeout::Send] {
@@ -50,8 +54,8 @@ impl Stream {
             }
         } else {
             rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+            ended = Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         }
-        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             fd,
             is_socket,
@@ -104,7 +108,16 @@ impl Stream {
 
     /// True if something could be written at once.
     pub fn is_ready(&self) -> bool {
-        let mut polled = [PollFd::new(&self.fd, PollFlags::OUT)];
+        self.is_now(PollFlags::OUT)
+    }
+
+    /// True if something has come that nobody has read yet.
+    pub(crate) fn has_input(&self) -> bool {
+        self.is_now(PollFlags::IN)
+    }
+
+    fn is_now(&self, ready_for: PollFlags) -> bool {
+        let mut polled = [PollFd::new(&self.fd, ready_for)];
         let ready = poll(&mut polled, Some(&Timespec::default()));
         ready.is_ok_and(|count| count > 0)
     }
@@ -113,11 +126,15 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Those of [`Stream::write`].
+    /// Those of [`Stream::write`]; `TimedOut` if they are taken more slowly than [`SLOWEST`].
     pub fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let deadline = Instant::now() + longest(bytes.len());
         while !bytes.is_empty() {
             let written = self.write(bytes)?;
             bytes = &bytes[written..];
+            if !bytes.is_empty() && Instant::now() > deadline {
+                return Err(too_slow("taken"));
+            }
         }
         Ok(())
     }
@@ -125,8 +142,10 @@ impl Stream {
     /// Ends both sides' reads and writes.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
-        // It can only be full, and then it is readable as well.
-        let _ = rustix::io::write(&self.ended, &1_u64.to_ne_bytes());
+        if let Some(ended) = &self.ended {
+            // It can only be full, and then it is readable as well.
+            let _ = rustix::io::write(ended, &1_u64.to_ne_bytes());
+        }
         // A stream that is no socket has no other side to be told.
         let _ = shutdown(&self.fd, Shutdown::Both);
     }
@@ -175,9 +194,10 @@ impl Stream {
     /// Waits until something can be done, or the stream is over. Returns false if neither happened
     /// before the deadline.
     fn poll(&self, until: PollFlags, deadline: Instant) -> io::Result<bool> {
+        let ended = self.ended.as_ref().unwrap_or(&self.fd);
         let mut polled = [
             PollFd::new(&self.fd, until),
-            PollFd::new(&self.ended, PollFlags::IN),
+            PollFd::new(ended, PollFlags::IN),
         ];
         let left = deadline.saturating_duration_since(Instant::now());
         let left = Timespec {
@@ -190,6 +210,17 @@ impl Stream {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Returns how long so many bytes may take on their way.
+pub(crate) fn longest(bytes: usize) -> Duration {
+    PATIENCE + Duration::from_millis(bytes as u64 * 1000 / SLOWEST)
+}
+
+/// The error for bytes that were not "sent", or "taken", in time.
+pub(crate) fn too_slow(what: &str) -> io::Error {
+    let why = format!("a message is {what} too slowly");
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 fn ended() -> io::Error {

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -12,9 +12,26 @@ use serde_json::{Value, json};
 /// The longest text of a host that is written down, in bytes.
 const TEXT: usize = 1024;
 
+/// The most lines in a second on connections that are not served: peers that only connect must not
+/// fill the disk.
+const STRANGERS: u32 = 16;
+
 /// The destination of the lines.
 #[derive(Debug)]
-pub struct Audit(Mutex<Option<File>>);
+pub struct Audit {
+    file: Mutex<Option<File>>,
+    strangers: Mutex<Strangers>,
+}
+
+/// The lines on connections that are not served.
+#[derive(Debug)]
+struct Strangers {
+    /// The beginning of the current second, and the number of its lines.
+    since: Instant,
+    lines: u32,
+    /// Lines that were not written, since the last that was.
+    left_out: u64,
+}
 
 impl Audit {
     /// Writes to the end of a file, or to stderr.
@@ -28,7 +45,24 @@ impl Audit {
             let mut options = File::options();
             options.append(true).create(true).mode(0o600).open(path)
         });
-        Ok(Self(Mutex::new(file.transpose()?)))
+        Ok(Self {
+            file: Mutex::new(file.transpose()?),
+            strangers: Mutex::new(Strangers {
+                since: Instant::now(),
+                lines: 0,
+                left_out: 0,
+            }),
+        })
+    }
+
+    /// Writes one line on a connection that is not served. Of many at once only some are written,
+    /// and how many were left out.
+    pub fn stranger(&self, name: &str, why: &str) {
+        let left_out = self.strangers.lock().next(Instant::now());
+        if let Some(left_out) = left_out {
+            let what = json!({ "why": why, "left-out": left_out });
+            self.line(name, "", "refused", what);
+        }
     }
 
     /// Writes one line, with more fields. A log that cannot be written stops nothing.
@@ -43,11 +77,26 @@ impl Audit {
             line.extend(what);
         }
         let line = format!("{line}\n");
-        let mut file = self.0.lock();
+        let mut file = self.file.lock();
         let _ = match &mut *file {
             Some(file) => file.write_all(line.as_bytes()),
             None => io::stderr().write_all(line.as_bytes()),
         };
+    }
+}
+
+impl Strangers {
+    /// Returns how many lines were left out before this one; `None` if it is left out, too.
+    fn next(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.since) >= Duration::from_secs(1) {
+            (self.since, self.lines) = (now, 0);
+        }
+        if self.lines >= STRANGERS {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
     }
 }
 
@@ -92,7 +141,25 @@ fn date(days: u64) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+
+    #[test]
+    fn many_strangers_get_few_lines() {
+        let since = Instant::now();
+        let mut strangers = Strangers {
+            since,
+            lines: 0,
+            left_out: 0,
+        };
+        for _ in 0..STRANGERS {
+            assert_eq!(strangers.next(since), Some(0));
+        }
+        for _ in 0..1000 {
+            assert_eq!(strangers.next(since), None);
+        }
+        let later = since + Duration::from_secs(1);
+        assert_eq!(strangers.next(later), Some(1000));
+        assert_eq!(strangers.next(later), Some(0));
+    }
 
     #[test]
     fn times_are_those_of_the_calendar() {

@@ -8,7 +8,7 @@ use beeline_uapi::info::BtfInfo;
 use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::{Command, MapType, ProgramType, attr, offset_behind};
 use beeline_vm_protocol::info::Kind;
-use beeline_vm_protocol::layout::{MapFacts, layout};
+use beeline_vm_protocol::layout::{BUFFER_BYTES, MapFacts, layout};
 use beeline_vm_protocol::messages::{Bpf, BpfDone};
 use rustix::io::Errno;
 use serde_json::json;
@@ -16,8 +16,9 @@ use serde_json::json;
 use crate::attach_points;
 use crate::call::{Call, Returned};
 use crate::handles::{Object, info, returned_fd};
+use crate::limits::Portion;
+use crate::memory;
 use crate::ownership;
-use crate::policy::Share;
 use crate::refusal::Refusal;
 use crate::session::Session;
 use crate::sys::{self, Attr};
@@ -44,10 +45,11 @@ const PROG_IFINDEX: usize = offset_of!(attr::ProgLoad, prog_ifindex);
 ///
 /// `EOPNOTSUPP` for a command that is not carried out in guests, or an object of a network device;
 /// `EPERM` if the policy forbids it; those of [`info::get`](crate::info::get), [`Call::new`],
-/// [`attach_points::of_link`], [`Object::new`] and [`Handles::add`](crate::handles::Handles::add).
+/// [`memory::add`], [`attach_points::of_link`], [`Object::new`] and [`Handles::add`](crate::handles::Handles::add).
 /// If the command itself fails, the answer has its errno.
-pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
+pub fn bpf(session: &Session, mut request: Bpf, memory: &mut Portion) -> Result<BpfDone, Refusal> {
     let command = Command(request.command);
+    memory::add(memory, rooms(&request))?;
     if command == Command::OBJ_GET_INFO_BY_FD {
         return crate::info::get(request, &session.handles, &session.host.digests);
     }
@@ -109,8 +111,8 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         Err(errno) => done.errno = errno.raw_os_error() as u32,
         Ok(Returned::Value(value)) => done.value = value,
         Ok(Returned::Made(fd)) => {
-            let mut object = Object::new(fd, kind, place.clone())?;
-            object.share = share;
+            let object = Object::new(fd, kind, place.clone())?;
+            *object.share() = share;
             id = object.id;
             check_foreign(session, command, &object)?;
             done.handle = session.handles.add(object)?;
@@ -143,6 +145,13 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
     Ok(done)
 }
 
+/// Returns the bytes that a request has room for. What the kernel writes without being asked for it
+/// is gone when the call is over.
+fn rooms(request: &Bpf) -> usize {
+    let rooms = request.parts.iter().map(|part| part.room as usize);
+    rooms.map(|room| room.min(BUFFER_BYTES)).sum()
+}
+
 fn program_of(command: Command, call: &Call) -> Option<u32> {
     let at = if command == Command::LINK_CREATE {
         0
@@ -162,7 +171,7 @@ fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
 }
 
 /// Returns the memory that a new map will take, if the request makes one.
-fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> {
+fn made_map(session: &Session, request: &Bpf) -> Result<Option<Portion>, Refusal> {
     if Command(request.command) != Command::MAP_CREATE {
         return Ok(None);
     }
@@ -171,7 +180,7 @@ fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> 
     session
         .host
         .policy
-        .map(bytes, &session.host.taken)
+        .map(bytes, session.peer(), &session.host.taken)
         .map(Some)
 }
 

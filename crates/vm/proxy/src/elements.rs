@@ -13,7 +13,7 @@ use crate::handles::{Handles, Object};
 use crate::refusal::Refusal;
 
 /// Bytes of one answer's keys and values.
-const MOST: usize = 8 << 20;
+pub const MOST: usize = 8 << 20;
 
 /// Looks up one value.
 ///

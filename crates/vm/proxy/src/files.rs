@@ -152,7 +152,7 @@ const SERVED: &[Served] = &[
 ];
 
 /// Bytes of content of one answer.
-const MOST: usize = 16 << 20;
+pub const MOST: usize = 16 << 20;
 
 /// A path that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,12 +11,13 @@ use beeline_uapi::info::{BtfInfo, LinkInfo, MapInfo, ProgInfo};
 use beeline_uapi::{Command, attr};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
+use beeline_vm_protocol::peer::Peer;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::io::Errno;
 
 use crate::elements::Cursor;
 use crate::holder::Held;
-use crate::policy::Share;
+use crate::limits::{Limit, Portion};
 use crate::refusal::Refusal;
 use crate::rings::Ring;
 use crate::sys::{self, Attr};
@@ -34,8 +35,11 @@ pub struct Object {
     pub id: u32,
     /// For a program or an event: the place it is for, as the policy names it.
     pub place: Option<String>,
-    /// For a map that was made here: its share of the memory that maps may take.
-    pub share: Option<Share>,
+    /// For a map that was made here, and for an event with a ring: its share of the memory that maps
+    /// may take.
+    share: Mutex<Option<Portion>>,
+    /// Its part of the objects that there may be.
+    part: Option<Portion>,
     /// For a map that a host iterates over.
     cursor: Mutex<Option<Cursor>>,
     /// Its pages, once they have been mapped.
@@ -74,7 +78,8 @@ impl Object {
             facts,
             id,
             place,
-            share: None,
+            share: Mutex::new(None),
+            part: None,
             cursor: Mutex::new(None),
             ring: Mutex::new(None),
             held: Mutex::new(None),
@@ -89,11 +94,17 @@ impl Object {
             facts,
             id: 0,
             place: None,
-            share: None,
+            share: Mutex::new(None),
+            part: None,
             cursor: Mutex::new(None),
             ring: Mutex::new(None),
             held: Mutex::new(None),
         }
+    }
+
+    /// Returns its share of the memory that maps may take, if it has one.
+    pub fn share(&self) -> MutexGuard<'_, Option<Portion>> {
+        self.share.lock()
     }
 
     /// Returns the position of a host that iterates over it.
@@ -150,7 +161,11 @@ pub unsafe fn returned_fd(value: u64) -> OwnedFd {
 
 /// The objects by their handles. An object that has been taken out lives as long as it is in use.
 #[derive(Debug, Default)]
-pub struct Handles(RwLock<Table>);
+pub struct Handles {
+    table: RwLock<Table>,
+    /// The objects of all, and the peer whose these are.
+    limit: Option<(Arc<Limit>, Peer)>,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -181,13 +196,32 @@ impl Hasher for Spread {
 }
 
 impl Handles {
+    /// Creates the table of one of a peer's sessions.
+    pub fn of(peer: &Peer, objects: &Arc<Limit>) -> Self {
+        Self {
+            limit: Some((Arc::clone(objects), peer.clone())),
+            ..Self::default()
+        }
+    }
+
     /// Adds an object, and returns its handle.
     ///
     /// # Errors
     ///
-    /// `EMFILE` if there are no handles left.
-    pub fn add(&self, object: Object) -> Result<u32, Refusal> {
-        let mut table = self.0.write();
+    /// `EMFILE` if there are no handles left, or the peer has too many objects.
+    pub fn add(&self, mut object: Object) -> Result<u32, Refusal> {
+        if let Some((limit, peer)) = &self.limit {
+            let part = limit.take(peer, 1).map_err(|exhausted| {
+                let why = format!(
+                    "{peer} has {} objects in the guest already, which is the most while others may come; end other \
+                     sessions, or raise the limit of the proxy's open files (LimitNOFILE)",
+                    exhausted.0
+                );
+                Refusal::new(libc::EMFILE, why)
+            })?;
+            object.part = Some(part);
+        }
+        let mut table = self.table.write();
         let handle = table.last.checked_add(1).ok_or_else(|| {
             Refusal::new(libc::EMFILE, "this connection has used up all its handles")
         })?;
@@ -202,7 +236,7 @@ impl Handles {
     ///
     /// `EBADF`.
     pub fn get(&self, handle: u32) -> Result<Arc<Object>, Refusal> {
-        let table = self.0.read();
+        let table = self.table.read();
         table.objects.get(&handle).cloned().ok_or_else(|| {
             Refusal::new(
                 libc::EBADF,
@@ -227,13 +261,13 @@ impl Handles {
 
     /// Gives an object back.
     pub fn remove(&self, handle: u32) -> Option<Arc<Object>> {
-        let mut table = self.0.write();
+        let mut table = self.table.write();
         table.objects.remove(&handle)
     }
 
     /// Returns all of them.
     pub fn all(&self) -> Vec<Arc<Object>> {
-        let table = self.0.read();
+        let table = self.table.read();
         table.objects.values().cloned().collect()
     }
 }

@@ -13,7 +13,7 @@ use crate::handles::Handles;
 use crate::refusal::Refusal;
 
 /// Bytes of one answer.
-const MOST: usize = 256 << 10;
+pub const MOST: usize = 256 << 10;
 /// Lines of fdinfo about the descriptor, not about its object.
 const OF_DESCRIPTOR: [&str; 4] = ["pos:", "flags:", "mnt_id:", "ino:"];
 

@@ -23,11 +23,15 @@ mod files;
 mod fs_roots;
 pub mod fuzz_api;
 mod glob;
+mod greeting;
 mod handles;
 mod holder;
+mod host;
 mod info;
 mod iterators;
+mod limits;
 mod lookup_channel;
+mod memory;
 mod ownership;
 mod pages;
 mod perf;
@@ -38,29 +42,25 @@ mod rings;
 mod session;
 mod shared;
 mod sys;
+mod waiting_room;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use beeline_vm_protocol::address::Address;
-use beeline_vm_protocol::listen::{Listener, Waiting};
+use beeline_vm_protocol::listen::Listener;
 use beeline_vm_protocol::tls::Tls;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde_json::json;
 
 use crate::audit::Audit;
 use crate::facts::Facts;
 use crate::holder::Holder;
-use crate::lookup_channel::LookupChannels;
+use crate::host::Host;
 use crate::policy::Policy;
-use crate::session::Host;
-
-/// The most connections at once: each has some threads.
-const CONNECTIONS: usize = 64 + lookup_channel::MOST_OF_ALL;
+use crate::waiting_room::WaitingRoom;
 
 /// The options of the proxy.
 #[derive(Debug, clap::Args)]
@@ -77,6 +77,9 @@ pub struct Options {
     /// others
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// Say that no policy is meant: there is no warning then
+    #[arg(long, conflicts_with = "policy")]
+    pub allow_all: bool,
     /// The log of what hosts do, a line of JSON for each action (the default is stderr)
     #[arg(long, value_name = "FILE")]
     pub audit: Option<PathBuf>,
@@ -113,84 +116,56 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
         Some(path) => Policy::read(path)?,
         None => Policy::default(),
     };
+    if policy.is_unlimited() && !options.allow_all {
+        say(&unlimited(options.policy.as_deref()));
+    }
     let audit = Audit::new(options.audit.as_deref()).context("the audit log cannot be opened")?;
-    let host = Arc::new(Host {
-        policy,
-        audit,
-        facts: Facts::new().context("the kernel does not say how many CPUs it has")?,
-        taken: Arc::default(),
-        holder,
-        digests: Arc::default(),
-        lookup_channels: LookupChannels::default(),
-    });
-    host.digests.prepare();
     raise_limits();
+    let facts = Facts::new().context("the kernel does not say how many CPUs it has")?;
+    let host = Arc::new(Host::new(policy, audit, facts, holder));
+    host.digests.prepare();
     let tls = options.tls();
     let mut listeners = Vec::new();
     for address in &options.listen {
         listeners.push(Listener::new(address, tls.as_ref())?);
     }
-    let present = Arc::new(AtomicUsize::new(0));
+    let room = Arc::new(WaitingRoom::default());
     std::thread::scope(|scope| {
+        scope.spawn(|| room.keep_time());
         for listener in &listeners {
-            scope.spawn(|| listen(listener, &host, &present, say));
+            scope.spawn(|| listen(listener, &host, &room, say));
             say(&format!("listening to {}", listener.address()));
         }
     });
     Ok(())
 }
 
-fn listen(listener: &Listener, host: &Arc<Host>, present: &Arc<AtomicUsize>, say: fn(&str)) {
+/// The warning of an owner whose policy has no rules, or who has none.
+fn unlimited(policy: Option<&Path>) -> String {
+    let why = match policy {
+        Some(path) => format!("the policy {} has no rules", path.display()),
+        None => "there is no --policy".to_owned(),
+    };
+    format!(
+        "{why}: hosts may do everything that root may do here; give --policy FILE to limit them (packaging/guest-policy.toml \
+         lets them observe only), or --allow-all if that is meant"
+    )
+}
+
+fn listen(listener: &Listener, host: &Arc<Host>, room: &Arc<WaitingRoom>, say: fn(&str)) {
     // A name for people that look at the threads.
     let _ = rustix::thread::set_name(c"beeline-listen");
     loop {
         match listener.wait() {
-            Ok(waiting) => welcome(waiting, host, present),
+            Ok(waiting) => greeting::take(waiting, host, room),
+            // That one only.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
                 // Too many descriptors, or a device that is gone for the moment.
                 say(&error.to_string());
                 std::thread::sleep(Duration::from_millis(200));
             }
         }
-    }
-}
-
-/// One of [`CONNECTIONS`], given back when it is dropped.
-struct Place(Arc<AtomicUsize>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn welcome(waiting: Waiting, host: &Arc<Host>, present: &Arc<AtomicUsize>) {
-    let peer = waiting.peer().to_owned();
-    let others = present.fetch_add(1, Ordering::AcqRel);
-    let place = Place(present.clone());
-    let refused = |why: &str| host.audit.line(&peer, "", "refused", json!({ "why": why }));
-    if others >= CONNECTIONS {
-        refused("there are too many connections");
-        let why = format!(
-            "the proxy in the guest serves {CONNECTIONS} connections already, which is the most; end other sessions with this guest, \
-             then try again"
-        );
-        return waiting.refuse(libc::EMFILE, &why);
-    }
-    let (host, name) = (host.clone(), peer.clone());
-    let serve = move || {
-        let _place = place;
-        let served = waiting
-            .accept()
-            .and_then(|channel| session::serve(channel, host.clone()));
-        if let Err(error) = served {
-            let why = json!({ "why": error.to_string() });
-            host.audit.line(&name, "", "refused", why);
-        }
-    };
-    let thread = std::thread::Builder::new().name("beeline-host".into());
-    if thread.spawn(serve).is_err() {
-        refused("there are too many threads");
     }
 }
 

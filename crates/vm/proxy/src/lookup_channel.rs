@@ -8,19 +8,22 @@ use beeline_vm_protocol::conversation::{Receiver, Sender};
 use beeline_vm_protocol::look_up::{self, Asked};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
-use beeline_vm_protocol::messages::{Done, GuestMessage, HostMessage, Join};
+use beeline_vm_protocol::messages::{Done, GuestMessage, HostMessage};
+use beeline_vm_protocol::peer::Peer;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::elements;
+use crate::greeting::Greeted;
 use crate::handles::Handles;
+use crate::limits::{Limit, Portion};
 use crate::refusal::Refusal;
 
 /// The most channels of one session: a host has one for each of some processes of its tool, and
 /// those of some that have just ended.
 const MOST: usize = 16;
-/// The most channels of all sessions.
-pub const MOST_OF_ALL: usize = 32;
+/// The most channels of all peers.
+const MOST_OF_ALL: u64 = 64;
 /// The most bytes of a channel's message: hosts look up short keys by channels.
 const LONGEST: usize = 4 << 10;
 /// Bytes of a token, too many to guess.
@@ -30,12 +33,26 @@ const TOKEN: usize = 16;
 pub type Token = [u8; TOKEN];
 
 /// The sessions that channels may join.
-#[derive(Debug, Default)]
-pub struct LookupChannels(Mutex<HashMap<Token, Joined>>);
+#[derive(Debug)]
+pub struct LookupChannels {
+    sessions: Mutex<HashMap<Token, Joined>>,
+    channels: Arc<Limit>,
+}
+
+impl Default for LookupChannels {
+    fn default() -> Self {
+        Self {
+            sessions: Mutex::default(),
+            channels: Limit::new(MOST_OF_ALL),
+        }
+    }
+}
 
 /// The channels of one session.
 #[derive(Debug)]
 struct Joined {
+    /// The session's peer, which alone may join it.
+    peer: Peer,
     handles: Arc<Handles>,
     /// Senders by numbers that are used once.
     channels: HashMap<u64, Sender>,
@@ -55,10 +72,11 @@ impl LookupChannels {
     /// # Errors
     ///
     /// Random numbers are not available.
-    pub fn open(&self, handles: &Arc<Handles>) -> std::io::Result<Open<'_>> {
+    pub fn open(&self, handles: &Arc<Handles>, peer: &Peer) -> std::io::Result<Open<'_>> {
         let mut token = Token::default();
         getrandom(&mut token, GetRandomFlags::empty())?;
         let joined = Joined {
+            peer: peer.clone(),
             handles: Arc::clone(handles),
             channels: HashMap::new(),
             last: 0,
@@ -70,58 +88,39 @@ impl LookupChannels {
         })
     }
 
-    /// Serves a channel until it ends, or its session. `id` is its first message's. Returns the
-    /// reason.
-    pub fn serve(
-        &self,
-        id: u64,
-        join: &Join,
-        receiver: &mut Receiver,
-        sender: &Sender,
-        cpus: u32,
-    ) -> String {
-        let _ends = Ends(sender);
-        receiver.limit(LONGEST);
-        // Before the answer: after it the tool listens for answers only.
-        sender.be_silent();
-        let joined = receiver
-            .bear_silence()
-            .map_err(Refusal::from)
-            .and_then(|()| self.join(&join.token, sender));
-        match joined {
-            Ok(place) => look_up(id, receiver, sender, &place.handles, cpus),
-            Err(refusal) => {
-                let why = refusal.why.clone();
-                // It is over in any case.
-                let _ = sender.send(&message(id, Err(refusal)));
-                why
-            }
-        }
-    }
-
-    fn join<'a>(&'a self, token: &[u8], sender: &Sender) -> Result<Place<'a>, Refusal> {
+    /// Joins a session.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if the peer has none with that token, `EMFILE` if it has too many channels.
+    pub fn join(&self, token: &[u8], greeted: &Greeted) -> Result<Place<'_>, Refusal> {
         let unknown = || Refusal::new(libc::ENOENT, "there is no such session to join");
         let token = Token::try_from(token).map_err(|_| unknown())?;
         let mut sessions = self.sessions();
-        let all: usize = sessions.values().map(|joined| joined.channels.len()).sum();
-        let joined = sessions.get_mut(&token).ok_or_else(unknown)?;
-        if joined.channels.len() >= MOST || all >= MOST_OF_ALL {
-            return Err(Refusal::new(libc::EMFILE, "there are too many channels"));
+        let joined = sessions.get_mut(&token);
+        let joined = joined.filter(|joined| joined.peer == greeted.peer);
+        let joined = joined.ok_or_else(unknown)?;
+        let too_many = || Refusal::new(libc::EMFILE, "there are too many channels");
+        if joined.channels.len() >= MOST {
+            return Err(too_many());
         }
+        let portion = self.channels.take(&greeted.peer, 1);
+        let portion = portion.map_err(|_| too_many())?;
         joined.last += 1;
         let number = joined.last;
-        joined.channels.insert(number, sender.clone());
+        joined.channels.insert(number, greeted.sender.clone());
         let handles = Arc::clone(&joined.handles);
         Ok(Place {
             channels: self,
             token,
             number,
             handles,
+            _portion: portion,
         })
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<Token, Joined>> {
-        self.0.lock()
+        self.sessions.lock()
     }
 }
 
@@ -169,11 +168,29 @@ fn look_up(
 }
 
 /// The place of a channel among its session's, until it ends.
-struct Place<'a> {
+#[derive(Debug)]
+pub struct Place<'a> {
     channels: &'a LookupChannels,
     token: Token,
     number: u64,
     handles: Arc<Handles>,
+    _portion: Portion,
+}
+
+impl Place<'_> {
+    /// Serves the channel until it ends, or its session. `id` is its first message's. Returns the
+    /// reason.
+    pub fn serve(&self, id: u64, greeted: &mut Greeted, cpus: u32) -> String {
+        let Greeted {
+            receiver, sender, ..
+        } = greeted;
+        let _ends = Ends(sender);
+        receiver.limit(LONGEST);
+        if let Err(error) = receiver.bear_silence() {
+            return error.to_string();
+        }
+        look_up(id, receiver, sender, &self.handles, cpus)
+    }
 }
 
 impl Drop for Place<'_> {

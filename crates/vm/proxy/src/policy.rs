@@ -3,15 +3,16 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_uapi::{HelperId, ProgramType};
 use beeline_vm_protocol::instructions;
+use beeline_vm_protocol::peer::Peer;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::Deserialize;
 
 use crate::attach_points;
 use crate::glob;
+use crate::limits::{Limit, Portion};
 use crate::refusal::Refusal;
 
 /// The file's content.
@@ -60,6 +61,8 @@ pub struct Attach {
 pub struct Maps {
     /// The most bytes of one map.
     pub bytes: Option<u64>,
+    /// The most bytes of all maps of one peer: the host by vsock, a user, an address.
+    pub peer_bytes: Option<u64>,
     /// The most bytes of all maps of all hosts together.
     pub total_bytes: Option<u64>,
 }
@@ -144,6 +147,17 @@ impl Policy {
         Ok(policy)
     }
 
+    /// True if it has no rules for programs, places and memory.
+    pub fn is_unlimited(&self) -> bool {
+        let Self {
+            programs,
+            attach,
+            maps,
+            ..
+        } = self;
+        *programs == Programs::default() && *attach == Attach::default() && *maps == Maps::default()
+    }
+
     /// Returns its name, or that it has rules; empty if it allows all.
     pub fn title(&self) -> String {
         match self.name.as_str() {
@@ -215,40 +229,40 @@ impl Policy {
         Ok(())
     }
 
-    /// Fails unless a map of that many bytes may be made. Its memory is counted until the result is
+    /// Fails unless the peer may make a map, or an event's ring, of that many bytes. They are counted until the result is
     /// dropped.
     ///
     /// # Errors
     ///
     /// `EPERM`, with the rule.
-    pub fn map(&self, bytes: u64, taken: &Arc<AtomicU64>) -> Result<Share, Refusal> {
+    pub fn map(&self, bytes: u64, peer: &Peer, taken: &Arc<Limit>) -> Result<Portion, Refusal> {
         if let Some(most) = self.maps.bytes
             && bytes > most
         {
-            let why = format!("a map of {bytes} bytes is not allowed, only of {most}");
+            let why = format!("a map or ring of {bytes} bytes is not allowed, only of {most}");
             return Err(Refusal::forbidden("maps.bytes", why));
         }
-        let before = taken.fetch_add(bytes, Ordering::Relaxed);
-        let share = Share(taken.clone(), bytes);
-        if let Some(most) = self.maps.total_bytes
-            && before.saturating_add(bytes) > most
+        let (portion, all, its) = taken.count(peer, bytes);
+        let more = |before: u64, whose: &str, most: u64| {
+            format!(
+                "{bytes} bytes more than the {before} that {whose} have already are not allowed: {most} in all"
+            )
+        };
+        if let Some(most) = self.maps.peer_bytes
+            && its.saturating_add(bytes) > most
         {
-            let why = format!(
-                "{bytes} bytes more than the {before} that maps have already are not allowed: {most} in all"
-            );
-            return Err(Refusal::forbidden("maps.total-bytes", why));
+            let why = more(its, &format!("the maps of {peer}"), most);
+            return Err(Refusal::forbidden("maps.peer-bytes", why));
         }
-        Ok(share)
-    }
-}
-
-/// A map's share, in bytes, of the memory that all may take.
-#[derive(Debug)]
-pub struct Share(Arc<AtomicU64>, u64);
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
+        if let Some(most) = self.maps.total_bytes
+            && all.saturating_add(bytes) > most
+        {
+            return Err(Refusal::forbidden(
+                "maps.total-bytes",
+                more(all, "maps", most),
+            ));
+        }
+        Ok(portion)
     }
 }
 
@@ -273,9 +287,14 @@ fn is_for_places(pattern: &str) -> bool {
     !rest.is_empty() && kinds.any(|known| glob::fits(kind, known))
 }
 
+/// No kernel has helpers from here on. A program that can get to such a call is rejected: libbpf
+/// puts one in place of code that is for another kernel.
+const NO_HELPER: u32 = 1 << 16;
+
 /// Returns the helpers and the kernel functions that instructions call.
 fn called(insns: &[u8]) -> Vec<String> {
-    instructions::calls(insns)
+    let all = instructions::calls(insns);
+    all.filter(|called| !matches!(called, instructions::Called::Helper(id) if *id >= NO_HELPER))
         .map(|called| match called {
             instructions::Called::Helper(id) => match HelperId(id).name() {
                 Some(name) => name.to_owned(),
@@ -340,6 +359,7 @@ mod tests {
         deny = ["kprobe:vfs_write"]
         [maps]
         bytes = 1000
+        peer-bytes = 1200
         total-bytes = 1500
     "#;
 
@@ -378,6 +398,15 @@ mod tests {
             rule(policy.program(ProgramType::KPROBE, &call(HelperId::PROBE_WRITE_USER), &[])),
             "programs.deny-helpers"
         );
+        // What libbpf writes over code that this kernel is not to run.
+        let mut poison = call(HelperId(0));
+        poison[4..].copy_from_slice(&0xbad_2310_u32.to_le_bytes());
+        assert_eq!(policy.program(ProgramType::KPROBE, &poison, &[]), Ok(()));
+        poison[4..].copy_from_slice(&(NO_HELPER - 1).to_le_bytes());
+        assert_eq!(
+            rule(policy.program(ProgramType::KPROBE, &poison, &[])),
+            "programs.helpers"
+        );
         assert_eq!(policy.attach("kprobe:vfs_read"), Ok(()));
         assert_eq!(rule(policy.attach("kprobe:vfs_write")), "attach.deny");
         assert_eq!(rule(policy.attach("kprobe:do_exit")), "attach.allow");
@@ -386,16 +415,18 @@ mod tests {
     #[test]
     fn memory_is_given_back() {
         let policy = Policy::parse(TEXT).unwrap();
-        let taken = Arc::default();
-        assert_eq!(policy.map(1001, &taken).unwrap_err().rule, "maps.bytes");
-        let share = policy.map(900, &taken).unwrap();
-        assert_eq!(
-            policy.map(900, &taken).unwrap_err().rule,
-            "maps.total-bytes"
-        );
+        let taken = Limit::new(0);
+        let [one, two] = [1, 2].map(|user| Peer::User(Some(user)));
+        let map = |bytes, peer| policy.map(bytes, peer, &taken);
+        assert_eq!(map(1001, &one).unwrap_err().rule, "maps.bytes");
+        let share = map(900, &one).unwrap();
+        let refused = map(400, &one).unwrap_err();
+        assert_eq!(refused.rule, "maps.peer-bytes");
+        assert!(refused.why.contains("the user 1"), "{}", refused.why);
+        assert_eq!(map(700, &two).unwrap_err().rule, "maps.total-bytes");
         drop(share);
-        drop(policy.map(900, &taken).unwrap());
-        assert_eq!(taken.load(Ordering::Relaxed), 0);
+        drop(map(900, &two).unwrap());
+        assert_eq!(taken.taken(), 0);
     }
 
     #[test]

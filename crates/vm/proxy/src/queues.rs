@@ -7,6 +7,8 @@ use beeline_vm_protocol::messages::HostMessage;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prost::Message;
 
+use crate::limits::Portion;
+
 /// Bytes of waiting requests; one of any length may wait alone.
 const MOST: usize = 64 << 20;
 
@@ -28,6 +30,7 @@ struct State {
 struct Waiting {
     len: usize,
     request: HostMessage,
+    memory: Portion,
 }
 
 impl Queue {
@@ -35,8 +38,8 @@ impl Queue {
         self.state.lock()
     }
 
-    /// Adds a request, when there is room. Returns false if the queue is closed.
-    pub fn push(&self, request: HostMessage) -> bool {
+    /// Adds a request, with the memory that it takes, when there is room. Returns false if the queue is closed.
+    pub fn push(&self, request: HostMessage, memory: Portion) -> bool {
         let len = request.encoded_len();
         let mut state = self.state();
         self.changed.wait_while(&mut state, |state| {
@@ -46,13 +49,17 @@ impl Queue {
             return false;
         }
         state.bytes += len;
-        state.waiting.push_back(Waiting { len, request });
+        state.waiting.push_back(Waiting {
+            len,
+            request,
+            memory,
+        });
         self.changed.notify_all();
         true
     }
 
     /// Returns the next request, when there is one; `None` once the queue is closed.
-    pub fn pop(&self) -> Option<HostMessage> {
+    pub fn pop(&self) -> Option<(HostMessage, Portion)> {
         let mut state = self.state();
         self.changed.wait_while(&mut state, |state| {
             !state.closed && state.waiting.is_empty()
@@ -63,7 +70,7 @@ impl Queue {
         let next = state.waiting.pop_front()?;
         state.bytes -= next.len;
         self.changed.notify_all();
-        Some(next.request)
+        Some((next.request, next.memory))
     }
 
     /// Closes the queue: all waits end, and waiting requests are dropped.

@@ -1,16 +1,13 @@
 //! One connection: a tool on the host, and everything that it has here. It ends with the
 //! connection.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use beeline_uapi::Command;
 use beeline_uapi::fields::u32_at;
+use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::perf::ioc;
-use beeline_vm_protocol::VERSION;
-use beeline_vm_protocol::channel::Channel;
-use beeline_vm_protocol::conversation::{self, Receiver, Sender};
-use beeline_vm_protocol::frame;
+use beeline_vm_protocol::conversation::{Receiver, Sender};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{changes_elements, layout};
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
@@ -19,41 +16,22 @@ use beeline_vm_protocol::messages::{
     Bpf, Done, EventNumber, GuestMessage, HostMessage, Opened, PerfEventControl, PerfEventOpen,
     Store,
 };
+use beeline_vm_protocol::peer::Peer;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::audit::Audit;
-use crate::digests::Digests;
-use crate::facts::Facts;
+use crate::greeting::Greeted;
 use crate::handles::Handles;
-use crate::holder::Holder;
-use crate::lookup_channel::{LookupChannels, Token};
+use crate::host::Host;
+use crate::limits::Portion;
+use crate::lookup_channel::Token;
+use crate::memory::{self, Incoming};
 use crate::perf;
-use crate::policy::Policy;
 use crate::queues::Queue;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::watch::{Watched, Watches};
 use crate::{bpf, elements, files, iterators, pages, rings};
-
-/// The state that all connections share.
-#[derive(Debug)]
-pub struct Host {
-    /// The rules for hosts.
-    pub policy: Policy,
-    /// The log of their actions.
-    pub audit: Audit,
-    /// The kernel.
-    pub facts: Facts,
-    /// Bytes of all maps.
-    pub taken: Arc<AtomicU64>,
-    /// Holds memory that hosts have mapped.
-    pub holder: Arc<Holder>,
-    /// The digests of the kernel's large files.
-    pub digests: Arc<Digests>,
-    /// Further connections.
-    pub lookup_channels: LookupChannels,
-}
 
 /// A connection.
 #[derive(Debug)]
@@ -66,15 +44,14 @@ pub struct Session {
     /// A page that the host looks for.
     mark: Mutex<Option<Shared>>,
     sender: Sender,
-    peer: String,
-    tool: OnceLock<String>,
+    peer: Peer,
+    /// The name of the connection's other end.
+    name: String,
+    tool: String,
     /// The secret that its look-up channels must know.
     token: Token,
     slow: Queue,
 }
-
-/// The outcome of receiving a message.
-type Received = Result<Option<HostMessage>, frame::Error>;
 
 /// Ends the connection if its thread ends, even by a panic: the host would wait for its answer
 /// forever.
@@ -87,43 +64,32 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Serves a host until it or its connection ends.
+/// Serves a host until it or its connection ends. `first` is the id of its greeting, which has not
+/// been answered yet.
 ///
 /// # Errors
 ///
 /// The system's, if a connection cannot be begun: no more threads, descriptors or random numbers.
-pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
-    let peer = channel.peer().to_owned();
-    let (mut receiver, sender) = conversation::begin(channel)?;
-    let first = match receiver.receive::<HostMessage>() {
-        Ok(Some(HostMessage {
-            id,
-            body: Some(Request::Join(join)),
-        })) => {
-            let why = host.lookup_channels.serve(
-                id,
-                &join,
-                &mut receiver,
-                &sender,
-                host.facts.possible_cpus,
-            );
-            host.audit.line(&peer, "", "line", json!({ "why": why }));
-            return Ok(());
-        }
-        first => first,
-    };
-    let handles = Arc::default();
-    let joined = Arc::clone(&host);
-    let open = joined.lookup_channels.open(&handles)?;
+pub fn serve(greeted: Greeted, first: u64, tool: String, host: &Arc<Host>) -> std::io::Result<()> {
+    let Greeted {
+        mut receiver,
+        sender,
+        name,
+        peer,
+    } = greeted;
+    sender.keep_alive()?;
+    let handles = Arc::new(Handles::of(&peer, &host.objects));
+    let open = host.lookup_channels.open(&handles, &peer)?;
     let session = Session {
-        host,
+        host: Arc::clone(host),
         handles,
         token: *open.token(),
         watches: Watches::new(sender.clone())?,
         mark: Mutex::new(None),
         sender,
         peer,
-        tool: OnceLock::new(),
+        name,
+        tool,
         slow: Queue::default(),
     };
     session.audit("connect", json!({}));
@@ -132,8 +98,8 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
         let thread = std::thread::Builder::new().name("beeline-host".into());
         let worker = || {
             let _ends = Ends(&session);
-            while let Some(request) = session.slow.pop() {
-                if session.carry_out(request).is_err() {
+            while let Some((request, memory)) = session.slow.pop() {
+                if session.carry_out(request, memory).is_err() {
                     break;
                 }
             }
@@ -141,7 +107,10 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
         if let Err(error) = thread.spawn_scoped(scope, worker) {
             return error.to_string();
         }
-        let why = session.receive(first, &mut receiver);
+        let why = match session.welcome(first) {
+            Ok(()) => session.receive(&mut receiver),
+            Err(error) => error.to_string(),
+        };
         drop(open);
         why
     });
@@ -150,52 +119,40 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
 }
 
 impl Session {
+    /// Returns the peer that it is of.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
     /// Writes a line for the owner.
     pub fn audit(&self, event: &str, what: Value) {
-        let tool = self.tool.get().map_or("", String::as_str);
-        self.host.audit.line(&self.peer, tool, event, what);
+        self.host.audit.line(&self.name, &self.tool, event, what);
+    }
+
+    fn welcome(&self, id: u64) -> std::io::Result<()> {
+        let policy = self.host.policy.title();
+        let welcome = Answer::Welcome(self.host.facts.welcome(policy, &self.token));
+        self.answer(id, Ok(welcome))?;
+        self.audit("hello", json!({}));
+        Ok(())
     }
 
     /// Receives requests, and returns the reason for the end.
-    fn receive(&self, first: Received, receiver: &mut Receiver) -> String {
-        let mut first = Some(first);
+    fn receive(&self, receiver: &mut Receiver) -> String {
         loop {
-            let next = first.take().unwrap_or_else(|| receiver.receive());
-            let message = match next {
+            let mut memory = self.host.memory.nothing(&self.peer);
+            let message = match receiver.receive_metered(&mut Incoming(&mut memory)) {
                 Ok(Some(message)) => message,
                 Ok(None) => return "the host has ended it".into(),
                 Err(error) => return error.to_string(),
             };
-            let id = message.id;
-            let body = match message.body {
-                Some(body) if id != 0 || matches!(body, Request::Credit(_)) => body,
-                _ => return "a message without an id or a content".into(),
-            };
-            let body = match (self.tool.get(), body) {
-                (None, Request::Hello(hello)) => {
-                    if hello.version != VERSION {
-                        let why = format!(
-                            "the host speaks version {} of the protocol, the guest {VERSION}: both need the same beeline",
-                            hello.version
-                        );
-                        let refusal = Refusal::new(libc::EPROTONOSUPPORT, why.as_str());
-                        // It is over in any case.
-                        let _ = self.answer(id, Err(refusal));
-                        return why;
-                    }
-                    let _ = self.tool.set(hello.tool);
-                    let policy = self.host.policy.title();
-                    let welcome = Answer::Welcome(self.host.facts.welcome(policy, &self.token));
-                    if let Err(error) = self.answer(id, Ok(welcome)) {
-                        return error.to_string();
-                    }
-                    self.audit("hello", json!({}));
-                    continue;
-                }
-                (None, _) | (Some(_), Request::Hello(_)) => {
+            let HostMessage { id, body } = message;
+            let body = match body {
+                Some(Request::Hello(_)) => {
                     return "the conversation does not begin with one Hello".into();
                 }
-                (Some(_), body) => body,
+                Some(body) if id != 0 || matches!(body, Request::Credit(_)) => body,
+                _ => return "a message without an id or a content".into(),
             };
             if let Request::Credit(credit) = body {
                 self.watches.credit(credit.handle, credit.bytes);
@@ -210,8 +167,8 @@ impl Session {
             // by later requests. All others are done here: handing them to another thread costs
             // more than most of them.
             let goes_on = match long {
-                true => self.slow.push(request),
-                false => self.carry_out(request).is_ok(),
+                true => self.slow.push(request, memory),
+                false => self.carry_out(request, memory).is_ok(),
             };
             if !goes_on {
                 return "an answer could not be sent".into();
@@ -231,10 +188,15 @@ impl Session {
         self.sender.send(&GuestMessage { id, body })
     }
 
-    fn carry_out(&self, request: HostMessage) -> std::io::Result<()> {
+    /// `memory` is what the request takes; its answer's is added.
+    fn carry_out(&self, request: HostMessage, mut memory: Portion) -> std::io::Result<()> {
         let Some(body) = request.body else {
             return Ok(());
         };
+        let counted = memory::add(&mut memory, self.answer_bytes(&body));
+        if let Err(refusal) = counted.and_then(|()| self.count_ring(&body)) {
+            return self.answer(request.id, Err(refusal));
+        }
         // The host is told of a watched object only after the answer.
         if let Request::Watch(watch) = &body {
             let watched = Watched::new(watch, &self.handles);
@@ -262,17 +224,17 @@ impl Session {
             };
         }
         let settles = self.settles(&body);
-        let answer = self.carry_out_body(body);
+        let answer = self.carry_out_body(body, &mut memory);
         if settles {
             self.watches.settle()?;
         }
         self.answer(request.id, answer)
     }
 
-    fn carry_out_body(&self, body: Request) -> Result<Answer, Refusal> {
+    fn carry_out_body(&self, body: Request, memory: &mut Portion) -> Result<Answer, Refusal> {
         let cpus = self.host.facts.possible_cpus;
         Ok(match body {
-            Request::Bpf(request) => Answer::BpfDone(bpf::bpf(self, request)?),
+            Request::Bpf(request) => Answer::BpfDone(bpf::bpf(self, request, memory)?),
             Request::PerfEventOpen(request) => Answer::Opened(self.open_event(request)?),
             Request::PerfEventControl(request) => self.control_event(&request)?,
             Request::Release(request) => {
@@ -314,6 +276,48 @@ impl Session {
                 return Err(Refusal::new(libc::EPROTO, "not now"));
             }
         })
+    }
+
+    /// Returns the most bytes that an answer takes, except for those of `bpf(2)`.
+    fn answer_bytes(&self, body: &Request) -> usize {
+        let facts = |handle| {
+            let map = self.handles.get(handle);
+            map.ok().and_then(|map| map.facts).unwrap_or_default()
+        };
+        let cpus = self.host.facts.possible_cpus;
+        match body {
+            Request::Look(look) if look.content => files::MOST,
+            Request::Iterate(_) => elements::MOST,
+            Request::Read(_) => iterators::MOST,
+            Request::LookUp(look_up) => facts(look_up.handle).value_len(cpus),
+            Request::Watch(watch) => {
+                let facts = facts(watch.handle);
+                let entries = facts.max_entries as usize;
+                match facts.is_mappable_array() {
+                    true => entries.saturating_mul(facts.value_len(cpus)),
+                    false => 0,
+                }
+            }
+            _ => 0,
+        }
+    }
+
+    /// Counts the memory of an event's ring, which is made when it is asked for first.
+    fn count_ring(&self, body: &Request) -> Result<(), Refusal> {
+        let (handle, pages) = match body {
+            Request::Watch(watch) => (watch.handle, watch.pages),
+            Request::Pages(of) => (of.handle, of.pages),
+            _ => return Ok(()),
+        };
+        let Ok(event) = self.handles.of_kind(handle, Kind::Event) else {
+            return Ok(());
+        };
+        let mut share = event.share();
+        if share.is_none() {
+            let bytes = (1 + u64::from(pages)) * PAGE_SIZE;
+            *share = Some(self.host.policy.map(bytes, &self.peer, &self.host.taken)?);
+        }
+        Ok(())
     }
 
     fn open_event(&self, request: PerfEventOpen) -> Result<Opened, Refusal> {

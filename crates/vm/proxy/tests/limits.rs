@@ -332,20 +332,16 @@ fn a_connection_lives_on_as_long_as_both_sides_do() {
 }
 
 #[test]
-fn connections_to_a_full_proxy_are_refused_with_a_reason() {
-    /// The most that it serves.
-    const CONNECTIONS: usize = 96;
-    if !may() {
-        return;
-    }
+fn sessions_of_a_peer_that_has_many_are_refused_with_a_reason() {
+    /// The most of one peer, if there is no other.
+    const SESSIONS: usize = 64;
     let proxy = Proxy::start();
-    let connect = || UnixStream::connect(proxy.path()).unwrap();
-    let others: Vec<UnixStream> = (0..CONNECTIONS).map(|_| connect()).collect();
+    let others: Vec<Host> = (0..SESSIONS).map(|_| Host::connect(&proxy)).collect();
     let address = Address::Unix { path: proxy.path() };
     let channel = Channel::connect(&address, None).unwrap();
     let error = Client::greet(channel, "a test", Box::new(|_| ())).unwrap_err();
     let words = error.to_string();
-    assert!(words.contains("96 connections already"), "{words}");
+    assert!(words.contains("64 sessions of the user"), "{words}");
     drop(others);
     eventually(|| {
         let channel = Channel::connect(&address, None).unwrap();

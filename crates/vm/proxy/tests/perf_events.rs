@@ -44,6 +44,28 @@ fn control(handle: u32, command: u32, argument: u64) -> Request {
 }
 
 #[test]
+fn rings_of_events_count_as_maps_do() {
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::with_policy("[maps]\nbytes = 100000\npeer-bytes = 100000\n");
+    let mut host = Host::connect(&proxy);
+    let mut ring = |pages| {
+        let handle = opened(&mut host, open(event(1, 10), ""));
+        let watch = Watch {
+            handle,
+            pages,
+            ..Watch::default()
+        };
+        host.ask(Request::Watch(watch))
+            .map_err(|refused| refused.rule)
+    };
+    assert_eq!(ring(64), Err("maps.bytes".into()));
+    assert!(ring(16).is_ok());
+    assert_eq!(ring(16), Err("maps.peer-bytes".into()));
+}
+
+#[test]
 fn programs_at_tracepoints_write_perf_rings() {
     if !may() {
         return;

@@ -3,9 +3,10 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::VecDeque;
-use std::os::unix::net::UnixStream;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{self, Child, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_uapi::fields::{put_u32, put_u64, u32_at};
@@ -33,6 +34,7 @@ pub fn may() -> bool {
 pub struct Proxy {
     child: Child,
     dir: tempfile::TempDir,
+    said: Arc<Mutex<Vec<String>>>,
 }
 
 impl Proxy {
@@ -41,7 +43,15 @@ impl Proxy {
     }
 
     pub fn with_policy(policy: &str) -> Self {
-        Self::by(process::Command::new(env!("CARGO_BIN_EXE_guest")), policy)
+        Self::listening(policy, &[])
+    }
+
+    /// Starts it with a policy, and further addresses to listen to.
+    pub fn listening(policy: &str, addresses: &[&str]) -> Self {
+        let mut command = process::Command::new(env!("CARGO_BIN_EXE_guest"));
+        command.arg("guest");
+        command.args(addresses.iter().flat_map(|address| ["--listen", address]));
+        Self::by(command, policy)
     }
 
     /// Starts it where the kernel's file systems are mounted nowhere.
@@ -54,21 +64,44 @@ impl Proxy {
             "umount -l /sys && umount -l /proc && exec \"$@\"",
             "-",
         ]);
-        command.arg(env!("CARGO_BIN_EXE_guest"));
+        command.args([env!("CARGO_BIN_EXE_guest"), "guest"]);
         Self::by(command, "")
     }
 
     fn by(mut command: process::Command, policy: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("policy"), policy).unwrap();
-        command.arg("guest").arg("--listen");
+        command.arg("--listen");
         command.arg(format!("unix:{}", dir.path().join("s").display()));
         command.arg("--policy").arg(dir.path().join("policy"));
         command.arg("--audit").arg(dir.path().join("audit"));
-        let child = command.stderr(Stdio::null()).spawn().unwrap();
-        let proxy = Self { child, dir };
-        eventually(|| UnixStream::connect(proxy.path()).is_ok());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let said = Arc::<Mutex<Vec<String>>>::default();
+        let (says, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            let lines = BufReader::new(stderr).lines().map_while(Result::ok);
+            lines.for_each(|line| says.lock().unwrap().push(line));
+        });
+        let proxy = Self { child, dir, said };
+        // Without a connection, which would be there for a moment longer.
+        let socket = format!("listening to unix:{}", proxy.path().display());
+        eventually(|| proxy.said().iter().any(|line| line.ends_with(&socket)));
         proxy
+    }
+
+    /// Returns the lines on its stderr.
+    pub fn said(&self) -> Vec<String> {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Returns the TCP address that it listens to.
+    pub fn tcp(&self) -> Address {
+        let said = self.said();
+        let mut addresses = said
+            .iter()
+            .filter_map(|line| line.split_once("listening to tcp"));
+        let (_, address) = addresses.next().expect("it listens to TCP");
+        format!("tcp{address}").parse().unwrap()
     }
 
     pub fn path(&self) -> PathBuf {
