@@ -159,15 +159,15 @@ fn memory_and_others_objects_are_limited() {
         let map = words(&[MapType::HASH.0, 4, 4096, entries, LATER], 80);
         bpf(Command::MAP_CREATE, map, vec![])
     };
-    refused(&mut host, hash(40_000), "maps.bytes", "only of 134217728");
+    refused(&mut host, hash(70_000), "maps.bytes", "only of 268435456");
     let is_made = |answer| matches!(answer, Ok(Answer::BpfDone(done)) if done.errno == 0);
     let map = host.make_map(MapType::HASH, [4, 8, 1, 0]);
     let id = host.id(map);
     for _ in 0..4 {
-        assert!(is_made(host.ask(hash(30_000))));
+        assert!(is_made(host.ask(hash(60_000))));
     }
     // For all sessions of the peer.
-    refused(&mut other, hash(30_000), "maps.peer-bytes", "the user ");
+    refused(&mut other, hash(60_000), "maps.peer-bytes", "the user ");
     let by_id = bpf(Command::MAP_GET_FD_BY_ID, words(&[id], 12), vec![]);
     refused(&mut other, by_id, "objects.foreign", "foreign = true");
     // There is no way to a file of the guest's.
