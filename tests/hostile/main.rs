@@ -7,5 +7,6 @@ mod guest;
 mod maps;
 mod moves;
 mod paths;
+mod mappings;
 mod scribbles;
 mod world;

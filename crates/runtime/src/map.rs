@@ -230,6 +230,12 @@ impl MapObject {
         read.ok().map(|()| value)
     }
 
+    /// True if no program may ever change anything in its memory, and look-ups do not either.
+    pub fn is_only_read(&self) -> bool {
+        let is_array = self.map.spec().kind() == Some(Kind::Array);
+        is_array && self.spec.flags & flags::RDONLY_PROG != 0
+    }
+
     /// Stops further changes by the tool.
     ///
     /// # Errors

@@ -1,12 +1,12 @@
 //! Memory files, which are shared with tools and targets. Each object has its own.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use beeline_uapi::linux::PAGE_SIZE;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Bytes of a page.
@@ -38,10 +38,11 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
+    /// Those of `memfd_create(2)`, `fchmod(2)`, `ftruncate(2)` and `mmap(2)`.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(format!("beeline-{name}"), flags)?;
+        close_to_others(file.as_fd())?;
         let len = pages(len.max(1));
         rustix::fs::ftruncate(&file, len as u64)?;
         let base = Self::map(file.as_fd(), len)?;
@@ -157,16 +158,23 @@ impl Memory {
         self.file.try_clone()
     }
 
+    /// Opens the file anew, to be read only. What is mapped through that descriptor can never be
+    /// made writable.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open(2)`.
+    pub fn reopen_to_read(&self) -> io::Result<OwnedFd> {
+        Ok(open_again(self.file(), File::options().read(true))?.into())
+    }
+
     /// Opens the file anew, with a position of its own.
     ///
     /// # Errors
     ///
     /// Those of `open(2)`.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
-        use std::os::fd::AsRawFd;
-        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let file = File::options().read(true).write(true).open(path)?;
-        Ok(file.into())
+        Ok(open_again(self.file(), File::options().read(true).write(true))?.into())
     }
 
     fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
@@ -242,16 +250,29 @@ impl Drop for Executable {
     }
 }
 
-/// Puts a file's bytes into a new sealed memory file.
+/// Puts a file's bytes into a new sealed memory file, and opens it to be read only. Before Linux 6.7
+/// no other descriptor of a file that is sealed against writing could be mapped shared.
 ///
 /// # Errors
 ///
-/// Those of `memfd_create(2)`, `write(2)` and `fcntl(2)`.
+/// Those of `memfd_create(2)`, `fchmod(2)`, `write(2)`, `fcntl(2)` and `open(2)`.
 pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create(format!("beeline-{name}"), flags)?);
+    close_to_others(file.as_fd())?;
     io::Write::write_all(&mut &file, bytes)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
-    Ok(file)
+    open_again(file.as_fd(), File::options().read(true))
+}
+
+/// Lets no other user open a memory file. The kernel makes them open to everybody who comes upon
+/// them in `/proc`, and whoever might write a file may also have its pages swapped out
+/// (`MADV_PAGEOUT`).
+fn close_to_others(file: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)?)
+}
+
+fn open_again(file: BorrowedFd<'_>, how: &OpenOptions) -> io::Result<File> {
+    how.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -77,7 +77,7 @@ impl Ring {
     ///
     /// `EINVAL` for a number of pages that is not a power of two, or that differs from the one that
     /// is fixed; `ENOMEM` if there may not be so many or the budget has no room for them; those of
-    /// [`Memory::resize`].
+    /// [`Memory::resize`] and [`Memory::seal_size`].
     pub fn resize(&self, pages: u32) -> Result<(), Errno> {
         let len = file_len(pages)?;
         let mut memory = self.memory();
@@ -91,6 +91,8 @@ impl Ring {
         let mut charge = self.charge.lock();
         charge.resize(bytes_of(len))?;
         memory.resize(len).map_err(failed)?;
+        // The processes that map it could else take it away under each other.
+        memory.seal_size().map_err(failed)?;
         self.pages.store(pages, Relaxed);
         self.set_up(&memory, pages);
         self.sized.store(true, SeqCst);

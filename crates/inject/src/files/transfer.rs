@@ -172,7 +172,7 @@ impl Transfer<'_> {
             let arguments = [first, last, 0, 0, 0, 0];
             self.remote.call(libc::SYS_close_range, arguments).map(drop)
         };
-        let runs = files.chunk_by(|one, next| one + 1 == *next);
+        let runs = files.chunk_by(|one, next| one.checked_add(1) == Some(*next));
         runs.map(close).fold(Ok(()), Result::and)
     }
 }

@@ -280,7 +280,7 @@ impl TargetMemory {
     ) -> Result<(), Error> {
         let environment = self.environment_mut()?;
         for (map, part) in new.reachable.maps.iter().zip(&new.parts) {
-            environment.place_map(map, part.at(placed.next().unwrap_or_default()))?;
+            environment.place_map(map, part.part.at(placed.next().unwrap_or_default()))?;
         }
         let rings: Vec<_> = new.rings.iter().zip(placed).collect();
         for map in &new.reachable.maps {
@@ -332,7 +332,7 @@ pub(super) fn misplaced(error: beeline_inject::Error, mappings: &[Mapping<'_>]) 
 struct NewMaps {
     reachable: Reachable,
     /// The memory of each map for the process's domain.
-    parts: Vec<MapPart>,
+    parts: Vec<NewPart>,
     rings: Vec<NewRing>,
 }
 
@@ -356,9 +356,37 @@ impl NewRing {
     }
 }
 
+/// A map's memory for a domain.
+struct NewPart {
+    part: MapPart,
+    /// The same file, if programs only read it: a process may then do no more.
+    to_read: Option<OwnedFd>,
+}
+
+impl NewPart {
+    fn of(map: &Arc<MapObject>, domain: &Arc<Domain>) -> Result<Self, Error> {
+        let part = map.part_of(domain)?;
+        let to_read = match map.is_only_read() {
+            true => Some(part.memory().reopen_to_read()).transpose(),
+            false => Ok(None),
+        };
+        let to_read = to_read.map_err(os("opening a map's memory"))?;
+        Ok(Self { part, to_read })
+    }
+
+    fn mapping(&self) -> Mapping<'_> {
+        let memory = self.part.memory();
+        match &self.to_read {
+            Some(file) => mapping(file.as_fd(), memory.len(), ProtFlags::READ),
+            None => mapping(memory.file(), memory.len(), READ_WRITE),
+        }
+    }
+}
+
 impl NewMaps {
     fn of(reachable: Reachable, domain: &Arc<Domain>) -> Result<Self, Error> {
-        let parts = reachable.maps.iter().map(|map| map.part_of(domain));
+        let maps = reachable.maps.iter();
+        let parts = maps.map(|map| NewPart::of(map, domain));
         let parts = parts.collect::<Result<_, _>>()?;
         let mut rings = Vec::new();
         for map in &reachable.maps {
@@ -383,9 +411,8 @@ impl NewMaps {
     }
 
     fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
-        let maps = self.parts.iter().map(MapPart::memory);
-        maps.map(|memory| mapping(memory.file(), memory.len(), READ_WRITE))
-            .chain(self.rings.iter().map(NewRing::mapping))
+        let maps = self.parts.iter().map(NewPart::mapping);
+        maps.chain(self.rings.iter().map(NewRing::mapping))
     }
 }
 
