@@ -21,12 +21,11 @@ use crate::{Error, MapFlags, ProtFlags};
 /// was given up. A process takes some hundred microseconds to get there, and then waits for
 /// Beeline.
 const LOOK_AGAIN: Duration = Duration::from_micros(25);
-/// The interval after [`LONG`], when the process is evidently blocked.
-const LOOK_LATER: Duration = Duration::from_micros(200);
-const LONG: Duration = Duration::from_millis(5);
-/// The interval after [`VERY_LONG`].
-const LOOK_MUCH_LATER: Duration = Duration::from_millis(1);
-const VERY_LONG: Duration = Duration::from_secs(2);
+/// The part of the time so far after which it is checked again: one that never gets there costs next
+/// to nothing, and another waits little longer than it has taken.
+const ONE_IN: u32 = 16;
+/// The longest interval.
+const LOOK_LATER: Duration = Duration::from_millis(50);
 
 /// The one thread that is followed.
 const ONLY: usize = 0;
@@ -88,11 +87,8 @@ impl<'a> Follower<'a> {
                 (Event::None, _) => {}
                 (event, _) => return Ok(event),
             }
-            std::thread::sleep(match since.elapsed() {
-                short if short < LONG => LOOK_AGAIN,
-                long if long < VERY_LONG => LOOK_LATER,
-                _ => LOOK_MUCH_LATER,
-            });
+            let pause = since.elapsed() / ONE_IN;
+            std::thread::sleep(pause.clamp(LOOK_AGAIN, LOOK_LATER));
         }
     }
 
