@@ -4,9 +4,10 @@
 
 mod apart;
 mod guest;
+mod mappings;
 mod maps;
 mod moves;
 mod paths;
-mod mappings;
 mod scribbles;
+mod upcalls;
 mod world;

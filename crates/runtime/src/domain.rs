@@ -179,6 +179,11 @@ impl Domain {
         self.notes.lock().clone()
     }
 
+    /// True if it has been retired.
+    pub fn is_retired(&self) -> bool {
+        self.members.lock().is_retired
+    }
+
     /// Retires the domain if it has had no targets for that long. It takes in none from then on.
     fn retire(&self, after: Duration) -> bool {
         let mut members = self.members.lock();

@@ -13,6 +13,7 @@
 //! Its terms are in docs/glossary.md.
 
 mod agent;
+mod allowance;
 mod arch;
 pub mod backend;
 mod binary;

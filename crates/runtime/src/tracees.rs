@@ -3,9 +3,9 @@
 //!
 //! Each part has its own locks. [`Targets`] tells which process is a target, [`Registry`] which
 //! links there are, [`Admission`] which processes may be traced, [`Waits`] which are waited for.
-//! Beside the session's own threads, one makes the rounds ([`Rounds`]), one serves upcalls
-//! ([`UpcallServer`]), and one handles opens of probed files ([`openers`]); others wait for single
-//! processes.
+//! Beside the session's own threads, one makes the rounds ([`Rounds`]), one for each domain serves
+//! upcalls ([`UpcallServers`]), and one handles opens of probed files ([`openers`]); others wait for
+//! single processes.
 //!
 //! Locks are taken in this order:
 //!
@@ -20,6 +20,7 @@
 //!
 //! The openers' lock is taken only while none of these is held.
 
+mod account;
 mod admission;
 mod confined;
 mod descendants;
@@ -40,11 +41,13 @@ mod starts;
 mod syscalls;
 mod target_table;
 mod targets;
+mod upcall_servers;
 mod waits;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -70,8 +73,8 @@ pub use diagnostics::left_out;
 use openers::Openers;
 use registry::Registry;
 use rounds::Rounds;
-use serve_upcalls::UpcallServer;
 use targets::Targets;
+use upcall_servers::{News, UpcallServers};
 use waits::Waits;
 
 /// See the module documentation.
@@ -85,7 +88,8 @@ pub struct Tracees {
     openers: Mutex<Openers>,
     stop: AtomicBool,
     watcher: Mutex<Option<JoinHandle<()>>>,
-    upcall_server: Mutex<Option<JoinHandle<()>>>,
+    upcall_servers: Mutex<Option<JoinHandle<()>>>,
+    servers: Sender<News>,
 }
 
 impl Tracees {
@@ -103,12 +107,14 @@ impl Tracees {
         let registry = Arc::new(Registry::new(scope.clone()));
         let admission = Arc::new(Admission::new(scope, tool));
         let diagnostics = Arc::new(Diagnostics::new(report));
+        let (servers, news) = channel();
         let tracees = Arc::new(Self {
             targets: Targets::new(
                 shared.clone(),
                 admission.clone(),
                 registry.clone(),
                 diagnostics.clone(),
+                servers.clone(),
             ),
             shared,
             admission,
@@ -118,18 +124,19 @@ impl Tracees {
             openers: Mutex::default(),
             stop: AtomicBool::new(false),
             watcher: Mutex::default(),
-            upcall_server: Mutex::default(),
+            upcall_servers: Mutex::default(),
+            servers: servers.clone(),
         });
         let rounds = Rounds::new(tracees.clone());
         let thread = std::thread::Builder::new()
             .name("beeline-watch".into())
             .spawn(move || rounds.run());
         *tracees.watcher.lock() = Some(thread.map_err(os("starting a thread"))?);
-        let server = UpcallServer::new(tracees.clone());
+        let servers = UpcallServers::new(tracees.clone(), servers);
         let thread = std::thread::Builder::new()
             .name("beeline-upcalls".into())
-            .spawn(move || server.run());
-        *tracees.upcall_server.lock() = Some(thread.map_err(os("starting a thread"))?);
+            .spawn(move || servers.run(&news));
+        *tracees.upcall_servers.lock() = Some(thread.map_err(os("starting a thread"))?);
         Ok(tracees)
     }
 

@@ -34,6 +34,8 @@ pub(super) struct Diagnostics {
     noted: Mutex<BTreeSet<(DomainId, String)>>,
     /// The domains of [`Self::of_domains`] that the user has been told of.
     cut_off: Mutex<BTreeSet<DomainId>>,
+    /// Those of [`Self::busy`], likewise.
+    busy: Mutex<BTreeSet<DomainId>>,
     /// True once the user has been told of a process that is not followed.
     has_told_unfollowed: AtomicBool,
     /// The messages about processes that were named together with others and are left out.
@@ -63,6 +65,7 @@ impl Diagnostics {
             has_told_unhooked: AtomicBool::new(false),
             noted: Mutex::default(),
             cut_off: Mutex::default(),
+            busy: Mutex::default(),
             has_told_unfollowed: AtomicBool::new(false),
             left_out: Mutex::default(),
             untraceable: Mutex::default(),
@@ -289,6 +292,27 @@ impl Diagnostics {
                 ));
             }
         }
+    }
+
+    /// Processes of a domain keep Beeline busy for nothing; told once.
+    pub fn busy(&self, domain: &Domain) {
+        if self.busy.lock().insert(domain.id) {
+            self.say(&format!(
+                "a process of {} keeps Beeline busy for nothing: it is told again and again of forks, programs or code \
+                 of which nothing comes; when that user's processes fork, run other programs or map code, they wait longer",
+                domain.name
+            ));
+        }
+    }
+
+    /// A process of a domain has lied too often about what it does, the last time in the name of
+    /// process `pid`, as it is seen from where it runs.
+    pub fn liar(&self, domain: &Domain, pid: i32) {
+        self.say(&format!(
+            "a process of {} makes false requests of Beeline, the last in the name of process {pid}: that user's \
+             processes are not followed any more when they fork, run other programs or map code",
+            domain.name
+        ));
     }
 
     /// Tells, at the session's end, what was missed.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::Tracees;
 use super::diagnostics::Diagnostics;
+use super::upcall_servers::News;
 use crate::detach;
-use crate::domain;
 use crate::liveness::SessionId;
 use crate::shared::Shared;
 
@@ -35,9 +35,9 @@ impl Tracees {
         if let Some(openers) = openers {
             self.join(openers, deadline);
         }
-        if let Some(server) = self.upcall_server.lock().take() {
-            domain::wake(&self.shared.domains.home().page().asked);
-            self.join(server, deadline);
+        if let Some(servers) = self.upcall_servers.lock().take() {
+            let _ = self.servers.send(News::Look);
+            self.join(servers, deadline);
         }
         self.registry.clear();
         for thread in self.waits.threads() {

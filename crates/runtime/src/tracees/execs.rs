@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use beeline_agent::abi::syscalls::Request;
-use beeline_inject::{Loaded, Process, Watched};
+use beeline_inject::{Loaded, Process, Stopped, Watched};
 
 use super::serve_upcalls::{UpcallServer, thread_that_asks};
 use crate::error::{Error, os};
@@ -20,8 +20,9 @@ impl UpcallServer {
     /// Follows a process that waits to run another program until it has. Its system calls are
     /// hooked before the first of the program's instructions.
     ///
-    /// A program that gains rights is not followed, because it would not get them.
-    pub(super) fn follow_exec(&self, process: Process, request: &Request) -> Result<(), Error> {
+    /// A program that gains rights is not followed, because it would not get them; nor is a process
+    /// that its starter holds. The result is false then.
+    pub(super) fn follow_exec(&self, process: Process, request: &Request) -> Result<bool, Error> {
         let pid = process.pid();
         let tid = thread_that_asks(&process, request)?;
         // It has asked before and has run nothing: a signal has led it elsewhere, or its request
@@ -29,10 +30,11 @@ impl UpcallServer {
         let waits = &self.tracees.waits;
         waits.give_up_exec(pid);
         if self.gains_rights(&process, tid, request) {
-            return Ok(());
+            return Ok(false);
         }
         let given_up = waits.begin_exec(pid);
         let (tracees, wait) = (self.tracees.clone(), given_up.clone());
+        let account = self.account.clone();
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {
             // An attempt that failed may not have let go of it yet: a program is looked for in one
@@ -44,7 +46,7 @@ impl UpcallServer {
                 // it.
                 Err(error) if retry_open::is_held_by_starter(&error) => {
                     tracees.waits.end_exec(&given_up);
-                    let _ = seized.send(Ok(()));
+                    let _ = seized.send(Ok(false));
                     return;
                 }
                 Err(error) => {
@@ -53,9 +55,12 @@ impl UpcallServer {
                     return;
                 }
             };
-            let _ = seized.send(Ok(()));
-            let outcome = watched
-                .run_until_exec(&given_up, |stopped| tracees.has_run_exec(&process, stopped));
+            let _ = seized.send(Ok(true));
+            let begun = |stopped: &mut Stopped| {
+                account.lock().has_run_program(pid);
+                tracees.has_run_exec(&process, stopped)
+            };
+            let outcome = watched.run_until_exec(&given_up, begun);
             tracees.waits.end_exec(&given_up);
             let outcome = match outcome {
                 Ok(Loaded::Ready(outcome)) => outcome,
@@ -68,7 +73,7 @@ impl UpcallServer {
             waits.end_exec(&wait);
             return Err(os("starting a thread")(error));
         }
-        is_seized.recv().unwrap_or(Ok(()))
+        is_seized.recv().unwrap_or(Ok(true))
     }
 
     /// True if the program that a process is about to run would lose rights by being followed.

@@ -1,12 +1,13 @@
-//! The thread that answers upcalls. It sleeps on a word in each domain's session page and does what
-//! each asking target waits for.
+//! Answering one domain's upcalls, on a thread that sleeps on a word in the domain's session page
+//! and does what each asking target waits for.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use beeline_agent::abi::Session;
 use beeline_agent::abi::syscalls::{
     ANSWERED, DEAF, ENDING, FREE, HEARS, POSTED, REQUESTS, Request, UPCALL_CODE, UPCALL_CONFINE,
     UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
@@ -16,8 +17,8 @@ use parking_lot::Mutex;
 use rustix::thread::futex;
 
 use super::Tracees;
+use super::account::Account;
 use super::target_table::{SharedTarget, Tagged};
-use super::waits::LETTING_GO;
 use crate::domain::{Domain, DomainId, wait_for_any};
 use crate::error::Error;
 use crate::proc::{all_processes, own_pid};
@@ -25,248 +26,371 @@ use crate::proc::{all_processes, own_pid};
 /// The interval between two looks without a wake-up: a process that asks may be killed before it
 /// wakes Beeline.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// The interval of the pulse, well within the time that a target waits for an answer.
-const PULSE: Duration = Duration::from_millis(250);
 /// The longest time that one request may keep the others waiting.
 const LONGEST: Duration = Duration::from_secs(20);
 /// The time for which an answer is kept before the thread that asked is taken for dead.
 const KEPT: Duration = Duration::from_secs(10);
-/// The interval at which all held processes are checked.
-const LOOK_IF_FREE: Duration = Duration::from_millis(2);
-/// A process that has stopped itself does not get to do this many looks.
-const LOOKS_AT_REST: u32 = 250;
-
-/// When each request was answered that the thread which made it has yet to free, by domain.
-type Answered = BTreeMap<DomainId, [Option<Instant>; REQUESTS]>;
+/// The interval of looks while Beeline is being stopped.
+const LOOK_IF_STOPPED: Duration = Duration::from_millis(2);
+/// What a look costs at least, with the switches to and from this thread.
+const LOOK: Duration = Duration::from_micros(10);
+/// What following a process to its next program costs at least, with what other threads do for
+/// that.
+const PROGRAM: Duration = Duration::from_millis(1);
+/// The pause before the next look if the domain has used its allowance.
+const PAUSE: RangeInclusive<Duration> = Duration::from_millis(1)..=LOOK_AGAIN;
+/// The number of processes whose use of their allowance is known before those that have ended are
+/// forgotten.
+const MANY: usize = 1024;
 
 /// See the module documentation.
 pub(super) struct UpcallServer {
     pub(super) tracees: Arc<Tracees>,
+    domain: Arc<Domain>,
     /// Since when the current upcall is being served.
     serving: Mutex<Option<Instant>>,
+    /// True while nothing is served because Beeline is being stopped.
+    rests: AtomicBool,
+    /// True once its requests were too often false.
+    is_cut_off: AtomicBool,
+    pub(super) account: Arc<Mutex<Account>>,
+    /// When each request was answered that the thread which made it has yet to free.
+    answered: Mutex<[Option<Instant>; REQUESTS]>,
+    late: Mutex<Late>,
+}
+
+/// Processes that have said too often that they have mapped code: they are looked at now and then.
+#[derive(Default)]
+struct Late {
+    processes: BTreeSet<i32>,
+    looked: Option<Instant>,
+}
+
+/// What has come of a request.
+enum Use {
+    /// Something that it was worth.
+    Useful,
+    /// It is part of this process's running a program, which it may yet do.
+    ForProgram(i32),
+    /// Nothing.
+    Nothing,
+    /// It was false.
+    False,
 }
 
 impl UpcallServer {
-    pub fn new(tracees: Arc<Tracees>) -> Arc<Self> {
-        Arc::new(Self {
+    pub fn new(tracees: Arc<Tracees>, domain: Arc<Domain>) -> Self {
+        Self {
             tracees,
+            domain,
             serving: Mutex::default(),
-        })
+            rests: AtomicBool::new(false),
+            is_cut_off: AtomicBool::new(false),
+            account: Arc::default(),
+            answered: Mutex::new([None; REQUESTS]),
+            late: Mutex::default(),
+        }
     }
 
-    /// Serves upcalls until the session ends.
-    pub fn run(self: &Arc<Self>) {
-        // Without the pulse, targets that wait are less patient.
-        let pulse = std::thread::Builder::new().name("beeline-pulse".into());
-        let pulse = pulse.spawn({
-            let server = self.clone();
-            move || server.pulse()
-        });
-        let mut answered = Answered::default();
-        let mut holding = Holding::Here;
-        while !self.tracees.has_ended() {
-            let serve = || {
-                self.attend_until_it_must_end(&mut answered, holding);
-                rustix::thread::gettid()
-            };
-            let ended = std::thread::scope(|scope| {
-                let thread = std::thread::Builder::new().name("beeline-answer".into());
-                Ok::<_, std::io::Error>(thread.spawn_scoped(scope, serve)?.join())
-            });
-            match ended {
-                Ok(Ok(thread)) => {
-                    holding = Holding::Elsewhere;
-                    // The thread lets go of what it traced a moment after it can be joined.
-                    while Path::new(&format!("/proc/self/task/{thread}")).exists() {
-                        std::thread::yield_now();
-                    }
-                }
-                // The thread has panicked.
-                Ok(Err(_)) => break,
-                Err(_) => std::thread::sleep(PULSE),
-            }
-        }
-        // From here on no target waits for Beeline.
-        let domains = self.tracees.shared.domains.all();
-        for domain in &domains {
-            domain.page().deaf.store(ENDING, SeqCst);
-        }
-        *self.serving.lock() = None;
-        if let Ok(pulse) = pulse {
-            pulse.thread().unpark();
-            let _ = pulse.join();
-        }
-        for request in domains.iter().flat_map(|domain| &domain.page().requests) {
-            if request.state.load(SeqCst) == POSTED {
-                answer(request);
-            }
-        }
+    /// Returns the domain.
+    pub fn id(&self) -> DomainId {
+        self.domain.id
+    }
+
+    /// True if nobody can ask any more.
+    fn is_over(&self) -> bool {
+        self.tracees.has_ended() || self.is_retired()
+    }
+
+    /// True if its domain has been retired.
+    pub fn is_retired(&self) -> bool {
+        self.domain.is_retired()
+    }
+
+    fn page(&self) -> &Session {
+        self.domain.page()
     }
 
     /// Answers upcalls until the session ends, or until a thread that this one held could not be
     /// let go of. That can be tried again only after this thread has ended.
     ///
     /// `first` says how the first processes that ask are held.
-    fn attend_until_it_must_end(&self, answered: &mut Answered, first: Holding) {
+    pub fn attend_until_it_must_end(&self, first: Holding) {
         let mut holding = first;
-        while !self.tracees.has_ended() && !beeline_inject::must_end() {
-            let domains = &self.tracees.shared.domains;
-            // A new domain asks at home, so home's word is read before the list.
-            let at_home = domains.home().page().asked.load(SeqCst);
-            let domains = domains.all();
-            let asked = domains.iter().map(|domain| &domain.page().asked);
-            let mut seen: Vec<_> = asked.map(|asked| (asked, asked.load(SeqCst))).collect();
-            seen[0].1 = at_home;
-            answered.retain(|id, _| domains.iter().any(|domain| domain.id == *id));
+        while !self.is_over() && !beeline_inject::must_end() {
             if holds().are_to_end() {
-                self.let_go_and_stop(&domains);
+                self.rest();
+                continue;
             }
-            for domain in &domains {
-                domain.page().deaf.store(HEARS, SeqCst);
+            let asked = &self.page().asked;
+            let seen = asked.load(SeqCst);
+            if !self.is_cut_off() {
+                self.page().deaf.store(HEARS, SeqCst);
             }
-            let mut answer_all = || {
-                for domain in &domains {
-                    self.answer_all(
-                        domain,
-                        answered.entry(domain.id).or_insert([None; REQUESTS]),
-                    );
-                }
+            let begun = Instant::now();
+            let used = match holding {
+                Holding::Here => beeline_inject::trace_here(|| self.answer_all()),
+                Holding::Elsewhere => self.answer_all(),
             };
-            match holding {
-                Holding::Here => beeline_inject::trace_here(answer_all),
-                Holding::Elsewhere => answer_all(),
-            }
             if beeline_inject::must_end() {
                 return;
             }
             holding = Holding::Here;
-            wait_for_any(&seen, LOOK_AGAIN);
+            let wait = self.pause(begun.elapsed().saturating_sub(used));
+            match wait.is_zero() {
+                true => wait_for_any(&[(asked, seen)], LOOK_AGAIN),
+                // Whoever floods could wake this thread at once.
+                false => std::thread::sleep(wait),
+            }
         }
     }
 
-    /// Lets go of all processes because another process has stopped Beeline. Returns when Beeline
-    /// is to go on.
-    ///
-    /// Meanwhile no new process is held or waits for Beeline, and a process that does not run its
-    /// new program soon goes on without Beeline.
-    fn let_go_and_stop(&self, domains: &[Arc<Domain>]) {
-        for domain in domains {
-            domain.page().deaf.store(DEAF, SeqCst);
+    /// Charges time that has come to nothing. Returns the time until the next look, or zero if this
+    /// thread may be woken at any moment.
+    fn pause(&self, nothing: Duration) -> Duration {
+        if self.is_cut_off() {
+            return LOOK_AGAIN;
         }
-        let (since, mut awake) = (Instant::now(), 0);
+        let wait = {
+            let mut account = self.account.lock();
+            account.charge(nothing + LOOK);
+            account.wait()
+        };
+        if wait.is_zero() {
+            return wait;
+        }
+        self.tracees.diagnostics.busy(&self.domain);
+        wait.clamp(*PAUSE.start(), *PAUSE.end())
+    }
+
+    /// Waits until Beeline is not being stopped any more. Meanwhile no target waits for it.
+    fn rest(&self) {
+        self.page().deaf.store(DEAF, SeqCst);
+        self.rests.store(true, SeqCst);
         while holds().are_to_end() && !self.tracees.has_ended() {
-            // The signal that made Beeline go on was missed.
-            if holds().rests() && awake > LOOKS_AT_REST {
-                holds().go_on();
-            }
-            awake = if holds().rests() { awake + 1 } else { 0 };
-            if since.elapsed() > LETTING_GO {
-                let given_up = self.tracees.waits.give_up_execs();
-                if given_up > 0 {
-                    let page = self.tracees.shared.domains.home().page();
-                    page.unanswered.fetch_add(given_up, SeqCst);
-                }
-            }
-            holds().stop_if_none();
-            std::thread::sleep(LOOK_IF_FREE);
+            std::thread::sleep(LOOK_IF_STOPPED);
+        }
+        self.rests.store(false, SeqCst);
+    }
+
+    /// True in [`Self::rest`].
+    pub fn rests(&self) -> bool {
+        self.rests.load(SeqCst)
+    }
+
+    /// True once the domain's requests are not answered any more because they were too often false.
+    fn is_cut_off(&self) -> bool {
+        self.is_cut_off.load(SeqCst)
+    }
+
+    /// Lets the domain's processes make no request any more.
+    pub fn stop_serving(&self) {
+        self.page().deaf.store(ENDING, SeqCst);
+        *self.serving.lock() = None;
+        self.answer_the_rest();
+    }
+
+    /// Answers what has not been answered, without doing it.
+    pub fn answer_the_rest(&self) {
+        let posted = |request: &&Request| request.state.load(SeqCst) == POSTED;
+        self.page().requests.iter().filter(posted).for_each(answer);
+    }
+
+    /// Tells waiting targets that one of them is being served, if that is so for some time.
+    pub fn pulse(&self) {
+        let serving = *self.serving.lock();
+        if serving.is_some_and(|since| since.elapsed() < LONGEST) {
+            self.page().answers.fetch_add(1, SeqCst);
         }
     }
 
-    /// Tells waiting targets, until the session ends, that one of them is being served, if that
-    /// takes long. Scanning a big program's code for the first time takes seconds.
-    fn pulse(&self) {
-        while !self.tracees.has_ended() {
-            std::thread::park_timeout(PULSE);
-            let serving = *self.serving.lock();
-            if serving.is_some_and(|since| since.elapsed() < LONGEST) {
-                for domain in self.tracees.shared.domains.all() {
-                    domain.page().answers.fetch_add(1, SeqCst);
-                }
-            }
-        }
-    }
-
-    /// Answers the upcalls of one domain, unless this thread must end.
-    fn answer_all(&self, domain: &Domain, answered: &mut [Option<Instant>; REQUESTS]) {
-        let page = domain.page();
+    /// Answers all upcalls, unless this thread must end. Returns the time that is not to be charged.
+    fn answer_all(&self) -> Duration {
+        let page = self.page();
+        let mut used = Duration::ZERO;
         if page.blocked.swap(0, SeqCst) != 0 {
-            self.tracees.targets.owners.take_back_slots(domain);
+            self.tracees.targets.owners.take_back_slots(&self.domain);
         }
-        for (request, answered) in page.requests.iter().zip(answered) {
-            if beeline_inject::must_end() {
-                return;
+        self.look_at_late_code();
+        for (index, request) in page.requests.iter().enumerate() {
+            if beeline_inject::must_end() || self.is_cut_off() {
+                return used;
             }
             match request.state.load(SeqCst) {
                 POSTED => {
-                    *self.serving.lock() = Some(Instant::now());
-                    self.serve(request, domain.id);
+                    let begun = Instant::now();
+                    *self.serving.lock() = Some(begun);
+                    let outcome = self.serve(request);
                     *self.serving.lock() = None;
+                    used += self.settle(request, &outcome, begun.elapsed());
                     if beeline_inject::must_end() {
-                        return;
+                        return used;
                     }
-                    *answered = Some(Instant::now());
+                    self.answered.lock()[index] = Some(Instant::now());
                     answer(request);
                     page.answers.fetch_add(1, SeqCst);
                     let flags = futex::Flags::empty();
                     let _ = futex::wake(&page.answers, flags, 1);
                 }
-                ANSWERED if answered.is_some_and(|since| since.elapsed() > KEPT) => {
-                    request.state.store(FREE, SeqCst);
-                }
+                ANSWERED if self.is_kept_too_long(index) => request.state.store(FREE, SeqCst),
                 _ => {}
+            }
+        }
+        used
+    }
+
+    fn is_kept_too_long(&self, index: usize) -> bool {
+        let answered = self.answered.lock()[index];
+        answered.is_some_and(|since| since.elapsed() > KEPT)
+    }
+
+    /// Accounts for a request that has taken some time. Returns the part of it that is not to be
+    /// charged any more.
+    fn settle(&self, request: &Request, outcome: &Use, time: Duration) -> Duration {
+        match outcome {
+            Use::Useful => time,
+            Use::ForProgram(pid) => {
+                let mut account = self.account.lock();
+                account.charge_for_program(*pid, time.max(PROGRAM));
+                time
+            }
+            Use::Nothing => Duration::ZERO,
+            Use::False => {
+                if self.account.lock().lied() && !self.is_cut_off.swap(true, SeqCst) {
+                    let claimed = request.pid.load(SeqCst) as i32;
+                    self.tracees.diagnostics.liar(&self.domain, claimed);
+                    self.stop_serving();
+                }
+                Duration::ZERO
             }
         }
     }
 
-    /// Carries out a request.
+    /// Looks at the code of processes that were not looked at when they asked for it.
+    fn look_at_late_code(&self) {
+        let due = {
+            let mut late = self.late.lock();
+            let is_due = late
+                .looked
+                .is_none_or(|looked| looked.elapsed() > LOOK_AGAIN);
+            if late.processes.is_empty() || !is_due {
+                return;
+            }
+            late.looked = Some(Instant::now());
+            std::mem::take(&mut late.processes)
+        };
+        for pid in due {
+            if let Some(target) = self.tracees.targets.table.get(pid) {
+                self.look_at_code(pid, &target);
+            }
+        }
+    }
+
+    fn look_at_code(&self, pid: i32, target: &SharedTarget) {
+        let tracees = &self.tracees;
+        {
+            let mut target = target.lock();
+            // This comes before the calls of the new code are hooked, because one jump looks like
+            // another.
+            target.forget_unmapped();
+            target.expect_written_code();
+        }
+        // The next round looks again, but the process may have ended by then.
+        let hooked = tracees.hook_calls(pid);
+        if hooked.as_ref().is_err_and(Error::is_obstacle) {
+            tracees.diagnostics.followed(pid, hooked);
+        }
+        tracees.revisit(pid, &tracees.registry.functions());
+    }
+
+    /// Carries out a request, and returns what it was good for.
     ///
     /// A failure leaves the process as it is: the next round looks again at what it mapped, and a
     /// process that could not be followed is counted.
-    fn serve(&self, request: &Request, domain: DomainId) {
+    fn serve(&self, request: &Request) -> Use {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
         let (tracees, targets) = (&self.tracees, &self.tracees.targets);
-        let asking = self.asking_process(own as i32, owner, domain);
-        let Some((pid, target)) = asking else {
-            return;
+        let Some((pid, target)) = self.asking_process(own as i32, owner) else {
+            return Use::False;
         };
-        if let Some(parent) = targets.table.tagged(owner).map(|one| one.process.pid())
-            && parent != pid
-        {
+        let parent = targets.table.tagged(owner).map(|one| one.process.pid());
+        if let Some(parent) = parent.filter(|parent| *parent != pid) {
             tracees.admission.descendants.inherit(pid, parent);
         }
         match request.kind.load(SeqCst) {
             // The child goes on as a copy that belongs to no session.
-            UPCALL_FORK if !tracees.registry.hooks_calls() => {}
-            UPCALL_FORK => match targets.adopt(pid, &target) {
-                // It is tried again.
-                Err(_) if beeline_inject::must_end() => {}
-                outcome => tracees.diagnostics.followed(pid, outcome),
-            },
+            UPCALL_FORK if !tracees.registry.hooks_calls() => Use::Nothing,
+            UPCALL_FORK => self.follow_fork(pid, parent, &target),
             UPCALL_EXEC => {
                 let outcome = targets.open_again(pid, owner);
                 let outcome = outcome.and_then(|process| self.follow_exec(process, request));
-                tracees.diagnostics.followed(pid, outcome);
+                let is_left_alone = outcome.as_ref().is_ok_and(|is_followed| !is_followed);
+                tracees.diagnostics.followed(pid, outcome.map(drop));
+                match is_left_alone {
+                    true => Use::Useful,
+                    false => Use::ForProgram(pid),
+                }
             }
-            UPCALL_NO_EXEC => tracees.waits.give_up_exec(pid),
-            UPCALL_CONFINE => self.before_filter(pid, &target, request),
+            UPCALL_NO_EXEC => {
+                tracees.waits.give_up_exec(pid);
+                Use::ForProgram(pid)
+            }
+            UPCALL_CONFINE => {
+                self.before_filter(pid, &target, request);
+                Use::Nothing
+            }
             // Its libraries are hooked together when the last is mapped.
-            UPCALL_CODE if tracees.waits.is_starting(pid) => {}
-            UPCALL_CODE if targets.table.has(pid) => {
-                {
-                    let mut target = target.lock();
-                    // This comes before the calls of the new code are hooked, because one jump
-                    // looks like another.
-                    target.forget_unmapped();
-                    target.expect_written_code();
+            UPCALL_CODE if tracees.waits.is_starting(pid) => Use::Nothing,
+            UPCALL_CODE if targets.table.has(pid) => self.see_code(pid, &target),
+            _ => Use::Nothing,
+        }
+    }
+
+    /// Makes a forked child a target.
+    fn follow_fork(&self, pid: i32, parent: Option<i32>, target: &SharedTarget) -> Use {
+        let targets = &self.tracees.targets;
+        if targets.table.has(pid) {
+            return Use::Nothing;
+        }
+        match targets.adopt(pid, target) {
+            // It is tried again.
+            Err(_) if beeline_inject::must_end() => Use::Useful,
+            outcome => {
+                let is_target = outcome.is_ok();
+                self.tracees.diagnostics.followed(pid, outcome);
+                if let Some(parent) = parent {
+                    self.account.lock().inherit(pid, parent);
                 }
-                // The next round looks again, but the process may have ended by then.
-                let hooked = tracees.hook_calls(pid);
-                if hooked.as_ref().is_err_and(Error::is_obstacle) {
-                    tracees.diagnostics.followed(pid, hooked);
+                self.forget_ended();
+                match is_target {
+                    true => Use::Useful,
+                    false => Use::Nothing,
                 }
-                tracees.revisit(pid, &tracees.registry.functions());
             }
-            _ => {}
+        }
+    }
+
+    fn forget_ended(&self) {
+        if self.account.lock().len() > MANY {
+            let known = self.tracees.targets.table.tagged_processes();
+            self.account.lock().keep(&known);
+        }
+    }
+
+    /// Looks at code that a process has mapped: at once, unless it says so all the time.
+    fn see_code(&self, pid: i32, target: &SharedTarget) -> Use {
+        let (is_often, is_spent) = {
+            let mut account = self.account.lock();
+            let is_often = account.has_mapped_code_often(pid);
+            (is_often, !account.wait().is_zero())
+        };
+        match is_often && is_spent {
+            true => drop(self.late.lock().processes.insert(pid)),
+            false => self.look_at_code(pid, target),
+        }
+        match is_often {
+            true => Use::Nothing,
+            false => Use::Useful,
         }
     }
 
@@ -275,19 +399,14 @@ impl UpcallServer {
     ///
     /// The claim is not trusted: the target must belong to the domain that asks, and the process must
     /// have that target's own memory mapped.
-    fn asking_process(
-        &self,
-        own: i32,
-        owner: u32,
-        domain: DomainId,
-    ) -> Option<(i32, SharedTarget)> {
+    fn asking_process(&self, own: i32, owner: u32) -> Option<(i32, SharedTarget)> {
         let tagged = self.tracees.targets.table.tagged(owner);
         let Tagged {
             target,
             process,
             home,
             ..
-        } = tagged.filter(|tagged| tagged.domain == domain)?;
+        } = tagged.filter(|tagged| tagged.domain == self.domain.id)?;
         let (target, home) = (target.upgrade()?, home.get()?);
         if process.own_pid() == own && home.is_of(&process, owner) {
             return Some((process.pid(), target));
@@ -303,7 +422,7 @@ impl UpcallServer {
 
 /// The thread that holds processes that ask.
 #[derive(Debug, Clone, Copy)]
-enum Holding {
+pub(super) enum Holding {
     /// The thread that answers, which saves handing things over.
     Here,
     /// A thread of their own.

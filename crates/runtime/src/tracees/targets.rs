@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::Sender;
 
 use beeline_inject::Process;
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use super::process_table::YOUTH;
 use super::registry::Registry;
 use super::rounds::SECOND;
 use super::target_table::{SharedTarget, TargetTable};
+use super::upcall_servers::News;
 use crate::detach;
 use crate::domain::Domain;
 use crate::error::{Error, os};
@@ -33,6 +35,8 @@ pub(super) struct Targets {
     pub table: TargetTable,
     pub owners: Arc<Owners>,
     pub leftovers: Leftovers,
+    /// Is told of each new domain.
+    servers: Sender<News>,
     /// Held while a process that is no target yet is examined, and while something is taken out of
     /// one. A second thread that wants to do the same then finds it done.
     making: Mutex<()>,
@@ -44,11 +48,13 @@ impl Targets {
         admission: Arc<Admission>,
         registry: Arc<Registry>,
         diagnostics: Arc<Diagnostics>,
+        servers: Sender<News>,
     ) -> Self {
         Self {
             table: TargetTable::default(),
             owners: Owners::start(shared.clone()),
             leftovers: Leftovers::default(),
+            servers,
             shared,
             admission,
             registry,
@@ -267,8 +273,15 @@ impl Targets {
             return Ok(domain.clone());
         };
         let seeks = self.registry.seeks();
-        let begin = |domain: &Domain| domain.page().seeks.store(seeks, SeqCst);
+        let mut is_new = false;
+        let begin = |domain: &Domain| {
+            domain.page().seeks.store(seeks, SeqCst);
+            is_new = true;
+        };
         let domain = domains.enter(&credentials, (process.pid(), owner), begin);
+        if is_new {
+            let _ = self.servers.send(News::Look);
+        }
         domain.map_err(os("creating the memory of a security domain"))
     }
 
