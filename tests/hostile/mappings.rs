@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use beeline_e2e::{Ended, Tool, Turn, Workload, find_program, map_counts, need};
+use beeline_e2e::{Ended, Tool, Turn, Workload, find_program, map_counts, need, remark};
 
 use crate::world::{World, as_user, isolated};
 
@@ -16,8 +16,8 @@ const ROUNDS: u64 = 2;
 const STRANGER: u32 = 1;
 /// The user whose process is honest, and Beeline's own.
 const OWN: u32 = 0;
-/// The time that Beeline may take to end.
-const SOON: Duration = Duration::from_secs(2);
+/// The time after which Beeline is taken not to end, on the busiest machine. It should take 2 s.
+const PATIENCE: Duration = Duration::from_secs(20);
 const SCRIPT: &str = "uprobe:{prog}:wl_add { @ = count(); @by[pid] = count(); if (arg0 == 123456) { printf(\"never\"); } }";
 
 /// What an attacker has done: the answer to each of its attacks, `None` once it has died of one.
@@ -61,8 +61,9 @@ fn end(tool: Tool) -> Ended {
     let since = Instant::now();
     let ended = tool.interrupt();
     let took = since.elapsed();
+    remark(&format!("it took {took:?} to end"));
     assert!(ended.status.success(), "{ended:?}");
-    assert!(took < SOON, "took {took:?}: {ended:?}");
+    assert!(took < PATIENCE, "took {took:?}: {ended:?}");
     ended
 }
 

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -158,7 +159,8 @@ static volatile struct {
     long seen, closed, resized, written, mapped, sealed, reopened;
 } *caught;
 
-static void harm(int file)
+/* The content of data is left alone: a process of the tool's user may change that anyway. */
+static void harm(int file, int is_code)
 {
     struct stat status;
     char path[32];
@@ -173,12 +175,14 @@ static void harm(int file)
         caught->reopened++;
         close(again);
     }
-    caught->written += pwrite(file, "harm", 4, 64) > 0;
-    caught->written += !fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE);
-    char *place = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (place != MAP_FAILED) {
-        caught->mapped++;
-        munmap(place, PAGE);
+    if (is_code) {
+        caught->written += pwrite(file, "harm", 4, 64) > 0;
+        caught->written += !fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE);
+        char *place = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (place != MAP_FAILED) {
+            caught->mapped++;
+            munmap(place, PAGE);
+        }
     }
     caught->sealed += !fcntl(file, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
 }
@@ -199,7 +203,7 @@ static void catch_files(const char *text, int closes)
             ssize_t length = readlink(path, name, sizeof name - 1);
             name[length < 0 ? 0 : length] = 0;
             if (strstr(name, "/memfd:beeline-") && strstr(name, text))
-                harm(file);
+                harm(file, strcmp(text, "ring-"));
         }
     }
 }
@@ -209,8 +213,10 @@ static pid_t begin_to_catch(const char *text, int closes)
 {
     caught = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t child = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
-    if (!child)
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         catch_files(text, closes);
+    }
     return child;
 }
 
