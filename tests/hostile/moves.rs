@@ -45,7 +45,9 @@ fn moved(world: &World, work: &str) -> (u64, Ended) {
     tool.settle();
     let ended = tool.interrupt();
     assert!(ended.status.success(), "{ended:?}");
-    [daemon, root, nobody].map(Workload::finish);
+    for workload in [daemon, root, nobody] {
+        workload.finish();
+    }
     (calls, ended)
 }
 

@@ -184,7 +184,7 @@ impl Presence {
     ) -> Result<Duration, Error> {
         let (attempts, restored) = (AtomicU32::new(0), OnceLock::new());
         self.remove_by(process, |stopped| {
-            let is_calm = || Ok::<_, Error>(self.occupancy(stopped).is_clear()?);
+            let is_calm = || self.occupancy(stopped).is_clear();
             if attempts.fetch_add(1, Relaxed) < CALM && !is_calm()? {
                 return Ok(None);
             }
