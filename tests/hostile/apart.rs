@@ -1,6 +1,7 @@
 //! Processes of different users have no memory in common.
 
 use std::path::Path;
+use std::process::Command;
 
 use beeline_e2e::{Tool, Turn, Workload, beeline_wanted, find_program, map_counts, need};
 
@@ -86,6 +87,71 @@ fn check_apart(workloads: &[(u32, Workload)]) {
                 ),
             }
         }
+    }
+}
+
+#[test]
+fn containers_share_no_memory_with_the_host_nor_with_each_other() {
+    let _turn = Turn::take();
+    let world = need!(World::new("counts.c"));
+    need!(find_program("unshare"));
+    let container = |options: &[&str]| {
+        let mut command = Command::new("unshare");
+        command
+            .args(options)
+            .args(["--pid", "--fork", "--kill-child"])
+            .arg(&world.program);
+        Workload::start_command(command)
+    };
+    let mut workloads = [
+        world.start_as(0),
+        container(&[]),
+        container(&[]),
+        container(&["--user", "--map-root-user"]),
+    ];
+    let tool = Tool::bpftrace(
+        isolated(&world.bpftrace),
+        &world.script("uprobe:{prog}:wl_add { @ = count(); @by[pid] = count(); }"),
+    );
+    tool.wait_attached();
+    for _ in 0..ROUNDS {
+        workloads.iter_mut().for_each(|workload| {
+            workload.go();
+        });
+    }
+    let inside = |workload: &Workload| {
+        let pid = workload.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let children = children.expect("it lives");
+        children.trim().parse().unwrap_or(pid)
+    };
+    let files = workloads
+        .each_ref()
+        .map(|workload| memory_files(inside(workload)));
+    for (at, own) in files.iter().enumerate() {
+        assert!(!own.is_empty(), "{at} is not traced");
+        for (other, others) in files.iter().enumerate().skip(at + 1) {
+            let common: Vec<_> = own
+                .iter()
+                .filter(|(inode, _)| others.contains_key(inode))
+                .collect();
+            assert!(common.is_empty(), "{at} and {other} share {common:?}");
+        }
+    }
+    tool.settle();
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    let counts = map_counts(&ended.stdout);
+    let each = (ROUNDS * 1000) as u64;
+    assert_eq!(counts["@"], 4 * each, "{ended:?}");
+    let by_pid = counts.iter().filter(|(key, _)| key.starts_with("@by["));
+    assert_eq!(
+        by_pid.filter(|(_, count)| **count == each).count(),
+        4,
+        "{ended:?}"
+    );
+    for workload in workloads {
+        workload.finish();
     }
 }
 

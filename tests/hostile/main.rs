@@ -9,5 +9,6 @@ mod maps;
 mod moves;
 mod paths;
 mod scribbles;
+mod tool;
 mod upcalls;
 mod world;
