@@ -72,6 +72,7 @@ fn what_is_missed_while_a_busy_daemon_is_moved_is_told() {
     let seen = counts["@"] + ended.missed();
     let is_told = |line: &String| line.contains("runs as another user now: it was not traced for");
     let is_told = ended.stderr.iter().any(is_told);
+    assert!(counts["@by[65534]"] > 0, "{ended:?}");
     assert!(
         seen == calls || seen < calls && is_told,
         "{seen} of {calls}: {ended:?}"

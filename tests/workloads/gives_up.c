@@ -1,9 +1,9 @@
 /* A daemon that gives up its rights in the middle of its life.
  *
  * It says "ready". Lines on its input: "work" has THREADS threads call wl_add again and again, with
- * pauses, "spin" without; "stop" ends them and is answered with the number of their calls; "become UID" changes all its users and
- * groups, "visit UID" only the effective ones, and "return" goes back. Other lines are answered as
- * they are. At end of file it exits with code 7. */
+ * pauses, "spin" without; "stop" ends them and is answered with the number of their calls; "become
+ * UID" changes all its users and groups, "visit UID" only the effective ones, and "return" goes back.
+ * Other lines are answered as they are. At end of file it exits with code 7. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>

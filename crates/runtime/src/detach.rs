@@ -84,6 +84,8 @@ const PATIENCE: u32 = 2_000;
 /// The number of those that wait for no thread to be inside before anything is restored, if a process
 /// is only to be left for a moment.
 const CALM: u32 = 100;
+/// The number of those after them, in which what is there is restored piece by piece.
+const BUSY: u32 = 300;
 const JUMP: u8 = beeline_hook::JUMP_OPCODE;
 const INT3: u8 = beeline_hook::INT3;
 
@@ -185,14 +187,21 @@ impl Presence {
         let (attempts, restored) = (AtomicU32::new(0), OnceLock::new());
         self.remove_by(process, |stopped| {
             let is_calm = || self.occupancy(stopped).is_clear();
-            if attempts.fetch_add(1, Relaxed) < CALM && !is_calm()? {
+            let attempt = attempts.fetch_add(1, Relaxed);
+            if attempt > CALM + BUSY {
+                return Err(self.error("a thread does not come out of a program"));
+            }
+            if attempt < CALM && !is_calm()? {
                 return Ok(None);
             }
+            if self.occupancy(stopped).shares_its_memory() {
+                return Err(self.error("a child shares its memory"));
+            }
             let outcome = self.remove_now(stopped, |_| true)?;
-            if outcome == Some(true) {
-                then(stopped)?;
-            } else {
-                restored.get_or_init(Instant::now);
+            match outcome {
+                Some(true) => then(stopped)?,
+                Some(false) => {}
+                None => _ = restored.get_or_init(Instant::now),
             }
             Ok(outcome)
         })?;

@@ -8,29 +8,29 @@
 //! for the domain of each new target. A domain without targets is *retired* after some time: what is
 //! in its memory goes into memory that no process has, and the rest is freed.
 
+mod credentials;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{Display, Formatter};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::Session;
 use beeline_inject::Process;
+use beeline_uapi::Errno;
 use beeline_uapi::linux::FUTEX_WAITV_MAX;
 use libc::c_void;
 use parking_lot::{Mutex, RwLock};
-use rustix::io::Errno;
+use rustix::io::Errno as OsErrno;
 use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::liveness::{Liveness, SessionId};
 use crate::memory::Memory;
-use crate::proc;
 use crate::relay::CutOff;
-use crate::rights::{line, number};
+pub use credentials::Credentials;
 
 /// One domain.
 #[derive(Debug)]
@@ -39,14 +39,16 @@ pub struct Domain {
     pub id: DomainId,
     /// Names its user, for messages.
     pub name: String,
-    /// Those of its processes; `None` for those of the tool.
+    /// The credentials that all of its processes have; `None` for those of the tool.
     credentials: Option<Credentials>,
     /// Holds a [`Session`].
     memory: Arc<Memory>,
     members: Arc<Mutex<Members>>,
     /// Why its events do not get through any more.
     broken: Arc<OnceLock<String>>,
-    /// Sentences for the user about maps that it has not, or not whole.
+    /// The names of maps of which a process of it has kept a lock.
+    damaged: Arc<Mutex<BTreeSet<String>>>,
+    /// Sentences for the user about maps that it does not get, or only in part.
     notes: Arc<Mutex<BTreeSet<String>>>,
     /// Keeps the kernel from giving the numbers of its namespaces to others.
     _namespaces: Vec<File>,
@@ -58,7 +60,7 @@ pub struct Domain {
 struct Members {
     /// Their tags.
     tags: BTreeSet<u32>,
-    /// The time of the last change.
+    /// When the last target left, or the domain was made.
     since: Instant,
     is_retired: bool,
 }
@@ -104,6 +106,7 @@ impl Domain {
             credentials,
             members: Arc::new(Mutex::new(members)),
             broken: Arc::default(),
+            damaged: Arc::default(),
             notes: Arc::default(),
             _namespaces: Vec::new(),
             _liveness: Arc::new(Liveness::begin(&memory)?),
@@ -144,7 +147,13 @@ impl Domain {
         let (Some(own), Some(now)) = (&self.credentials, Credentials::of(pid)) else {
             return false;
         };
-        !now.may_become(own)
+        !now.can_return_to(own)
+    }
+
+    /// True if it is this domain, or one that was retired and had the same processes.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let is_same = || self.credentials.is_some() && self.credentials == other.credentials;
+        self.id.of_page() == other.id.of_page() || is_same()
     }
 
     /// True if these are the credentials of its processes.
@@ -152,8 +161,14 @@ impl Domain {
         self.credentials.as_ref() == Some(credentials)
     }
 
+    /// True if [`Self::has_damaged`] has noted this map.
+    pub fn is_damaged(&self, map: &str) -> bool {
+        self.damaged.lock().contains(map)
+    }
+
     /// Takes note that a process of it keeps a lock of its shard of a map, or has overwritten it.
     pub fn has_damaged(&self, map: &str) {
+        self.damaged.lock().insert(map.to_owned());
         self.note(format!(
             "a process of {} keeps a lock of that user's part of map {map}, or has overwritten it: the tool does \
              not see all that is there",
@@ -166,6 +181,15 @@ impl Domain {
         self.note(format!(
             "map {map} is in use by other users' processes, and cannot be kept apart: {why}; programs that use it \
              do not run in processes of {} (`--no-isolation` lets all targets share memory)",
+            self.name
+        ));
+    }
+
+    /// Takes note that elements were lost when it was retired.
+    pub fn has_left_too_much(&self, map: &str, error: Errno) {
+        let error = io::Error::from_raw_os_error(error.0);
+        self.note(format!(
+            "elements of map {map} that processes of {} have left are lost: {error}",
             self.name
         ));
     }
@@ -217,6 +241,10 @@ impl Domain {
     }
 }
 
+/// The most domains of one user at a time. Each process that is not dumpable makes one, and each user
+/// namespace: their memory is the session's.
+const MOST_OF_USER: usize = 256;
+
 /// The domains of a session.
 #[derive(Debug)]
 pub struct Domains {
@@ -246,6 +274,7 @@ impl Domains {
             memory: home.memory.clone(),
             members: home.members.clone(),
             broken: home.broken.clone(),
+            damaged: home.damaged.clone(),
             notes: home.notes.clone(),
             _namespaces: Vec::new(),
             _liveness: home._liveness.clone(),
@@ -296,7 +325,7 @@ impl Domains {
     ///
     /// # Errors
     ///
-    /// Those of making its files.
+    /// Those of making its files; [`io::ErrorKind::QuotaExceeded`] if the user has too many.
     pub fn enter(
         &self,
         credentials: &Credentials,
@@ -313,6 +342,11 @@ impl Domains {
         let mut others = self.others.write();
         if let Some(known) = known(&others) {
             return Ok(known);
+        }
+        let user = |one: &&Credentials| one.users[0] == credentials.users[0];
+        if others.keys().filter(user).count() >= MOST_OF_USER {
+            let why = format!("{credentials} has {MOST_OF_USER} security domains already");
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, why));
         }
         let id = DomainId(self.made.fetch_add(1, SeqCst) + 1);
         let mut domain = Domain::new(id, credentials.to_string(), Some(credentials.clone()))?;
@@ -393,93 +427,11 @@ pub fn wait_for_any(words: &[(&AtomicU32, u32)], most: Duration) {
     let until = Timespec::try_from(now + most).ok();
     let flags = futex::WaitvFlags::empty();
     match futex::waitv(&waits, flags, until.as_ref(), futex::ClockId::Monotonic) {
-        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        Ok(_) | Err(OsErrno::AGAIN | OsErrno::INTR | OsErrno::TIMEDOUT) => {}
         // There is no such call, or a seccomp filter forbids it.
         Err(_) => std::thread::sleep(OFTEN),
     }
 }
 
-/// The facts by which the kernel decides which processes may trace each other, in Beeline's own
-/// user namespace.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Credentials {
-    /// Real, effective and saved.
-    users: [u32; 3],
-    /// Likewise.
-    groups: [u32; 3],
-    /// Permitted capabilities.
-    capabilities: u64,
-    /// The inodes of its user and pid namespaces. Capabilities count in the former only; a
-    /// container has the latter to itself, even if it has no user namespace.
-    namespaces: [u64; 2],
-    /// The process and its start time, if it is not dumpable or has several users at once: only
-    /// privileged processes may trace it.
-    alone: Option<(i32, u64)>,
-}
-
-impl Credentials {
-    /// Returns those of a process, or `None` if it has ended or may not be looked at.
-    pub fn of(pid: i32) -> Option<Self> {
-        let status = proc::status(pid).ok()?;
-        let ids = |name: &str| {
-            let mut numbers = line(&status, name)?
-                .split_whitespace()
-                .map(str::parse::<u32>);
-            let mut next = || numbers.next()?.ok();
-            Some([next()?, next()?, next()?])
-        };
-        let namespace = |name: &str| {
-            Some(
-                std::fs::metadata(format!("/proc/{pid}/ns/{name}"))
-                    .ok()?
-                    .ino(),
-            )
-        };
-        let (users, groups) = (ids("Uid:")?, ids("Gid:")?);
-        let is_one = |ids: [u32; 3]| ids == [ids[0]; 3];
-        // The kernel gives a process's files, but not its directory, to root if it is not dumpable
-        // (`task_dump_owner` of `fs/proc/base.c`).
-        let owner = std::fs::metadata(format!("/proc/{pid}/status")).ok()?.uid();
-        let is_apart = owner != users[1] || !is_one(users) || !is_one(groups);
-        Some(Self {
-            users,
-            groups,
-            capabilities: number(&status, "CapPrm:", 16)?,
-            namespaces: [namespace("user")?, namespace("pid")?],
-            alone: match is_apart {
-                true => Some((pid, proc::start_time(pid)?)),
-                false => None,
-            },
-        })
-    }
-
-    /// True if a process with these can have others again by itself: they are the same but for the
-    /// effective user and group, which a daemon changes for a moment.
-    fn may_become(&self, others: &Self) -> bool {
-        let kept = |ids: [u32; 3]| [ids[0], ids[2]];
-        let is_alone = self.alone.is_some() && self.users == others.users;
-        kept(self.users) == kept(others.users)
-            && kept(self.groups) == kept(others.groups)
-            && self.capabilities == others.capabilities
-            && self.namespaces == others.namespaces
-            && (self.alone == others.alone || !is_alone)
-    }
-
-    /// Opens the namespaces of a process with these credentials. While they are open the kernel does
-    /// not give their numbers to others.
-    fn open_namespaces(&self, pid: i32) -> Vec<File> {
-        let open = |(name, inode): (&str, &u64)| {
-            let file = File::open(format!("/proc/{pid}/ns/{name}")).ok()?;
-            (file.metadata().ok()?.ino() == *inode).then_some(file)
-        };
-        let names = ["user", "pid"].into_iter().zip(&self.namespaces);
-        names.filter_map(open).collect()
-    }
-}
-
-/// Formats the user, for messages.
-impl Display for Credentials {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "user {}", self.users[1])
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{Id, MapSpec, ValueType};
 use crate::budget::{Budget, Charge};
-use crate::domain::DomainId;
+use crate::domain::Domain;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};
@@ -52,7 +52,7 @@ pub struct MapObject {
     /// The use that programs make of it; `None` before the first.
     usage: Mutex<Option<Use>>,
     /// The one domain that has it, if it cannot be split.
-    owner: OnceLock<DomainId>,
+    owner: OnceLock<Arc<Domain>>,
     /// True once a program of the tool's own processes, or of Beeline's, uses it.
     is_tools: AtomicBool,
     frozen: AtomicBool,
@@ -198,6 +198,15 @@ impl MapObject {
                 true
             },
             context: 0,
+        }
+    }
+
+    /// Returns the same identity, for memory in which a hostile process may hold a lock: nothing is
+    /// waited for longer than a moment.
+    pub fn impatient() -> Caller {
+        Caller {
+            relax: |_| false,
+            ..Self::caller()
         }
     }
 

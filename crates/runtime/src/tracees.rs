@@ -263,8 +263,8 @@ impl Tracees {
     /// Attaches everything to a process that is held.
     fn attach_to_held(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
         let wanted = self.targets.wanted_of_calls(process.pid());
-        self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
-        self.attach_all_to(process, stopped)
+        let hooked = self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped));
+        hooked.and(self.attach_all_to(process, stopped))
     }
 
     /// Handles a completed `execve`: nothing of the old target is left, and the process stands

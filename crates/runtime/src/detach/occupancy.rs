@@ -80,7 +80,7 @@ impl Occupancy<'_> {
     /// A parent that waits for such a child is not among the threads that are held. The count of
     /// such children only says that there may be one: a call that was under way when the code was
     /// restored is not counted down.
-    fn shares_its_memory(&self) -> bool {
+    pub fn shares_its_memory(&self) -> bool {
         let mut children = [0; 4];
         let place = self.presence.manifest.private as u64 + offset_of!(Control, children) as u64;
         if self.stopped.read(place, &mut children).is_err() || children == [0; 4] {

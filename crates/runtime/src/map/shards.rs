@@ -148,7 +148,7 @@ pub struct Shards {
     /// map, as the repair after a death needs it to free that lock.
     further: Mutex<Vec<Part>>,
     /// The number of shards that have had stacks.
-    numbers: AtomicU32,
+    stack_shards: AtomicU32,
     /// The map's entry among those that the tool's processes work on by themselves.
     entry: OnceLock<Entry>,
 }
@@ -305,7 +305,7 @@ impl Shards {
     /// `ENOMEM` if there are no more: a program must be able to tell an id from an error in 32 bits.
     fn next_first_id(&self, first: &Map) -> Result<u32, Errno> {
         let buckets = first.layout().buckets();
-        let number = self.numbers.fetch_add(1, Relaxed) + 1;
+        let number = self.stack_shards.fetch_add(1, Relaxed) + 1;
         let id = number.checked_mul(buckets).ok_or(Errno::ENOMEM)?;
         match i32::try_from(u64::from(id) + u64::from(buckets) - 1) {
             Ok(_) => Ok(id),
@@ -368,6 +368,9 @@ fn each_element(
     const BYTES: usize = 256 << 10;
     let caller = MapObject::caller();
     let (key_size, value_len) = (map.spec().key_size as usize, map.value_len());
+    if key_size == 0 {
+        return Err(Errno::ENOTSUPP);
+    }
     let mut count = (BYTES / (key_size + value_len)).max(1);
     let (mut keys, mut values) = (vec![0; count * key_size], vec![0; count * value_len]);
     let is_hash = map.spec().kind().is_some_and(Kind::is_hash);

@@ -9,7 +9,7 @@ use beeline_uapi::{Errno, flags};
 use beeline_verifier::sharding::{Sharing, Use, Word};
 
 use super::shards::{First, Merged, Shard, View};
-use super::{MapObject, MapPart, out_of_memory};
+use super::{MapObject, MapPart, RUNTIME_OWNER, out_of_memory};
 use crate::domain::{Domain, DomainId};
 use crate::error::Error;
 use crate::fast_path::Entry;
@@ -207,7 +207,7 @@ impl MapObject {
         let is_whole = matches!(sharing, Sharing::Whole(_));
         if domain.id == DomainId::TOOL {
             self.is_tools.store(true, Relaxed);
-            let owner = self.owner.get().copied().unwrap_or(DomainId::HOME);
+            let owner = self.owner.get().map_or(DomainId::HOME, |owner| owner.id);
             return match is_whole && self.per_cpu_with(owner) {
                 true => Err(apart(PER_CPU.to_owned())),
                 false => Ok(first()),
@@ -219,7 +219,7 @@ impl MapObject {
         // The tool's own memory goes to one domain.
         if is_whole || domain.id == DomainId::HOME {
             let is_split = self.shards.are_there() || !self.relay.is_empty();
-            let is_owner = *self.owner.get_or_init(|| domain.id) == domain.id;
+            let is_owner = self.owner.get_or_init(|| domain.clone()).is_like(domain);
             return match (is_owner, &sharing) {
                 (true, Sharing::Whole(reason)) if is_split => Err(apart(reason.to_string())),
                 (true, _) => Ok(first()),
@@ -303,14 +303,16 @@ impl MapObject {
     /// # Errors
     ///
     /// `EBUSY` if a live process of that domain does not let go of a lock. Call it again later.
-    pub fn release_owner(&self, owner: u32, domain: DomainId) -> Result<bool, Errno> {
-        let caller = Self::caller();
+    pub fn release_owner(&self, owner: u32, domain: &Domain) -> Result<bool, Errno> {
         let mut released = Ok(false);
-        if domain == DomainId::HOME || self.owner.get() == Some(&domain) {
-            released = self.map.release_owner(owner, &caller);
+        let is_its = self.owner.get().is_some_and(|known| known.is_like(domain));
+        if domain.id.of_page() == DomainId::HOME || is_its {
+            released = self.map.release_owner(owner, &Self::caller());
         }
-        if let Some(part) = self.shards.part(domain) {
-            let wakes = part.shard.here().release_owner(owner, &caller);
+        if let Some(part) = self.shards.part(domain.id) {
+            // What bears a tag that is nobody's was forged.
+            let is_free = |tag: u32| tag == owner || tag != RUNTIME_OWNER && !domain.has(tag);
+            let wakes = part.shard.here().release(&is_free, &Self::impatient());
             released = released.and_then(|before| wakes.map(|wakes| before || wakes));
         }
         released

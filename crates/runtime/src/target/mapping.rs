@@ -118,6 +118,7 @@ impl TargetMemory {
         mappings.extend(new.mappings());
         let (placed, private) = hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
+            self.check_domain()?;
             let placed = match &self.environment {
                 Some(environment) => {
                     stopped.map_files_through(environment.private.scratch(), &mappings)
@@ -220,6 +221,7 @@ impl TargetMemory {
                 let scratch = self.environment()?.private.scratch();
                 Hold::Brief.with(&self.process, |stopped| {
                     self.check_same(stopped)?;
+                    self.check_domain()?;
                     Ok(stopped.map_files_through(scratch, &mappings)?)
                 })?
             }
@@ -306,6 +308,7 @@ impl TargetMemory {
             let scratch = self.environment()?.private.scratch();
             placed = hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
+                self.check_domain()?;
                 Ok(stopped.map_files_through(scratch, &mappings)?)
             })?;
         }

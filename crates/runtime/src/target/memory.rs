@@ -24,6 +24,7 @@ use crate::private::find_tid_offset;
 use crate::proc;
 use crate::program::Program;
 use crate::retry_open;
+use crate::rules::Isolation;
 use crate::shared::Shared;
 use crate::trampoline_pool::Pool;
 
@@ -196,6 +197,21 @@ impl TargetMemory {
         match environment.is_in(stopped) {
             true => Ok(()),
             false => Err(self.error("it runs another program by now")),
+        }
+    }
+
+    /// Refuses a process that has become another user's since: it must get nothing of the old one's.
+    ///
+    /// It must be called while the process is stopped and before anything is mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] for such a process.
+    pub fn check_domain(&self) -> Result<(), Error> {
+        let is_apart = self.shared.isolation == Isolation::ByUser;
+        match is_apart && self.domain.has_lost(self.process.pid()) {
+            true => Err(self.error("it runs as another user now")),
+            false => Ok(()),
         }
     }
 

@@ -31,7 +31,7 @@ pub(super) struct Diagnostics {
     /// True once the user has been told of a process without hooked system calls.
     has_told_unhooked: AtomicBool,
     /// The notes of domains that the user has been told of.
-    noted: Mutex<BTreeSet<(DomainId, String)>>,
+    noted: Mutex<BTreeSet<String>>,
     /// The domains of [`Self::of_domains`] that the user has been told of.
     cut_off: Mutex<BTreeSet<DomainId>>,
     /// Those of [`Self::busy`], likewise.
@@ -272,14 +272,19 @@ impl Diagnostics {
         });
     }
 
+    /// Tells something, unless the user has been told the same.
+    pub fn once(&self, note: String) {
+        if self.noted.lock().insert(note.clone()) {
+            self.say(&note);
+        }
+    }
+
     /// Tells, once each, of domains in which somebody has written nonsense, and what was noted of the
     /// others.
     pub fn of_domains(&self, domains: &[Arc<Domain>]) {
         for domain in domains {
             for note in domain.notes() {
-                if self.noted.lock().insert((domain.id, note.clone())) {
-                    self.say(&note);
-                }
+                self.once(note);
             }
             let Some(why) = domain.why_cut_off() else {
                 continue;

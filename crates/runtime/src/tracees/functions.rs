@@ -212,14 +212,20 @@ impl Tracees {
     }
 
     /// Attaches every link that concerns a process to the files that it maps now.
+    ///
+    /// # Errors
+    ///
+    /// The first of those of single links. The others are attached.
     pub(super) fn attach_all_to(
         &self,
         process: &Process,
         stopped: &mut Stopped,
     ) -> Result<(), Error> {
+        let mut outcome = Ok(());
         for link in self.registry.functions() {
             if link.pid.is_none_or(|only| only == process.pid()) {
-                self.attach_to(process, &link, &mut Hold::Held(stopped))?;
+                let attached = self.attach_to(process, &link, &mut Hold::Held(stopped));
+                outcome = outcome.and(attached);
             }
         }
         let known = self.targets.table.get(process.pid());
@@ -229,6 +235,6 @@ impl Tracees {
                 .lock()
                 .keep_unwinding(&regions, &mut Hold::Held(stopped));
         }
-        Ok(())
+        outcome
     }
 }

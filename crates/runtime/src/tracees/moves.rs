@@ -3,10 +3,12 @@
 //! A daemon that begins as root gives up its rights in the middle of its life, and is worth as much
 //! to an attacker as any process of its new user. What it shares with the old domain is taken out of
 //! it, and it becomes a target anew. That takes one stop, in which no hit is missed, if there is a
-//! moment when no thread is in a program.
+//! moment when no thread is in a program. Calls that are under way then have no return probe, and
+//! what programs keep by thread stays in the old domain.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_inject::{Process, Stopped};
 
@@ -18,40 +20,62 @@ use crate::error::Error;
 use crate::liveness::SessionId;
 use crate::rules::Isolation;
 
+/// The turns of targets, and those that could not be moved.
+#[derive(Default)]
+pub(super) struct Moves {
+    next: usize,
+    /// Since when.
+    failed: BTreeMap<i32, Instant>,
+}
+
+/// The time before the next attempt with a process that could not be moved, because somebody else
+/// traces it for example.
+const PAUSE: Duration = Duration::from_secs(5);
 /// The most processes whose credentials are read in a round: each takes some 30 us.
 const MOST: usize = 10;
 
 impl Tracees {
-    /// Moves the targets that have left their domains, among those whose turn it is.
-    pub(super) fn move_targets(self: &Arc<Self>, round: u32) {
+    /// Moves the targets that have left their domains, among the next that have their turn.
+    pub(super) fn move_targets(self: &Arc<Self>, moves: &mut Moves) {
         if self.shared.isolation == Isolation::None {
             return;
         }
         let all = self.targets.table.all();
-        let turns = all.len().div_ceil(MOST).max(1) as u32;
-        for target in all {
+        moves.failed.retain(|pid, _| self.targets.table.has(*pid));
+        for at in 0..all.len().min(MOST) {
+            let target = &all[(moves.next + at) % all.len()];
             let Some(known) = target.try_lock() else {
                 continue;
             };
             let (process, domain) = (known.process().clone(), known.domain().clone());
-            let is_its_turn = process.pid().unsigned_abs() % turns == round % turns;
-            let is_bound = domain.id == DomainId::TOOL || known.waits_for_child();
             drop(known);
-            if is_bound || !is_its_turn || !domain.has_lost(process.pid()) {
+            let pid = process.pid();
+            let failed = moves.failed.get(&pid);
+            let rests = failed.is_some_and(|since| since.elapsed() < PAUSE);
+            // A process that is about to run another program becomes a target anew by that.
+            let is_bound = domain.id == DomainId::TOOL || rests || self.waits.has(pid);
+            if is_bound || !domain.has_lost(pid) {
                 continue;
             }
-            tracing::info!(pid = process.pid(), domain = domain.id.0, "left its domain");
-            let outcome = self.move_target(&process, &target);
-            if outcome.is_err() {
-                self.targets.bury_one(process.pid(), target);
+            tracing::info!(pid, domain = domain.id.0, "left its domain");
+            let outcome = self.move_target(&process, target);
+            let is_told = moves.failed.contains_key(&pid);
+            if outcome.is_err() && process.is_alive() {
+                moves.failed.insert(pid, Instant::now());
             }
-            if process.is_alive() {
-                self.diagnostics.moved(process.pid(), &outcome);
+            if process.is_alive() && !is_told {
+                self.diagnostics.moved(pid, &outcome);
             }
         }
+        moves.next = moves.next.wrapping_add(MOST);
     }
 
     /// Returns the time in which it was not traced.
+    ///
+    /// # Errors
+    ///
+    /// It could not be left. It is as before then, or nothing of this session is in it and it is no
+    /// target any more.
     fn move_target(
         self: &Arc<Self>,
         process: &Process,
@@ -60,12 +84,24 @@ impl Tracees {
         let own = SessionId::own();
         // The lock keeps others from attaching to it meanwhile.
         let old = target.lock();
+        let owner = old.owner();
         let present = detach::presences(process)?;
         let Some(presence) = present.iter().find(|presence| presence.session == own) else {
+            // Nothing has been mapped yet.
+            self.targets.replace(process, owner)?;
             return Ok(Duration::ZERO);
         };
-        let owner = old.owner();
-        presence.remove_and(process, |stopped| self.begin_anew(process, owner, stopped))
+        let outcome =
+            presence.remove_and(process, |stopped| self.begin_anew(process, owner, stopped));
+        drop(old);
+        let is_left = || {
+            let present = detach::presences(process);
+            present.is_ok_and(|present| present.iter().all(|one| one.session != own))
+        };
+        if outcome.is_err() && is_left() {
+            self.targets.bury_one(process.pid(), target.clone());
+        }
+        outcome
     }
 
     /// Makes a process a target again that has just been left and stands still.

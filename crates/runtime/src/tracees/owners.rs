@@ -147,31 +147,25 @@ impl Owners {
         }
     }
 
-    /// Empties and frees the memory of domains that have had no targets for some time. Returns a
-    /// sentence for each map of which elements were lost.
-    pub fn retire_domains(&self) -> Vec<String> {
-        let mut lost = Vec::new();
+    /// Empties and frees the memory of domains that have had no targets for some time, and returns
+    /// them.
+    pub fn retire_domains(&self) -> Vec<Arc<Domain>> {
         let retired = self.shared.domains.retire(RETIRE_AFTER);
         if retired.is_empty() {
-            return lost;
+            return retired;
         }
         let maps: Vec<_> = self.maps.lock().iter().filter_map(Weak::upgrade).collect();
-        for domain in retired {
+        for domain in &retired {
             for map in &maps {
                 if let Err(error) = map.retire(domain.id) {
-                    lost.push(format!(
-                        "elements of map {} that processes of {} have left are lost: {}",
-                        map.spec.name,
-                        domain.name,
-                        std::io::Error::from_raw_os_error(error.0)
-                    ));
+                    domain.has_left_too_much(&map.spec.name, error);
                 }
             }
             for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
                 ring.retire(domain.id);
             }
         }
-        lost
+        retired
     }
 
     /// Frees what a dead process held, in the memory of its domain.
@@ -182,8 +176,10 @@ impl Owners {
             return true;
         };
         let mut is_done = true;
-        for map in self.maps.lock().iter().filter_map(Weak::upgrade) {
-            is_done &= map.release_owner(owner, domain.id.of_page()).is_ok();
+        // A lock that is waited for must not keep others from the list.
+        let maps: Vec<_> = self.maps.lock().iter().filter_map(Weak::upgrade).collect();
+        for map in maps {
+            is_done &= map.release_owner(owner, &domain).is_ok();
         }
         for ring in self.rings.lock().iter().filter_map(Weak::upgrade) {
             ring.release(&|tag| tag == owner);

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::Tracees;
+use super::moves::Moves;
 use crate::link::Uprobe;
 use crate::scope::Scope;
 use crate::target::Hold;
@@ -23,11 +24,16 @@ const SELDOM: u32 = 4;
 pub(super) struct Rounds {
     tracees: Arc<Tracees>,
     round: u32,
+    moves: Moves,
 }
 
 impl Rounds {
     pub fn new(tracees: Arc<Tracees>) -> Self {
-        Self { tracees, round: 0 }
+        Self {
+            tracees,
+            round: 0,
+            moves: Moves::default(),
+        }
     }
 
     /// Makes rounds until the session ends.
@@ -45,21 +51,20 @@ impl Rounds {
     }
 
     /// Handles what has ended, and what targets need now and then.
-    fn clean_up(&self) {
+    fn clean_up(&mut self) {
         let tracees = &self.tracees;
         tracees.targets.note_dismissals();
         tracees.targets.bury(self.round);
         self.tidy();
-        tracees.move_targets(self.round);
+        self.tracees.move_targets(&mut self.moves);
         tracees.targets.leftovers.tell(&tracees.diagnostics, false);
         tracees
             .diagnostics
             .of_domains(&tracees.shared.domains.all());
         if self.is_second() {
             tracees.targets.owners.forget_threads();
-            for lost in tracees.targets.owners.retire_domains() {
-                tracees.diagnostics.say(&lost);
-            }
+            let retired = tracees.targets.owners.retire_domains();
+            tracees.diagnostics.of_domains(&retired);
             // A child may yet report that it was forked from a target that has ended since.
             let known = tracees.targets.table.tagged_processes();
             let descendants = &tracees.admission.descendants;

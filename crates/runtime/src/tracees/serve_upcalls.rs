@@ -327,7 +327,7 @@ impl UpcallServer {
                 let is_left_alone = outcome.as_ref().is_ok_and(|is_followed| !is_followed);
                 tracees.diagnostics.followed(pid, outcome.map(drop));
                 match is_left_alone {
-                    true => Use::Useful,
+                    true => Use::Nothing,
                     false => Use::ForProgram(pid),
                 }
             }

@@ -1,6 +1,7 @@
 //! Turns processes into targets, and drops targets whose process has ended.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::Sender;
@@ -180,23 +181,34 @@ impl Targets {
         if !domain.admit(owner) {
             return Err(Error::Target {
                 pid,
-                why: "its parent is gone for long".into(),
+                why: "its parent ended too long ago".into(),
             });
         }
         self.owners.watch(&process, owner, domain);
-        let child = parent.lock().fork(&process, owner)?;
-        let mut child = child.ok_or_else(|| Error::Target {
-            pid,
-            why: "its parent has got more since it was forked".into(),
-        })?;
+        let child = parent.lock().fork(&process, owner).and_then(|child| {
+            child.ok_or_else(|| Error::Target {
+                pid,
+                why: "its parent has got more since it was forked".into(),
+            })
+        });
+        let mut child = child.inspect_err(|_| self.owners.died(owner))?;
         // Links that name a process are not for its children.
         for link in self.registry.functions() {
             if link.pid.is_some_and(|only| only != pid) {
                 child.detach(link.id);
             }
         }
-        self.table.insert(child);
+        self.insert(child);
         Ok(())
+    }
+
+    /// Adds a target. One that its process had before is gone.
+    fn insert(&self, new: Target) {
+        if let Some(old) = self.table.insert(new) {
+            let owner = old.lock().owner();
+            self.owners.died(owner);
+            self.table.remember(old);
+        }
     }
 
     /// Makes a process that has just run another program a new target. Nothing of the old one is
@@ -217,11 +229,7 @@ impl Targets {
                 return Err(error);
             }
         };
-        if let Some(old) = self.table.insert(new) {
-            let owner = old.lock().owner();
-            self.owners.died(owner);
-            self.table.remember(old);
-        }
+        self.insert(new);
         Ok(())
     }
 
@@ -233,6 +241,7 @@ impl Targets {
     /// Those of [`Self::fresh`].
     pub fn replace(&self, process: &Process, owner: u32) -> Result<(), Error> {
         let new = self.fresh(process)?;
+        self.is_new_again(&[process.pid()]);
         if let Some(old) = self.table.insert(new) {
             self.owners.died(owner);
             self.table.remember(old);
@@ -257,30 +266,36 @@ impl Targets {
     /// Returns the domain of a process that is to be a target, which it has entered under a tag.
     fn domain_of(&self, process: &Process, owner: u32) -> Result<Arc<Domain>, Error> {
         let domains = &self.shared.domains;
+        let is_tool = self.admission.is_tool(process.pid());
         let stranger = match self.shared.isolation {
-            Isolation::ByUser if !self.admission.is_tool(process.pid()) => {
+            Isolation::ByUser if !is_tool => {
                 let stranger = domains.stranger(process);
                 stranger.map_err(os("reading a process's credentials"))?
             }
             _ => None,
         };
         let Some(credentials) = stranger else {
-            let domain = match self.admission.is_tool(process.pid()) {
+            let domain = match is_tool {
                 true => domains.tool(),
                 false => domains.home(),
             };
             let _is_never_retired = domain.admit(owner);
             return Ok(domain.clone());
         };
-        let seeks = self.registry.seeks();
         let mut is_new = false;
         let begin = |domain: &Domain| {
-            domain.page().seeks.store(seeks, SeqCst);
+            domain.page().seeks.store(self.registry.seeks(), SeqCst);
             is_new = true;
         };
         let domain = domains.enter(&credentials, (process.pid(), owner), begin);
         if is_new {
             let _ = self.servers.send(News::Look);
+        }
+        if let Err(error) = &domain
+            && error.kind() == ErrorKind::QuotaExceeded
+        {
+            let why = format!("{error}: further processes of it are not traced");
+            self.diagnostics.once(why);
         }
         domain.map_err(os("creating the memory of a security domain"))
     }

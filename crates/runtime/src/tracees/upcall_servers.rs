@@ -120,6 +120,7 @@ impl UpcallServers {
             return;
         };
         if running.server.is_retired() {
+            running.server.stop_serving();
             all.remove(&domain);
             return;
         }
@@ -191,7 +192,8 @@ impl UpcallServers {
 impl Running {
     /// True if nobody waits for this server.
     fn rests(&self) -> bool {
-        self.thread.is_none() || self.server.rests()
+        let thread = self.thread.as_ref();
+        thread.is_none_or(JoinHandle::is_finished) || self.server.rests()
     }
 }
 

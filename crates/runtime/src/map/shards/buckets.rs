@@ -16,7 +16,6 @@ use beeline_maps::{Batch, Caller, Map};
 use beeline_uapi::Errno;
 
 use super::merged::Place;
-use crate::map::MapObject;
 
 /// Values, by the number of the bucket and the key.
 type Found = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
@@ -39,16 +38,11 @@ const PIECE: u32 = 64;
 pub(super) struct Buckets<'a> {
     places: Vec<Place<'a>>,
     first: &'a Map,
-    caller: Caller,
 }
 
 impl<'a> Buckets<'a> {
     pub(super) fn new(first: &'a Map, places: Vec<Place<'a>>) -> Self {
-        Self {
-            places,
-            first,
-            caller: MapObject::caller(),
-        }
+        Self { places, first }
     }
 
     /// Finds the key after `key`; the first one if `key` is `None` or in none of the hashes.
@@ -151,8 +145,8 @@ impl<'a> Buckets<'a> {
                 let (mut keys, mut values) =
                     (vec![0; count * key_size], vec![0; count * value_len]);
                 let rest = from..buckets.end;
-                let mut read = |map: &Map| {
-                    map.read_buckets(rest.clone(), &mut keys, &mut values, &self.caller)
+                let mut read = |map: &Map, caller: &Caller| {
+                    map.read_buckets(rest.clone(), &mut keys, &mut values, caller)
                 };
                 let batch = match place.run(&mut read) {
                     Err(Errno::ENOSPC) => {

@@ -72,7 +72,7 @@ impl Merged<'_> {
     pub(super) fn update_copies(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         self.first.update_copy(key, value, flags, &self.caller)?;
         let lock = flags & flags::LOCK;
-        self.in_further(|map| map.update_copy(key, value, lock, &self.caller));
+        self.in_further(|map, caller| map.update_copy(key, value, lock, caller));
         Ok(())
     }
 
@@ -108,10 +108,10 @@ impl Merged<'_> {
     }
 
     fn delete_further(&self, key: &[u8]) {
-        self.in_further(|map| if_there(map.delete_key(key, &self.caller)));
+        self.in_further(|map, caller| if_there(map.delete_key(key, caller)));
     }
 
-    fn in_further(&self, change: impl Fn(&Map) -> Result<(), Errno>) {
+    fn in_further(&self, change: impl Fn(&Map, &Caller) -> Result<(), Errno>) {
         for place in self.further() {
             if place.run(&change).is_err() {
                 place.is_damaged();

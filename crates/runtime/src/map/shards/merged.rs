@@ -36,7 +36,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Does something with the shard.
+    /// Does something with the shard, under an identity for its locks.
     ///
     /// A process that holds a lock for long, or has forged one, must not keep the tool from what
     /// others have counted. So in another domain's shard an element behind a lock is taken not to be
@@ -45,15 +45,24 @@ impl Place<'_> {
     /// # Errors
     ///
     /// Those of `work`; `ENOENT` in place of `EBUSY` in another domain's shard.
-    pub fn run<T>(&self, mut work: impl FnMut(&Map) -> Result<T, Errno>) -> Result<T, Errno> {
-        let done = work(self.map);
+    pub fn run<T>(
+        &self,
+        mut work: impl FnMut(&Map, &Caller) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let patient = MapObject::caller();
+        let is_known = |domain: &Arc<Domain>| domain.is_damaged(self.name);
+        let caller = match self.domain.is_some_and(is_known) {
+            true => MapObject::impatient(),
+            false => patient,
+        };
+        let done = work(self.map, &caller);
         let (Err(Errno::EBUSY), Some(domain)) = (&done, self.domain) else {
             return done;
         };
         // A tag that is nobody's was forged, or is a dead process's.
         let is_nobodys = |tag: u32| tag != RUNTIME_OWNER && !domain.has(tag);
-        let _ = self.map.release(&is_nobodys, &MapObject::caller());
-        match work(self.map) {
+        let _ = self.map.release(&is_nobodys, &MapObject::impatient());
+        match work(self.map, &MapObject::impatient()) {
             Err(Errno::EBUSY) => {
                 self.is_damaged();
                 Err(Errno::ENOENT)
@@ -92,18 +101,19 @@ impl<'a> Merged<'a> {
     ///
     /// Those of [`Map::lookup_copy`].
     pub fn lookup(&self, key: &[u8], out: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let look = |map: &Map, out: &mut [u8]| map.lookup_copy(key, out, flags, &self.caller);
+        let look =
+            |map: &Map, out: &mut [u8], caller: &Caller| map.lookup_copy(key, out, flags, caller);
         match self.view {
-            View::Whole | View::Copies => look(self.first, out),
+            View::Whole | View::Copies => look(self.first, out, &self.caller),
             View::Sums { halves } => {
                 let mut one = vec![0; out.len()];
                 let mut sum = Sum::new(Addends::new(self.first, halves), out);
                 for place in self.places() {
-                    sum.add(place.run(|map| look(map, &mut one)), &one)?;
+                    sum.add(place.run(|map, caller| look(map, &mut one, caller)), &one)?;
                 }
                 sum.found()
             }
-            View::Union { id } => self.owners_first(key, *id, |map| look(map, out)),
+            View::Union { id } => self.owners_first(key, *id, |map, caller| look(map, out, caller)),
         }
     }
 
@@ -122,7 +132,15 @@ impl<'a> Merged<'a> {
                     Some(place) => place,
                     None => self.place_of(key, *id),
                 };
-                place.map.update_copy(key, value, flags, &self.caller)
+                let update =
+                    |map: &Map, caller: &Caller| map.update_copy(key, value, flags, caller);
+                match place.run(update) {
+                    // A lock is in the way. For the tool the element is in another place then.
+                    Err(Errno::ENOENT) if flags & flags::EXIST == 0 => {
+                        update(self.first, &self.caller)
+                    }
+                    done => done,
+                }
             }
             View::Whole | View::Union { .. } => {
                 self.first.update_copy(key, value, flags, &self.caller)
@@ -139,7 +157,7 @@ impl<'a> Merged<'a> {
         if self.is_array() {
             self.first.update_copy(key, value, flags, &self.caller)?;
             let zeros = vec![0; value.len()];
-            let clear = |map: &Map| map.update_copy(key, &zeros, lock, &self.caller);
+            let clear = |map: &Map, caller: &Caller| map.update_copy(key, &zeros, lock, caller);
             return self
                 .further()
                 .try_for_each(|place| if_there(place.run(clear)));
@@ -184,14 +202,14 @@ impl<'a> Merged<'a> {
         }
         if self.first.spec().kind() == Some(Kind::StackTrace) {
             // The id is in the range of one at most.
-            let delete = |map: &Map| map.delete_key(key, &self.caller);
+            let delete = |map: &Map, caller: &Caller| map.delete_key(key, caller);
             let mut tried = self.places().map(|place| place.run(delete));
             let done = tried.find(|done| *done != Err(Errno::E2BIG));
             return done.unwrap_or(Err(Errno::E2BIG));
         }
         let mut found = Err(Errno::ENOENT);
         for place in self.places() {
-            match place.run(|map| map.delete_key(key, &self.caller)) {
+            match place.run(|map, caller| map.delete_key(key, caller)) {
                 Err(Errno::ENOENT) => {}
                 // What the error is about stays, so a repetition still finds the element.
                 done => {
@@ -209,14 +227,16 @@ impl<'a> Merged<'a> {
     ///
     /// Those of [`Map::lookup_and_delete`].
     pub fn lookup_and_delete(&self, key: &[u8], out: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let take = |map: &Map, out: &mut [u8]| map.lookup_and_delete(key, out, flags, &self.caller);
+        let take = |map: &Map, out: &mut [u8], caller: &Caller| {
+            map.lookup_and_delete(key, out, flags, caller)
+        };
         match self.view {
             View::Whole | View::Copies => self.take_copy(key, out, flags),
             View::Sums { halves } => {
                 let mut one = vec![0; out.len()];
                 let mut sum = Sum::new(Addends::new(self.first, halves), out);
                 for place in self.places() {
-                    match sum.add(place.run(|map| take(map, &mut one)), &one) {
+                    match sum.add(place.run(|map, caller| take(map, &mut one, caller)), &one) {
                         // What was taken must not be lost. The rest stays, and is a sum of its own.
                         Err(_) if sum.is_found => break,
                         done => done?,
@@ -225,7 +245,7 @@ impl<'a> Merged<'a> {
                 sum.found()
             }
             View::Union { id } => {
-                self.owners_first(key, *id, |map| take(map, out))?;
+                self.owners_first(key, *id, |map, caller| take(map, out, caller))?;
                 if key.is_empty() {
                     return Ok(());
                 }
@@ -258,7 +278,7 @@ impl<'a> Merged<'a> {
         let mut places = self.places();
         let has = |place: Place<'_>| key.is_some_and(|key| self.has(place, key) == Ok(true));
         if let Some(place) = places.find(|place| has(*place)) {
-            match place.run(|map| map.next_key(key, out, &self.caller)) {
+            match place.run(|map, caller| map.next_key(key, out, caller)) {
                 Err(Errno::ENOENT) => {}
                 done => return done,
             }
@@ -266,7 +286,7 @@ impl<'a> Merged<'a> {
             places = self.places();
         }
         for place in places {
-            match place.run(|map| map.next_key(None, out, &self.caller)) {
+            match place.run(|map, caller| map.next_key(None, out, caller)) {
                 Err(Errno::ENOENT) => {}
                 done => return done,
             }
@@ -321,15 +341,15 @@ impl<'a> Merged<'a> {
         values: &mut [u8],
         halves: &[bool],
     ) -> Result<Batch, Errno> {
-        let read = |map: &Map, keys: &mut [u8], values: &mut [u8]| {
-            map.read_batch(cursor, keys, values, false, &self.caller)
+        let read = |map: &Map, caller: &Caller, keys: &mut [u8], values: &mut [u8]| {
+            map.read_batch(cursor, keys, values, false, caller)
         };
-        let batch = read(self.first, keys, values)?;
+        let batch = read(self.first, &self.caller, keys, values)?;
         let addends = Addends::new(self.first, halves);
         let len = self.first.value_len();
         let mut others = vec![0; values.len()];
         for place in self.further() {
-            match place.run(|map| read(map, keys, &mut others)) {
+            match place.run(|map, caller| read(map, caller, keys, &mut others)) {
                 Err(Errno::ENOENT) => continue,
                 done => done?,
             };
@@ -393,7 +413,7 @@ impl<'a> Merged<'a> {
 
     fn has(&self, place: Place<'_>, key: &[u8]) -> Result<bool, Errno> {
         let mut value = vec![0; place.map.value_len()];
-        match place.run(|map| map.lookup_copy(key, &mut value, 0, &self.caller)) {
+        match place.run(|map, caller| map.lookup_copy(key, &mut value, 0, caller)) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
             Err(error) => Err(error),
@@ -419,7 +439,7 @@ impl<'a> Merged<'a> {
         &self,
         key: &[u8],
         id: Option<u32>,
-        mut work: impl FnMut(&Map) -> Result<(), Errno>,
+        mut work: impl FnMut(&Map, &Caller) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let mut having = self
             .places()
@@ -438,7 +458,7 @@ impl<'a> Merged<'a> {
 
     /// Makes sure that a shard does not have an element.
     fn delete_in(&self, place: Place<'_>, key: &[u8]) -> Result<(), Errno> {
-        if_there(place.run(|map| map.delete_key(key, &self.caller)))
+        if_there(place.run(|map, caller| map.delete_key(key, caller)))
     }
 }
 

@@ -16,6 +16,8 @@ use crate::map::MapObject;
 /// taken over nevertheless.
 pub(super) fn take_over(view: &View, from: &Map, to: &Map) -> Result<(), Errno> {
     let caller = MapObject::caller();
+    // No process has it any more.
+    let _ = from.release(&|_| true, &caller);
     let mut before = vec![0; to.value_len()];
     let mut outcome = Ok(());
     let each = each_element(from, |key, value| {

@@ -25,13 +25,19 @@ pub(super) fn hand_over(from: &Map, to: &Map, id: u32, domain: &Arc<Domain>) -> 
         let credentials = |pid| Credentials::of(pid).is_some_and(|own| domain.is_of(&own));
         *known.entry(pid).or_insert_with_key(|pid| credentials(*pid))
     };
-    super::each_element(from, |key, value| match is_of_domain(key) {
-        true => {
+    let mut copied = Vec::new();
+    super::each_element(from, |key, value| {
+        if is_of_domain(key) {
             to.update_copy(key, value, flags::ANY, &caller)?;
-            from.delete_key(key, &caller)
+            copied.push(key.to_vec());
         }
-        false => Ok(()),
-    })
+        Ok(())
+    })?;
+    // One that cannot be deleted is hidden by its copy.
+    for key in copied {
+        let _ = from.delete_key(&key, &caller);
+    }
+    Ok(())
 }
 
 /// Returns the thread or process that a key belongs to.
