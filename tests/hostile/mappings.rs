@@ -20,7 +20,7 @@ const OWN: u32 = 0;
 const PATIENCE: Duration = Duration::from_secs(20);
 const SCRIPT: &str = "uprobe:{prog}:wl_add { @ = count(); @by[pid] = count(); if (arg0 == 123456) { printf(\"never\"); } }";
 
-/// What an attacker has done: the answer to each of its attacks, `None` once it has died of one.
+/// An attacker's work: the answer to each of its attacks, `None` once it has died of one.
 type Answers = Vec<Option<String>>;
 
 /// Has a process attack, and an honest one work before and after each attack. Returns the answers.
@@ -140,7 +140,7 @@ fn constants_can_be_written_by_no_target() {
     attacker.finish();
 }
 
-/// What a process does to its own mappings ends it at worst.
+/// A process that attacks its own mappings ends at worst.
 #[test]
 fn what_a_target_takes_from_itself_harms_itself_alone() {
     let _turn = Turn::take();

@@ -56,7 +56,7 @@ fn attacked(attack: &str) -> Ended {
     ended
 }
 
-/// What the user is told of an attack, if it must be told.
+/// The words by which the user is told of an attack, if that must be.
 fn told_of(attack: &str) -> Option<&'static str> {
     match &attack[..3] {
         "own" | "rin" | "tid" => Some("a process of user 1 keeps Beeline busy for nothing"),

@@ -54,7 +54,7 @@ const SETTLING: u32 = 100;
 const FOR_NOTHING: Duration = Duration::from_millis(500);
 /// See [`FOR_NOTHING`].
 const ONE_IN: u32 = 64;
-/// What a look costs beside itself: the switches to and from this thread.
+/// The cost of a look beside itself: the switches to and from this thread.
 const SWITCH: Duration = Duration::from_micros(10);
 /// The interval of looks at a domain that is not listened to, at least.
 const RARELY: Duration = Duration::from_millis(5);

@@ -13,10 +13,12 @@
 //! 2. a target's own lock;
 //! 3. `targets`, then `tags`, of the table of targets. Code that holds `targets` uses `try_lock` on
 //!    a target;
-//! 4. `deaths` of the owners, then the lock of the watched processes; or `dead`, then `maps` and
-//!    `rings`;
+//! 4. `deaths` of the owners, then the lock of the watched processes; or `dead`, then `living`,
+//!    `maps` and `rings`;
 //! 5. `processes` of [`Admission`], then `members` and `new` of the descendants;
-//! 6. all others. Code that holds one of these takes no other lock.
+//! 6. of a map its use, then the view of its shards, then their list; of the domains their list,
+//!    then a domain's members or what the registry seeks;
+//! 7. all others. Code that holds one of these takes no other lock.
 //!
 //! The openers' lock is taken only while none of these is held.
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use beeline_maps::{Fields, Kind, Layout, Map, Spec};
+use beeline_maps::{Batch, Fields, Kind, Layout, Map, Spec};
 use beeline_uapi::Errno;
 use parking_lot::{Mutex, RwLock};
 
@@ -359,35 +359,48 @@ impl Shards {
 ///
 /// # Errors
 ///
-/// Those of `work`; `EBUSY` if a lock does not become free.
+/// Those of `work`; `EBUSY` if a lock does not become free, `ENOTSUPP` for a map without keys.
 fn each_element(
     map: &Map,
-    mut work: impl FnMut(&[u8], &[u8]) -> Result<(), Errno>,
+    work: impl FnMut(&[u8], &[u8]) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     /// Bytes that are read at a time, unless one bucket has more.
     const BYTES: usize = 256 << 10;
     let caller = MapObject::caller();
-    let (key_size, value_len) = (map.spec().key_size as usize, map.value_len());
-    if key_size == 0 {
+    let sizes = (map.spec().key_size as usize, map.value_len());
+    if sizes.0 == 0 {
         return Err(Errno::ENOTSUPP);
     }
-    let mut count = (BYTES / (key_size + value_len)).max(1);
-    let (mut keys, mut values) = (vec![0; count * key_size], vec![0; count * value_len]);
     let is_hash = map.spec().kind().is_some_and(Kind::is_hash);
-    let mut cursor = Some(0);
+    let read = |at, keys: &mut [u8], values: &mut [u8]| match is_hash {
+        true => map.read_buckets(at..map.layout().buckets(), keys, values, &caller),
+        false => map.read_batch(at, keys, values, false, &caller),
+    };
+    let count = (BYTES / (sizes.0 + sizes.1)).max(1);
+    each_in_batches(0, sizes, count, read, work)
+}
+
+/// Runs `work` on each element that `read` finds from a cursor on, `count` at a time, or more where
+/// that is not enough for one bucket. The sizes are those of a key and a value.
+///
+/// # Errors
+///
+/// Those of `work`, and of `read` but for `ENOSPC`.
+fn each_in_batches(
+    from: u32,
+    (key_size, value_len): (usize, usize),
+    mut count: usize,
+    mut read: impl FnMut(u32, &mut [u8], &mut [u8]) -> Result<Batch, Errno>,
+    mut work: impl FnMut(&[u8], &[u8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    let mut cursor = Some(from);
     while let Some(at) = cursor {
-        let read = match is_hash {
-            true => {
-                let rest = at..map.layout().buckets();
-                map.read_buckets(rest, &mut keys, &mut values, &caller)
-            }
-            false => map.read_batch(at, &mut keys, &mut values, false, &caller),
-        };
-        let batch = match read {
+        keys.resize(count * key_size, 0);
+        values.resize(count * value_len, 0);
+        let batch = match read(at, &mut keys, &mut values) {
             Err(Errno::ENOSPC) => {
                 count *= 2;
-                keys.resize(count * key_size, 0);
-                values.resize(count * value_len, 0);
                 continue;
             }
             read => read?,

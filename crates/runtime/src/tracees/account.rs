@@ -1,6 +1,6 @@
-//! How much the processes of one domain may make Beeline do for nothing.
+//! The limit on work that the processes of one domain cause for nothing.
 //!
-//! What comes of an upcall shows whether it was worth its time: a child is adopted, a program is
+//! The result of an upcall shows whether it was worth its time: a child is adopted, a program is
 //! run. That time costs nothing. The rest is taken from an allowance that comes back slowly.
 //! Scripts and builds never use it up. A process that floods Beeline with requests or wake-ups
 //! does, and from then on its domain is served in the time that comes back.
@@ -14,8 +14,8 @@ use crate::allowance::Allowance;
 const MOST: Duration = Duration::from_secs(1);
 /// The part of that time which comes back: about 3 % of one CPU.
 const ONE_IN: u32 = 32;
-/// What a false request takes of an allowance of its own, so that there may be so many in a second
-/// for long. A process that is killed while it asks seems to have lied.
+/// The price of a false request, from an allowance of its own: so many in a second may go on for
+/// long. A process that is killed while it asks seems to have lied.
 const FALSE: Duration = Duration::from_millis(50);
 /// The allowance for false requests: 256 of them at once.
 const MOST_FALSE: Duration = FALSE.saturating_mul(256);
@@ -23,7 +23,7 @@ const MOST_FALSE: Duration = FALSE.saturating_mul(256);
 /// so many libraries.
 const LIBRARIES: u32 = 256;
 
-/// What the processes of one domain have used.
+/// The time that the processes of one domain have used.
 #[derive(Debug)]
 pub(super) struct Account {
     time: Allowance,
@@ -31,7 +31,7 @@ pub(super) struct Account {
     processes: BTreeMap<i32, Spent>,
 }
 
-/// What one process has used since it runs its program.
+/// The part that one process has used since it runs its program.
 #[derive(Debug, Default, Clone, Copy)]
 struct Spent {
     /// Announcements of mapped code.

@@ -31,7 +31,7 @@ pub(super) struct Moves {
 /// The time before the next attempt with a process that could not be moved, because somebody else
 /// traces it for example.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The most processes whose credentials are read in a round: each takes some 30 us.
+/// The most processes whose credentials are read in a round: that takes several system calls each.
 const MOST: usize = 10;
 
 impl Tracees {
@@ -63,7 +63,8 @@ impl Tracees {
             if outcome.is_err() && process.is_alive() {
                 moves.failed.insert(pid, Instant::now());
             }
-            if process.is_alive() && !is_told {
+            // A failure is told once, a gap each time.
+            if process.is_alive() && (outcome.is_ok() || !is_told) {
                 self.diagnostics.moved(pid, &outcome);
             }
         }

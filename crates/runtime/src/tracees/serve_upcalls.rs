@@ -32,9 +32,9 @@ const LONGEST: Duration = Duration::from_secs(20);
 const KEPT: Duration = Duration::from_secs(10);
 /// The interval of looks while Beeline is being stopped.
 const LOOK_IF_STOPPED: Duration = Duration::from_millis(2);
-/// What a look costs at least, with the switches to and from this thread.
+/// The least cost of a look, with the switches to and from this thread.
 const LOOK: Duration = Duration::from_micros(10);
-/// What following a process to its next program costs at least, with what other threads do for
+/// The least cost of following a process to its next program, with the work of other threads for
 /// that.
 const PROGRAM: Duration = Duration::from_millis(1);
 /// The pause before the next look if the domain has used its allowance.
@@ -66,7 +66,7 @@ struct Late {
     looked: Option<Instant>,
 }
 
-/// What has come of a request.
+/// The result of a request.
 enum Use {
     /// Something that it was worth.
     Useful,

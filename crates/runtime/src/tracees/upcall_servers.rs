@@ -28,7 +28,7 @@ const LOOK_IF_FREE: Duration = Duration::from_millis(2);
 /// A process that has stopped itself does not get to do this many looks.
 const LOOKS_AT_REST: u32 = 250;
 
-/// What the servers are told.
+/// News for the thread that starts servers.
 pub(super) enum News {
     /// There is another domain, or the session ends.
     Look,

@@ -63,6 +63,19 @@ fn receive(mut stream: &TcpStream) -> Option<Answer> {
     }
 }
 
+/// Asserts that another peer than the one that a token is for cannot join by it.
+#[track_caller]
+fn assert_cannot_join(proxy: &Proxy, token: Vec<u8>) {
+    let mut stream = connect_as(2, proxy).unwrap();
+    let join = framed(1, Request::Join(Join { token }));
+    stream.write_all(&join).unwrap();
+    let joined = receive(&stream);
+    assert!(
+        matches!(&joined, Some(Answer::Refused(refused)) if refused.errno == libc::ENOENT as u32),
+        "{joined:?}"
+    );
+}
+
 /// A host that greets at the first attempt, and makes a request.
 #[track_caller]
 fn works(proxy: &Proxy) -> Duration {
@@ -338,15 +351,7 @@ fn sessions_and_objects_of_others_are_out_of_reach() {
     let map = victim.make_map(MapType::HASH, [4, 8, 10, 0]);
     let token = victim.welcome.token.clone();
     // Even with the token, which it cannot know.
-    let mut stream = connect_as(2, &proxy).unwrap();
-    stream
-        .write_all(&framed(1, Request::Join(Join { token })))
-        .unwrap();
-    let joined = receive(&stream);
-    assert!(
-        matches!(&joined, Some(Answer::Refused(refused)) if refused.errno == libc::ENOENT as u32),
-        "{joined:?}"
-    );
+    assert_cannot_join(&proxy, token);
     // Handles are each session's own.
     let mut stream = connect_as(2, &proxy).unwrap();
     stream.write_all(&hello()).unwrap();
@@ -386,13 +391,5 @@ fn a_recorded_conversation_is_of_no_use() {
     drop(first);
     let of_first = |line: &serde_json::Value| line["event"] == "disconnect";
     eventually(|| proxy.audit().iter().filter(|line| of_first(line)).count() == 2);
-    let mut stream = connect_as(2, &proxy).unwrap();
-    stream
-        .write_all(&framed(1, Request::Join(Join { token })))
-        .unwrap();
-    let joined = receive(&stream);
-    assert!(
-        matches!(&joined, Some(Answer::Refused(refused)) if refused.errno == libc::ENOENT as u32),
-        "{joined:?}"
-    );
+    assert_cannot_join(&proxy, token);
 }

@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Range;
 
-use beeline_maps::{Batch, Caller, Map};
+use beeline_maps::{Batch, Map};
 use beeline_uapi::Errno;
 
+use super::each_in_batches;
 use super::merged::Place;
 
 /// Values, by the number of the bucket and the key.
@@ -136,42 +137,29 @@ impl<'a> Buckets<'a> {
     fn read(&self, buckets: Range<u32>, merge: Merge<'_>) -> Result<Found, Errno> {
         /// Bytes that are read at a time, unless one bucket has more.
         const BYTES: usize = 64 << 10;
-        let (key_size, value_len) = (self.key_size(), self.first.value_len());
-        let mut count = (BYTES / (key_size + value_len)).clamp(1, PIECE as usize);
+        let sizes = (self.key_size(), self.first.value_len());
+        let count = (BYTES / (sizes.0 + sizes.1)).clamp(1, PIECE as usize);
         let mut found = Found::new();
         for place in &self.places {
-            let mut from = buckets.start;
-            while from < buckets.end {
-                let (mut keys, mut values) =
-                    (vec![0; count * key_size], vec![0; count * value_len]);
-                let rest = from..buckets.end;
-                let mut read = |map: &Map, caller: &Caller| {
-                    map.read_buckets(rest.clone(), &mut keys, &mut values, caller)
-                };
-                let batch = match place.run(&mut read) {
-                    Err(Errno::ENOSPC) => {
-                        count *= 2;
-                        continue;
-                    }
+            let read = |at: u32, keys: &mut [u8], values: &mut [u8]| {
+                let rest = || at..buckets.end;
+                match place.run(|map, caller| map.read_buckets(rest(), keys, values, caller)) {
                     // The first of them is behind a lock.
-                    Err(Errno::ENOENT) => {
-                        from += 1;
-                        continue;
-                    }
-                    read => read?,
-                };
-                let elements = keys
-                    .chunks_exact(key_size)
-                    .zip(values.chunks_exact(value_len));
-                for (key, value) in elements.take(batch.count as usize) {
-                    let bucket = self.first.bucket_of(key)?;
-                    found
-                        .entry((bucket, key.to_vec()))
-                        .and_modify(|merged| merge(place, key, merged, value))
-                        .or_insert_with(|| value.to_vec());
+                    Err(Errno::ENOENT) => Ok(Batch {
+                        count: 0,
+                        next: Some(at + 1).filter(|next| *next < buckets.end),
+                    }),
+                    read => read,
                 }
-                from = batch.next.unwrap_or(buckets.end);
-            }
+            };
+            each_in_batches(buckets.start, sizes, count, read, |key, value| {
+                let bucket = self.first.bucket_of(key)?;
+                found
+                    .entry((bucket, key.to_vec()))
+                    .and_modify(|merged| merge(place, key, merged, value))
+                    .or_insert_with(|| value.to_vec());
+                Ok(())
+            })?;
         }
         Ok(found)
     }

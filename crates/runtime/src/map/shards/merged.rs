@@ -181,7 +181,12 @@ impl<'a> Merged<'a> {
             // The first has no room for an element that the map has.
             Err(Errno::E2BIG) if !others.is_empty() => {
                 let place = others.remove(0);
-                place.map.update_copy(key, value, flags, &self.caller)?;
+                let set = place.run(|map, caller| map.update_copy(key, value, flags, caller));
+                match set {
+                    // A lock keeps it from there as well.
+                    Err(Errno::ENOENT) => return Err(Errno::E2BIG),
+                    done => done?,
+                }
             }
             done => done?,
         }
@@ -447,7 +452,7 @@ impl<'a> Merged<'a> {
         let Some(first) = having.next() else {
             return Err(Errno::ENOENT);
         };
-        if having.next().is_some() {
+        if id.is_some() && having.next().is_some() {
             match self.place_of(key, id).run(&mut work) {
                 Err(Errno::ENOENT) => {}
                 done => return done,
