@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use beeline_runtime::{Rules, Runtime, Scope};
-use beeline_supervisor::{Options, Tool};
+use beeline_supervisor::{Interception, Options, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::{engines, fallback, memory, say};
@@ -45,6 +45,7 @@ pub fn run(
     let runtime = Runtime::new(tool.clone(), scope, rules, engines, Arc::new(say))?;
     memory.apply(&runtime);
     let options = Options {
+        interception: interception(&runtime)?,
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: false,
         ignored_here,
@@ -64,6 +65,19 @@ pub fn run(
     let status = beeline_bpf_syscall::serve(tool, runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
+}
+
+/// Returns the way by which the tool's calls come here.
+fn interception(runtime: &Arc<Runtime>) -> anyhow::Result<Interception> {
+    let needs_signals = Interception::needs_signals()
+        .context("the tool's calls cannot be intercepted; `beeline doctor` says more")?;
+    if !needs_signals {
+        return Ok(Interception::Notifications);
+    }
+    let runtime = runtime.clone();
+    Ok(Interception::Signals(Arc::new(move |tid| {
+        runtime.prepare_program(tid)
+    })))
 }
 
 /// The tool, once it has been started. It is a pidfd, not a number: the tool's children may be

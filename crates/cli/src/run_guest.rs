@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_supervisor::{Options, Tool};
+use beeline_supervisor::{Interception, Options, Tool};
 use beeline_vm_frontend::{Connection, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
@@ -86,6 +86,7 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: true,
+        interception: Interception::Notifications,
         ignored_here: run::outlive_file_limit(),
     };
     let started = match Tool::spawn(tool, &options) {

@@ -43,6 +43,7 @@ mod starts;
 mod syscalls;
 mod target_table;
 mod targets;
+mod trapped_programs;
 mod upcall_servers;
 mod waits;
 
@@ -76,6 +77,7 @@ use openers::Openers;
 use registry::Registry;
 use rounds::Rounds;
 use targets::Targets;
+use trapped_programs::TrappedPrograms;
 use upcall_servers::{News, UpcallServers};
 use waits::Waits;
 
@@ -87,6 +89,7 @@ pub struct Tracees {
     diagnostics: Arc<Diagnostics>,
     targets: Targets,
     waits: Waits,
+    trapped_programs: TrappedPrograms,
     openers: Mutex<Openers>,
     stop: AtomicBool,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -123,6 +126,7 @@ impl Tracees {
             registry,
             diagnostics,
             waits: Waits::default(),
+            trapped_programs: TrappedPrograms::default(),
             openers: Mutex::default(),
             stop: AtomicBool::new(false),
             watcher: Mutex::default(),
@@ -239,7 +243,7 @@ impl Tracees {
 
     /// True if programs that the tool starts are followed.
     pub fn follows_programs(&self) -> bool {
-        self.registry.follows_programs()
+        self.registry.follows_programs() || self.trapped_programs.are_there()
     }
 
     /// Fails unless this process may be traced.
@@ -272,6 +276,7 @@ impl Tracees {
     /// Handles a completed `execve`: nothing of the old target is left, and the process stands
     /// before the first instruction of its new program.
     fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
+        self.prepare_held(stopped);
         self.targets.renew(process)?;
         self.attach_to_held(process, stopped)?;
         match self.targets.table.get(process.pid()) {

@@ -25,6 +25,7 @@ use beeline_uapi::Errno;
 use crate::call::{Answer, Call};
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
+use crate::own_action;
 use crate::root::Tools;
 use crate::tool_call::ToolCall;
 
@@ -221,17 +222,21 @@ impl<D: Answers> Server<D> {
     fn receive(&self) -> Option<Request> {
         loop {
             let request = self.listener.receive()?;
-            if request.nr == libc::SYS_geteuid {
-                self.listener
-                    .answer(request.id, Ok(self.name_caller(&request)));
+            let call = self.call(&request, &|| ());
+            let own = match request.nr {
+                libc::SYS_geteuid => Some(Ok(self.name_caller(&request))),
+                libc::SYS_rt_sigaction => Some(own_action::exchange(&call)),
+                _ => None,
+            };
+            if let Some(answer) = own {
+                self.listener.answer(request.id, answer);
                 continue;
             }
-            let call = self.call(&request, &|| ());
             let look = || self.answers.is_plainly_kernels(&call, request.asked());
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
-            self.listener.answer(request.id, Ok(Reply::Continue));
+            self.listener.answer(request.id, Ok(request.pass()));
         }
     }
 
@@ -242,6 +247,7 @@ impl<D: Answers> Server<D> {
             id: request.id,
             tid: request.tid,
             args: request.args,
+            is_forwarded: request.is_forwarded,
             let_lead,
         }
     }
@@ -272,6 +278,10 @@ impl<D: Answers> Server<D> {
             self.answers.answer(&call, request.asked())
         }))
         .unwrap_or(Err(Errno(libc::EIO)));
+        let answer = answer.map(|reply| match reply {
+            Reply::Continue => request.pass(),
+            reply => reply,
+        });
         self.answers
             .deliver(&self.listener, request, answer, &let_lead);
         lead.take()
