@@ -156,7 +156,7 @@ impl<'a> Dispatcher<'a> {
     fn run_program(&self) -> Answer {
         let Self { local, call } = *self;
         if let Ok(pid) = call.process() {
-            local.backend.begins_program(pid, call.tid);
+            local.backend.begins_program(pid);
         }
         Ok(Reply::Continue)
     }

@@ -537,10 +537,10 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Notes that thread `tid` of a process under the tool's filter waits to run another program. It may run it
+    /// Notes that a process under the tool's filter waits to run another program. It may run it
     /// when this returns.
-    fn begins_program(&self, pid: i32, tid: i32) {
-        let _ = (pid, tid);
+    fn begins_program(&self, pid: i32) {
+        let _ = pid;
     }
 
     /// Notes that a process of the tool repeats map operations by the `syscall` instruction that

@@ -58,6 +58,7 @@ mod tier_up;
 mod trace;
 mod tracees;
 mod trampoline_pool;
+mod trapped_programs;
 mod vdso;
 mod verification;
 
@@ -72,3 +73,4 @@ pub use rules::{Isolation, Rules};
 pub use runner::{TestResult, TestRun};
 pub use scope::{Scope, traceable};
 pub use session::{Report, Runtime};
+pub use trapped_programs::TrappedPrograms;

@@ -498,8 +498,8 @@ impl Backend for Runtime {
         self.tracees.follows_programs()
     }
 
-    fn begins_program(&self, pid: i32, tid: i32) {
-        self.tracees.begins_program(pid, tid);
+    fn begins_program(&self, pid: i32) {
+        self.tracees.begins_program(pid);
     }
 
     fn shorten(&self, pid: i32, ip: u64) {

@@ -14,8 +14,9 @@ use beeline_inject::procfs;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::installation::{await_descriptor, install, send_descriptor, socket_pair};
-use crate::notify::{Listener, Reply};
+use crate::notify::{Listener, Reply, Request};
 use crate::seccomp_filter;
+use crate::tool_call::ToolCall;
 
 /// Prepares the program that a thread of the tool or of its children waits to run: it must have the
 /// agent's handler of SIGSYS before its first instruction. Called with the thread's id, which runs
@@ -44,6 +45,15 @@ impl fmt::Debug for Interception {
 }
 
 impl Interception {
+    /// Prepares the program that a thread waits to run, if that is the call.
+    pub(crate) fn prepare(&self, request: &Request) {
+        if let Self::Signals(prepare) = self
+            && request.asked() == ToolCall::RunProgram
+        {
+            prepare(request.tid);
+        }
+    }
+
     /// Returns whether signals are needed, because a filter around this process answers `bpf(2)`,
     /// `perf_event_open(2)` or `pidfd_getfd(2)` itself.
     ///

@@ -15,6 +15,7 @@ use beeline_uapi::{Command, Errno};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::interception::Interception;
 use crate::tool_call::ToolCall;
 
 /// A system call of the tool that waits for its answer.
@@ -201,9 +202,9 @@ impl Listener {
     /// Lets the kernel run the first program under the filter, until `begun` hangs up.
     ///
     /// The hang-up says that the program has started, or cannot. A call that the program itself
-    /// makes meanwhile waits for [`Self::receive`]. `prepare` is called with the thread that waits
-    /// to run the program.
-    pub fn let_begin(&self, begun: BorrowedFd<'_>, prepare: impl Fn(i32)) {
+    /// makes meanwhile waits for [`Self::receive`]. The program is
+    /// prepared for `interception`.
+    pub fn let_begin(&self, begun: BorrowedFd<'_>, interception: &Interception) {
         loop {
             let mut ready = [
                 PollFd::new(&*self.fd, PollFlags::IN),
@@ -220,7 +221,7 @@ impl Listener {
             }
             match self.take() {
                 Some(request) if request.runs_program() => {
-                    prepare(request.tid);
+                    interception.prepare(&request);
                     self.answer(request.id, Ok(Reply::Continue));
                 }
                 Some(request) => {

@@ -92,12 +92,15 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(when(libc::SYS_mmap, &shared_file_mappings()));
     code.extend(when(libc::SYS_prlimit64, &raising_own_memlock()));
     code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
-    if !options.is_for_guest {
-        // A traced child must be held before it runs another program.
+    // A traced child must be held before it runs another program, and so must one that needs the
+    // agent's handler.
+    let is_trapped = matches!(options.interception, Interception::Signals(_));
+    if !options.is_for_guest || is_trapped {
         for call in [libc::SYS_execve, libc::SYS_execveat] {
             code.extend(when(call, &[ret(NOTIFY)]));
         }
-    } else {
+    }
+    if options.is_for_guest {
         code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_rt_sigreturn, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_read, &reads_of_values()));

@@ -23,6 +23,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use beeline_uapi::Errno;
 
 use crate::call::{Answer, Call};
+use crate::interception::Interception;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
 use crate::own_action;
@@ -86,6 +87,7 @@ pub trait Answers: Sync + Sized {
 pub(crate) struct Server<D> {
     listener: Listener,
     answers: D,
+    interception: Interception,
     /// The tool's process id.
     tool: i32,
     /// True if the tool has made eBPF calls itself, and not only started processes that do.
@@ -101,10 +103,16 @@ pub(crate) struct Server<D> {
 }
 
 impl<D: Answers> Server<D> {
-    pub(crate) fn new(listener: Listener, answers: D, tool: i32) -> Self {
+    pub(crate) fn new(
+        listener: Listener,
+        interception: Interception,
+        answers: D,
+        tool: i32,
+    ) -> Self {
         allow_many_files();
         Server {
             listener,
+            interception,
             answers,
             tool,
             tool_has_called: AtomicBool::new(false),
@@ -236,6 +244,7 @@ impl<D: Answers> Server<D> {
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
+            self.interception.prepare(&request);
             self.listener.answer(request.id, Ok(request.pass()));
         }
     }
@@ -278,6 +287,7 @@ impl<D: Answers> Server<D> {
             self.answers.answer(&call, request.asked())
         }))
         .unwrap_or(Err(Errno(libc::EIO)));
+        self.interception.prepare(request);
         let answer = answer.map(|reply| match reply {
             Reply::Continue => request.pass(),
             reply => reply,

@@ -41,6 +41,7 @@ pub struct Tool {
     unserved: Unserved,
     pid: i32,
     listener: Listener,
+    interception: Interception,
     keeper: JoinHandle<io::Result<ExitStatus>>,
     fallback: Option<Box<Fallback>>,
 }
@@ -79,6 +80,7 @@ impl Tool {
         command.args(arguments);
         let name = program.to_string_lossy().into_owned();
         let filter = seccomp_filter::program(options);
+        let interception = options.interception.clone();
         let options = options.clone();
 
         let (started, start) = mpsc::sync_channel(1);
@@ -108,6 +110,7 @@ impl Tool {
             unserved: Unserved(pid as i32),
             pid: pid as i32,
             listener,
+            interception,
             keeper,
             fallback: None,
         })
@@ -163,7 +166,7 @@ impl Tool {
     ///
     /// [`Error::System`] if a thread cannot be started, or the wait for the tool fails.
     pub fn serve(self, answers: impl Answers) -> Result<ExitStatus, Error> {
-        let server = Server::new(self.listener, answers, self.pid);
+        let server = Server::new(self.listener, self.interception, answers, self.pid);
         let (keeper, fallback, unserved) = (self.keeper, self.fallback.as_deref(), self.unserved);
         let wait = || {
             let ended = keeper.join();
@@ -256,11 +259,7 @@ fn start_under_filter(
     let parent = std::process::id();
     let ignored_here = options.ignored_here;
     let not_ours = ours.as_raw_fd();
-    let interception = options.interception.clone();
-    let prepare = move |tid| match &interception {
-        Interception::Signals(prepare) => prepare(tid),
-        Interception::Notifications => {}
-    };
+    let interception = &options.interception;
     // SAFETY: between fork and exec the closure only makes async-signal-safe system calls on memory
     // prepared here: nothing allocates or locks.
     unsafe {
@@ -286,7 +285,7 @@ fn start_under_filter(
             // Also closed if nothing could be received, with a listener that is still in transit.
             let ours = ours;
             let listener = Listener::new(await_descriptor(&ours, hangs_up)?)?;
-            listener.let_begin(hangs_up, prepare);
+            listener.let_begin(hangs_up, interception);
             Ok(listener)
         };
         let thread = std::thread::Builder::new().name("beeline-begin".into());

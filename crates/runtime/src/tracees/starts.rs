@@ -17,13 +17,10 @@ impl Tracees {
     /// Handles a process that the tool has started and that waits to run another program.
     ///
     /// A copy of the tool is followed from here on. If it cannot be followed, it goes on unseen.
-    pub fn begins_program(self: &Arc<Self>, pid: i32, tid: i32) {
+    pub fn begins_program(self: &Arc<Self>, pid: i32) {
         if self.follows_programs() {
             let outcome = self.follows_start(pid);
             self.diagnostics.followed(pid, outcome.map(drop));
-        }
-        if self.trapped_programs.are_there() {
-            self.prepare_program(tid);
         }
     }
 
@@ -74,7 +71,7 @@ impl Tracees {
         let follow = move || {
             let begun = |stopped: &mut Stopped| {
                 if tracees.targets.wanted_of_calls(pid).is_empty() {
-                    tracees.prepare_held(stopped);
+                    tracees.prepare_tool(stopped);
                     if tracees.registry.follows_programs() {
                         return ControlFlow::Continue(());
                     }

@@ -12,96 +12,101 @@ use beeline_inject::{
 };
 use beeline_uapi::signal::SIGSET_BYTES;
 
-use super::Tracees;
-use super::waits::Waits;
+use crate::Report;
 use crate::agent::Agent;
 use crate::error::{Error, os};
 use crate::retry_open;
 use crate::sigaction::write_action;
 use crate::target::mapping;
+use crate::tracees::Waits;
 
-/// See the module documentation.
-#[derive(Default)]
-pub(super) struct TrappedPrograms {
-    /// True if the calls come as signals.
+/// The programs of one tool. Cheap to clone.
+#[derive(Clone)]
+pub struct TrappedPrograms(Arc<Inner>);
+
+struct Inner {
+    agent: Arc<Agent>,
+    report: Report,
+    /// True once a program was prepared: the calls come as signals.
     are_there: AtomicBool,
-    /// Threads that only this module waits for.
+    /// Threads that are followed to the program that they are about to run.
     waits: Waits,
 }
 
 impl TrappedPrograms {
+    /// Begins without any. `report` is told of programs that cannot be prepared.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the agent's memory cannot be made.
+    pub fn new(report: Report) -> Result<Self, Error> {
+        let agent = Agent::new().map_err(os("creating the agent's memory"))?;
+        Ok(Self::with_agent(Arc::new(agent), report))
+    }
+
+    pub(crate) fn with_agent(agent: Arc<Agent>, report: Report) -> Self {
+        Self(Arc::new(Inner {
+            agent,
+            report,
+            are_there: AtomicBool::new(false),
+            waits: Waits::default(),
+        }))
+    }
+
     /// True if the tool's programs need the handler.
-    pub fn are_there(&self) -> bool {
-        self.are_there.load(SeqCst)
+    pub(crate) fn are_there(&self) -> bool {
+        self.0.are_there.load(SeqCst)
     }
 
-    /// Lets go of a thread that was to run a program, and has failed: it does something else.
-    pub fn give_up(&self, tid: i32) {
-        if self.are_there() {
-            self.waits.give_up_exec(tid);
-        }
-    }
-
-    /// Lets go of all processes, now and from now on.
-    pub fn give_up_all(&self) {
-        self.waits.give_up_all();
-    }
-
-    /// Takes all threads that may still wait for a process.
-    pub fn threads(&self) -> Vec<JoinHandle<()>> {
-        self.waits.threads()
-    }
-}
-
-impl Tracees {
     /// Gives the program that a thread waits to run the handler of SIGSYS. The thread may run it
-    /// when this returns.
+    /// when this returns. `is_followed` says for a process that it is followed already, by somebody
+    /// who calls [`Self::prepare_held`].
     ///
     /// A program that cannot get the handler would be killed by its first eBPF call, so that is
     /// told.
-    pub fn prepare_program(self: &Arc<Self>, tid: i32) {
-        self.trapped_programs.are_there.store(true, SeqCst);
+    pub fn prepare(&self, tid: i32, is_followed: impl Fn(i32) -> bool) {
+        self.0.are_there.store(true, SeqCst);
         let Some(pid) = procfs::process_of(tid) else {
             return;
         };
         // It is followed already if its last attempt at a program failed. Until it is answered it
         // can neither be stopped nor let go.
-        if self.waits.has(pid) || self.trapped_programs.waits.has(tid) {
+        if self.0.waits.has(tid) || is_followed(pid) {
             return;
         }
-        if let Err(error) = self.follow_to_handler(pid, tid) {
+        if let Err(error) = self.follow(pid, tid) {
             self.say_unprepared(pid, &error);
         }
     }
 
-    fn follow_to_handler(self: &Arc<Self>, pid: i32, tid: i32) -> Result<(), Error> {
+    fn follow(&self, pid: i32, tid: i32) -> Result<(), Error> {
         // It is under the supervisor's filter, and this makes no call that the tool itself may not.
         let seccomp = Seccomp::Trust;
         let process = Process::open_with(pid, Options { seccomp })?;
-        let waits = &self.trapped_programs.waits;
+        let waits = &self.0.waits;
         let given_up = waits.begin_exec(tid);
-        let (tracees, wait) = (self.clone(), given_up.clone());
+        let (programs, wait) = (self.clone(), given_up.clone());
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {
-            let ended = || tracees.trapped_programs.waits.end_exec(&wait);
             let seize = || Ok(Watched::seize_from_here(&process, tid)?);
-            let watched = match retry_open::patiently(seize) {
+            let watched = retry_open::patiently(seize);
+            let watched = match watched {
                 Ok(watched) => watched,
                 Err(error) => {
-                    ended();
+                    programs.0.waits.end_exec(&wait);
                     let _ = seized.send(Err(error));
                     return;
                 }
             };
             let _ = seized.send(Ok(()));
-            let agent = &tracees.shared.agent;
-            let outcome = watched.run_until_exec(&wait, |stopped| install(stopped, agent));
-            ended();
+            let install = |stopped: &mut Stopped| install(stopped, &programs.0.agent);
+            let outcome = watched.run_until_exec(&wait, install);
+            programs.0.waits.end_exec(&wait);
             match outcome {
-                Ok(Loaded::Ready(Err(error))) => tracees.say_unprepared(pid, &error),
+                Ok(Loaded::Ready(Err(error))) => programs.say_unprepared(pid, &error),
                 // A program of another word size makes its calls by another entry.
                 Ok(_) | Err(beeline_inject::Error::ThirtyTwoBit { .. }) => {}
-                Err(error) => tracees.say_unprepared(pid, &error.into()),
+                Err(error) => programs.say_unprepared(pid, &error.into()),
             }
         };
         if let Err(error) = waits.follow(follow) {
@@ -111,21 +116,33 @@ impl Tracees {
         is_seized.recv().unwrap_or(Ok(()))
     }
 
-    /// Gives a program the handler that stands before its first instruction, if it is one of the
-    /// tool's and needs it.
-    pub(super) fn prepare_held(&self, stopped: &mut Stopped) {
-        let (pid, tool) = (stopped.process().pid(), self.admission.tool());
-        if self.trapped_programs.are_there()
-            && self.admission.descendants.has(pid, tool)
-            && let Err(error) = install(stopped, &self.shared.agent)
-        {
-            self.say_unprepared(pid, &error);
+    /// Gives a program of the tool the handler that stands before its first instruction.
+    pub(crate) fn prepare_held(&self, stopped: &mut Stopped) {
+        if let Err(error) = install(stopped, &self.0.agent) {
+            self.say_unprepared(stopped.process().pid(), &error);
         }
     }
 
+    /// Lets go of a thread that was to run a program, and has failed: it does something else.
+    pub(crate) fn give_up(&self, tid: i32) {
+        if self.are_there() {
+            self.0.waits.give_up_exec(tid);
+        }
+    }
+
+    /// Lets go of all threads, now and from now on.
+    pub fn give_up_all(&self) {
+        self.0.waits.give_up_all();
+    }
+
+    /// Takes all of Beeline's threads that may still wait for a program.
+    pub(crate) fn threads(&self) -> Vec<JoinHandle<()>> {
+        self.0.waits.threads()
+    }
+
     fn say_unprepared(&self, pid: i32, error: &Error) {
-        if super::program(pid).is_some() {
-            self.diagnostics.say(&format!(
+        if procfs::process_of(pid).is_some() {
+            (self.0.report)(&format!(
                 "process {pid}: its eBPF calls cannot be answered, and would end it: {error}"
             ));
         }
