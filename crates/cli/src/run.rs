@@ -7,7 +7,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use beeline_runtime::{Rules, Runtime, Scope};
+use beeline_runtime::{Report, Rules, Runtime, Scope, TrappedPrograms};
 use beeline_supervisor::{Interception, Options, Prepare, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -87,6 +87,17 @@ pub fn interception(
         true => Interception::Signals(prepare()?),
         false => Interception::Notifications,
     })
+}
+
+/// Returns what gives programs the handler where there is no session here. `report` is told of those
+/// that cannot get it.
+///
+/// # Errors
+///
+/// Fails if memory cannot be made.
+pub fn prepare_alone(report: Report) -> anyhow::Result<Prepare> {
+    let programs = TrappedPrograms::new(report)?;
+    Ok(Arc::new(move |tid| programs.prepare(tid, |_| false)))
 }
 
 /// The tool, once it has been started. It is a pidfd, not a number: the tool's children may be

@@ -244,8 +244,8 @@ impl<D: Answers> Server<D> {
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
-            self.interception.prepare(&request);
-            self.listener.answer(request.id, Ok(request.pass()));
+            let answer = self.interception.pass(&request);
+            self.listener.answer(request.id, answer);
         }
     }
 
@@ -287,11 +287,10 @@ impl<D: Answers> Server<D> {
             self.answers.answer(&call, request.asked())
         }))
         .unwrap_or(Err(Errno(libc::EIO)));
-        self.interception.prepare(request);
-        let answer = answer.map(|reply| match reply {
-            Reply::Continue => request.pass(),
-            reply => reply,
-        });
+        let answer = match answer {
+            Ok(Reply::Continue) => self.interception.pass(request),
+            answer => answer,
+        };
         self.answers
             .deliver(&self.listener, request, answer, &let_lead);
         lead.take()
