@@ -10,6 +10,7 @@ use anyhow::Context;
 use beeline_runtime::{Report, Rules, Runtime, Scope, TrappedPrograms};
 use beeline_supervisor::{Interception, Options, Prepare, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::{engines, fallback, memory, say};
 
@@ -51,7 +52,7 @@ pub fn run(
     };
     let options = Options {
         interception: interception(prepare)?,
-        pretend_root: !rustix::process::geteuid().is_root(),
+        pretend_root: lacks_rights(),
         is_for_guest: false,
         ignored_here,
     };
@@ -87,6 +88,13 @@ pub fn interception(
         true => Interception::Signals(prepare()?),
         false => Interception::Notifications,
     })
+}
+
+/// Returns whether this process lacks rights that tools look for before they make eBPF calls.
+pub fn lacks_rights() -> bool {
+    let wanted = CapabilitySet::SYS_ADMIN | CapabilitySet::BPF | CapabilitySet::PERFMON;
+    let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
+    !rustix::process::geteuid().is_root() || !has
 }
 
 /// Returns what gives programs the handler where there is no session here. `report` is told of those

@@ -84,7 +84,7 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
         tell_of_the_end(monitor, &connection)?;
     }
     let options = Options {
-        pretend_root: !rustix::process::geteuid().is_root(),
+        pretend_root: run::lacks_rights(),
         is_for_guest: true,
         interception: run::interception(|| run::prepare_alone(Arc::new(say)))?,
         ignored_here: run::outlive_file_limit(),

@@ -107,7 +107,9 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         code.extend(when(libc::SYS_read, &reads_of_values()));
     }
     if options.pretend_root {
-        code.extend(when(libc::SYS_geteuid, &[ret(NOTIFY)]));
+        for call in [libc::SYS_geteuid, libc::SYS_capget] {
+            code.extend(when(call, &[ret(NOTIFY)]));
+        }
     }
     code.push(ret(ALLOW));
     code

@@ -23,6 +23,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use beeline_uapi::Errno;
 
 use crate::call::{Answer, Call};
+use crate::capabilities;
 use crate::interception::Interception;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
@@ -233,6 +234,10 @@ impl<D: Answers> Server<D> {
             let call = self.call(&request, &|| ());
             let own = match request.nr {
                 libc::SYS_geteuid => Some(Ok(self.name_caller(&request))),
+                libc::SYS_capget if self.tools.takes_for_root(request.process()) => {
+                    Some(capabilities::all(&call))
+                }
+                libc::SYS_capget => Some(Ok(request.pass())),
                 libc::SYS_rt_sigaction => Some(own_action::exchange(&call)),
                 _ => None,
             };

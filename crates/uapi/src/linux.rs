@@ -198,6 +198,27 @@ pub const KCMP_VM: u64 = 1;
 
 // linux/capability.h
 pub const CAP_SYS_PTRACE: u64 = 19;
+/// The highest capability.
+pub const CAP_LAST_CAP: u32 = 40;
+/// The version of capget(2) with sets of 64 bits.
+pub const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+/// The parts of 32 bits that a set has in that version.
+pub const LINUX_CAPABILITY_U32S_3: usize = 2;
+
+layout! {
+    /// `struct __user_cap_header_struct`.
+    pub struct CapUserHeader {
+        version: u32,
+        pid: i32,
+    }
+
+    /// `struct __user_cap_data_struct`.
+    pub struct CapUserData {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+}
 pub const VFS_CAP_REVISION_MASK: u64 = 0xff00_0000;
 /// The first revision of `struct vfs_cap_data`, with one word of each set only.
 pub const VFS_CAP_REVISION_1: u64 = 0x0100_0000;
