@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::Request;
-use beeline_inject::{Process, Registers};
+use beeline_inject::{Confinement, Process, Registers};
 
 use super::serve_upcalls::{UpcallServer, thread_that_asks};
 use super::target_table::SharedTarget;
 use crate::arch::before_call;
+use crate::confinement;
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
-use crate::seccomp_analysis;
 
 impl UpcallServer {
     /// Lets a process go if its filter would not let Beeline's own calls pass.
@@ -29,14 +29,15 @@ impl UpcallServer {
         let Some(regs) = registers_at(&process, request.address.load(SeqCst)) else {
             return;
         };
-        if !harms_us(&process, &regs) {
+        let Some(why) = harm(&process, &regs) else {
+            confinement::note_seen(pid);
             return;
-        }
+        };
         tracees.admission.confine(pid);
         let name = target.lock().name();
         let outcome = self.let_go(&process, target, request, &regs);
         if process.is_alive() {
-            tracees.diagnostics.confining(pid, &name, &outcome);
+            tracees.diagnostics.confining(pid, &name, &why, &outcome);
         }
     }
 
@@ -74,8 +75,9 @@ fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
     Some(unsafe { bytes.as_ptr().cast::<PtRegs>().read_unaligned() })
 }
 
-/// True if the filter that this call installs would harm a process that does something for Beeline.
-fn harms_us(process: &Process, regs: &PtRegs) -> bool {
+/// Returns how the filter that this call installs would harm a process that does something for
+/// Beeline; `None` if it would not.
+fn harm(process: &Process, regs: &PtRegs) -> Option<Confinement> {
     let is_prctl = regs.call_number() == libc::SYS_prctl as u64;
     let [first, second, third, ..] = regs.call_arguments();
     // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
@@ -83,7 +85,10 @@ fn harms_us(process: &Process, regs: &PtRegs) -> bool {
         true => (second == u64::from(libc::SECCOMP_MODE_STRICT), third),
         false => (first == u64::from(libc::SECCOMP_SET_MODE_STRICT), third),
     };
-    is_strict
-        || seccomp_analysis::filter_at(process, filter)
-            .is_some_and(|filter| !seccomp_analysis::lets_us_pass(&filter))
+    if is_strict {
+        return Some(Confinement::Strict);
+    }
+    // A filter that cannot be read the kernel does not take either.
+    let filter = confinement::filter_at(process, filter)?;
+    confinement::check_further(filter).err()
 }
