@@ -10,9 +10,12 @@ use beeline_uapi::linux::{CAP_SYS_ADMIN, USER_NS_INIT_INO};
 use beeline_uapi::nr;
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{
-    AF_UNIX, MADV_WIPEONFORK, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, PROT_EXEC, PROT_NONE, PROT_READ,
+    AF_UNIX, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_NORESERVE,
+    MAP_PRIVATE, MAP_SHARED, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, PROT_EXEC, PROT_NONE, PROT_READ,
     PROT_WRITE, SIG_SETMASK, SOCK_CLOEXEC, SOCK_DGRAM, c_int, c_long,
 };
+
+const OURS: c_int = MAP_SHARED | MAP_NORESERVE;
 
 const ENTER: &str = "mapping the code of probes";
 const LOOK: &str = "looking at the code and leaving it as it was";
@@ -29,8 +32,13 @@ pub const LEAVING: &[ForeseenCall] = &[
         .with(3, SIGSET_BYTES as u64),
     ForeseenCall::new("rt_sigaction", nr::RT_SIGACTION, RETURN).with(3, SIGSET_BYTES as u64),
     ForeseenCall::new("munmap", nr::MUNMAP, RETURN),
-    mmap("mmap", PROT_READ, LOOK),
-    mmap("mmap", PROT_READ | PROT_WRITE, LOOK),
+    mmap("mmap", PROT_READ, MAP_PRIVATE, LOOK),
+    mmap(
+        "mmap",
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS,
+        LOOK,
+    ),
     call("socketpair", libc::SYS_socketpair, LOOK)
         .with(0, known(AF_UNIX))
         .with(1, known(SOCK_DGRAM | SOCK_CLOEXEC))
@@ -42,7 +50,40 @@ pub const LEAVING: &[ForeseenCall] = &[
 /// The calls that enter a process, besides those. Where filters are suspended meanwhile, they need
 /// not let them pass.
 pub const ENTERING: &[ForeseenCall] = &[
-    mmap("mmap with PROT_EXEC", PROT_READ | PROT_EXEC, ENTER),
+    mmap("mmap with PROT_EXEC", PROT_READ | PROT_EXEC, OURS, ENTER),
+    mmap(
+        "mmap with PROT_EXEC",
+        PROT_READ | PROT_EXEC,
+        OURS | MAP_FIXED,
+        ENTER,
+    ),
+    mmap(
+        "mmap with PROT_EXEC",
+        PROT_READ | PROT_EXEC,
+        OURS | MAP_FIXED_NOREPLACE,
+        ENTER,
+    ),
+    mmap("mmap with MAP_SHARED", PROT_READ, OURS, ENTER),
+    mmap("mmap with MAP_SHARED", PROT_READ, OURS | MAP_FIXED, ENTER),
+    mmap(
+        "mmap with MAP_SHARED",
+        PROT_READ,
+        OURS | MAP_FIXED_NOREPLACE,
+        ENTER,
+    ),
+    mmap("mmap with MAP_SHARED", PROT_READ | PROT_WRITE, OURS, ENTER),
+    mmap(
+        "mmap with MAP_SHARED",
+        PROT_READ | PROT_WRITE,
+        OURS | MAP_FIXED,
+        ENTER,
+    ),
+    mmap(
+        "mmap with MAP_SHARED",
+        PROT_READ | PROT_WRITE,
+        OURS | MAP_FIXED_NOREPLACE,
+        ENTER,
+    ),
     ForeseenCall::new("mprotect", nr::MPROTECT, ENTER).with(2, known(PROT_NONE)),
     call("madvise", libc::SYS_madvise, ENTER).with(2, known(MADV_WIPEONFORK)),
 ];
@@ -78,8 +119,14 @@ const fn call(name: &'static str, number: c_long, purpose: &'static str) -> Fore
     ForeseenCall::new(name, number.cast_unsigned(), purpose)
 }
 
-const fn mmap(name: &'static str, protection: c_int, purpose: &'static str) -> ForeseenCall {
-    ForeseenCall::new(name, nr::MMAP, purpose).with(2, known(protection))
+const fn mmap(
+    name: &'static str,
+    protection: c_int,
+    flags: c_int,
+    purpose: &'static str,
+) -> ForeseenCall {
+    let call = ForeseenCall::new(name, nr::MMAP, purpose);
+    call.with(2, known(protection)).with(3, known(flags))
 }
 
 const fn known(value: c_int) -> u64 {

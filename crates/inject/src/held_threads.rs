@@ -111,8 +111,7 @@ impl HeldThreads {
     /// process is in `execve` for too long; [`Error::Inspect`] if the reason cannot be read.
     pub fn seize_running(process: &Process, tid: i32, options: c_int) -> Result<Self, Error> {
         let tracee = Tracee::new(process, tid, options);
-        ptrace::seize(tid, tracee.options)
-            .map_err(|source| process.seize_error(tid, source))?;
+        ptrace::seize(tid, tracee.options).map_err(|source| process.seize_error(tid, source))?;
         Ok(Self::of(process, vec![tracee]))
     }
 

@@ -106,7 +106,11 @@ pub(crate) fn filters(tid: pid_t) -> io::Result<Vec<Vec<libc::sock_filter>>> {
 pub(crate) fn has_filters(tid: pid_t, count: u32) -> bool {
     // SAFETY: without data the request returns the number of instructions only.
     let next = unsafe { get_filter(tid, count as usize, 0) };
-    let none = if count == 0 { libc::EINVAL } else { libc::ENOENT };
+    let none = if count == 0 {
+        libc::EINVAL
+    } else {
+        libc::ENOENT
+    };
     next.is_err_and(|error| error.raw_os_error() == Some(none))
 }
 

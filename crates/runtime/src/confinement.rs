@@ -145,7 +145,9 @@ fn open_unseen(pid: i32) -> Result<Process, Error> {
 fn judge(filters: &[Vec<sock_filter>]) -> Result<(), Confinement> {
     let plain = |filter: &Vec<sock_filter>| -> Filter {
         let instructions = filter.iter();
-        instructions.map(|one| (one.code, one.jt, one.jf, one.k)).collect()
+        instructions
+            .map(|one| (one.code, one.jt, one.jf, one.k))
+            .collect()
     };
     let key: Vec<Filter> = filters.iter().map(plain).collect();
     if let Some(known) = JUDGED.lock().get(&key) {
@@ -199,12 +201,16 @@ fn remember(looks: &Mutex<BTreeMap<i32, Look>>, pid: i32, look: Look) {
 
 /// The foreseen calls and how they must be answered.
 fn check(filters: &[Vec<sock_filter>], are_suspended: bool) -> Result<(), Confinement> {
-    let is_harmless =
-        |verdict: &Verdict| are_suspended && matches!(verdict, Verdict::Fails(_));
-    let must_pass = LEAVING.iter().chain(foreseen::CALLS).map(|call| (call, false));
+    let is_harmless = |verdict: &Verdict| are_suspended && matches!(verdict, Verdict::Fails(_));
+    let must_pass = LEAVING
+        .iter()
+        .chain(foreseen::CALLS)
+        .map(|call| (call, false));
     let all = must_pass.chain(ENTERING.iter().map(|call| (call, true)));
     for (call, may_fail) in all {
-        let mut objections = filters.iter().filter_map(|one| analysis::objection(one, call));
+        let mut objections = filters
+            .iter()
+            .filter_map(|one| analysis::objection(one, call));
         let found = objections.find(|verdict| !(may_fail && is_harmless(verdict)));
         if let Some(verdict) = found {
             return Err(forbids(call, verdict));

@@ -7,8 +7,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::error::Error;
 use crate::confinement;
+use crate::error::Error;
 use crate::tracees::left_out;
 
 /// The meaning of "every process".

@@ -34,7 +34,8 @@ impl ForeseenCall {
     /// True if this is the call.
     pub fn is(&self, number: u64, arguments: &[u64; 6]) -> bool {
         let mut pairs = self.arguments.iter().zip(arguments);
-        let agrees = |(foreseen, is): (&Option<u64>, &u64)| foreseen.is_none_or(|known| known == *is);
+        let agrees =
+            |(foreseen, is): (&Option<u64>, &u64)| foreseen.is_none_or(|known| known == *is);
         self.number == number && pairs.all(agrees)
     }
 }

@@ -6,13 +6,13 @@ use beeline_uapi::fields::u64_at;
 use beeline_uapi::linux::{PtraceSudConfig, Rseq, RseqCs};
 use libc::c_int;
 
+use crate::Error;
 use crate::address_space::AddressSpace;
 use crate::arch::Registers;
 use crate::gate::Gate;
 use crate::held_threads::Tracee;
 use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::restore_stub::BorrowedThread;
-use crate::Error;
 
 /// The state that a borrowed thread gets back after its system calls, besides its registers.
 #[derive(Debug)]

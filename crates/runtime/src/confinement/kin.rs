@@ -12,7 +12,9 @@
 //! 2. The container's runtime has put a filter on each process that it starts there. It does so
 //!    before the process runs, and by the container's configuration, thus each has the same ones. All
 //!    others descend from these. So each process has at least the container's filters.
-//! 3. No process between the container's start and Beeline, or between that and the process, has
+//! 3. The process descends from the first process of the pid namespace, or from the process that has
+//!    come in from outside (`docker exec`) and that Beeline descends from, too.
+//! 4. No process between the container's start and Beeline, or between that and the process, has
 //!    more: the first process of the pid namespace, the ancestors of both, all threads of the
 //!    process, and Beeline have the same number.
 //!
@@ -44,7 +46,9 @@ pub(super) fn have_our_filters(pid: i32) -> Result<(), String> {
     for name in NAMESPACES {
         let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
         if of(own).is_none() || of(own) != of(pid) {
-            return Err(format!("the process is not in its container ({name} namespace)"));
+            return Err(format!(
+                "the process is not in its container ({name} namespace)"
+            ));
         }
     }
     let group = |pid: i32| proc::text(format!("/proc/{pid}/cgroup")).ok();
@@ -59,28 +63,28 @@ pub(super) fn have_our_filters(pid: i32) -> Result<(), String> {
     if threads.is_empty() || threads.iter().any(|one| *one != count) {
         return Err("the process is not under as many filters".to_owned());
     }
-    for of in [own, pid] {
-        if !ancestors(of).is_some_and(|all| all.iter().all(|one| self::count(*one) == Some(count))) {
-            return Err(format!("an ancestor of process {of} is not under as many filters"));
-        }
+    let [ours, theirs] = [own, pid].map(lineage);
+    if !ours
+        .iter()
+        .chain(&theirs)
+        .all(|one| self::count(*one) == Some(count))
+    {
+        return Err("an ancestor of it or of the process is not under as many filters".to_owned());
     }
-    Ok(())
+    match theirs.last() {
+        Some(top) if *top == FIRST || ours.last() == Some(top) => Ok(()),
+        _ => Err("the process has come into its container from outside".to_owned()),
+    }
 }
 
 fn count(pid: i32) -> Option<u32> {
     filters_in(&proc::status(pid).ok()?)
 }
 
-/// Returns the ancestors of a process in this pid namespace, the closest first.
-fn ancestors(pid: i32) -> Option<Vec<i32>> {
-    let mut found = Vec::new();
-    let mut next = proc::parent(pid)?;
-    while next > 0 {
-        found.push(next);
-        if found.len() > MOST {
-            return None;
-        }
-        next = proc::parent(next)?;
-    }
-    Some(found)
+/// Returns a process and its ancestors in this pid namespace, the oldest last.
+fn lineage(pid: i32) -> Vec<i32> {
+    let parent = |pid: &i32| proc::parent(*pid).filter(|parent| *parent > 0);
+    std::iter::successors(Some(pid), parent)
+        .take(MOST)
+        .collect()
 }

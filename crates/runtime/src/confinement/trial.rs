@@ -3,6 +3,7 @@
 //! the same filters.
 
 use std::mem::size_of;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 
@@ -11,6 +12,7 @@ use beeline_inject::{Confinement, ENTERING, Errno, LEAVING, Verdict};
 use beeline_uapi::foreseen::ForeseenCall;
 use beeline_uapi::linux::{FUTEX_WAIT, PAGE_SIZE};
 use beeline_uapi::nr;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::forbids;
@@ -33,8 +35,10 @@ const UNKNOWN: i32 = -1;
 struct Scratch {
     /// What calls read and write: zeroes.
     bytes: Vec<u64>,
-    /// Pages to be changed or unmapped.
+    /// Pages to be changed, replaced or unmapped.
     pages: u64,
+    /// A file of one page.
+    file: OwnedFd,
     time: [u64; 2],
     /// One `struct iovec` over the first of the bytes.
     vector: [u64; 2],
@@ -43,7 +47,12 @@ struct Scratch {
 }
 
 const BYTES: usize = 4096;
-const PAGES: u64 = 4;
+/// Which of the pages is for what.
+const CHANGED: u64 = 1;
+const WIPED: u64 = 2;
+const REPLACED: u64 = 3;
+const UNMAPPED: u64 = 4;
+const PAGES: u64 = UNMAPPED + 1;
 
 /// Returns whether all foreseen calls pass here.
 ///
@@ -88,7 +97,7 @@ fn run(calls: &[&ForeseenCall]) -> std::io::Result<Option<(usize, Verdict)>> {
     };
     // SAFETY: zeroes are a valid report, and it is only reached as atomics while it is mapped.
     let report = unsafe { &*place.cast::<Report>() };
-    let mut scratch = Scratch::new(pages as u64);
+    let mut scratch = Scratch::new(pages as u64)?;
     // SAFETY: the child makes system calls only, whose arguments point into memory of its own copy,
     // and ends by one.
     let child = match unsafe { libc::fork() } {
@@ -163,18 +172,45 @@ fn expected(call: &ForeseenCall) -> i32 {
 }
 
 impl Scratch {
-    fn new(pages: u64) -> Self {
+    fn new(pages: u64) -> std::io::Result<Self> {
+        let file = memfd_create("beeline-trial", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, PAGE_SIZE)?;
         let bytes = vec![0; BYTES / size_of::<u64>()];
         // SAFETY: it consists of integers, for which zero is valid.
         let mut info: Box<libc::siginfo_t> = Box::new(unsafe { std::mem::zeroed() });
         info.si_code = libc::SI_QUEUE;
-        Self {
+        Ok(Self {
             vector: [bytes.as_ptr() as u64, size_of::<u64>() as u64],
             bytes,
             pages,
+            file,
             time: [0, 1],
             info,
             pair: [-1; 2],
+        })
+    }
+
+    /// Returns where a mapping goes: to a page of its own, or anywhere.
+    fn room(&mut self, call: &ForeseenCall) -> u64 {
+        let flags = call.arguments[3].unwrap_or_default() as i32;
+        match flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) {
+            0 => 0,
+            libc::MAP_FIXED => self.pages + REPLACED * PAGE_SIZE,
+            _ => {
+                let place = self.pages + UNMAPPED * PAGE_SIZE;
+                // SAFETY: the page is there for that, and the call is foreseen itself.
+                unsafe { libc::syscall(libc::SYS_munmap, place, PAGE_SIZE) };
+                place
+            }
+        }
+    }
+
+    /// Returns the file of a mapping, if it has one.
+    fn file(&self, call: &ForeseenCall) -> u64 {
+        let flags = call.arguments[3].unwrap_or_default() as i32;
+        match flags & libc::MAP_ANONYMOUS {
+            0 => self.file.as_raw_fd() as u64,
+            _ => u64::MAX,
         }
     }
 
@@ -191,12 +227,11 @@ impl Scratch {
                 libc::syscall(libc::SYS_gettid) as u64,
             )
         };
-        let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let words = match call.number.cast_signed() {
-            libc::SYS_mmap => [0, page, 0, anonymous, u64::MAX, 0],
+            libc::SYS_mmap => [self.room(call), page, 0, 0, self.file(call), 0],
             libc::SYS_munmap => [self.pages, page, 0, 0, 0, 0],
-            libc::SYS_mprotect => [self.pages + page, page, 0, 0, 0, 0],
-            libc::SYS_madvise => [self.pages + 2 * page, page, 0, 0, 0, 0],
+            libc::SYS_mprotect => [self.pages + CHANGED * page, page, 0, 0, 0, 0],
+            libc::SYS_madvise => [self.pages + WIPED * page, page, 0, 0, 0, 0],
             libc::SYS_socketpair => [0, 0, 0, self.pair.as_mut_ptr() as u64, 0, 0],
             libc::SYS_recvmsg => [self.pair[0] as u64, bytes, 0, 0, 0, 0],
             libc::SYS_close => [self.pair[0] as u64, 0, 0, 0, 0, 0],

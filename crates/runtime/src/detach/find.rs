@@ -10,11 +10,11 @@ use beeline_inject::{Process, Region};
 use super::sites::{Restored, call_records, records, text_of};
 use super::witnesses::witnesses;
 use super::{Presence, read};
+use crate::confinement;
 use crate::error::Error;
 use crate::liveness::{PREFIX, SessionId};
 use crate::private::Private;
 use crate::proc::{self, all_processes, own_pid, start_time};
-use crate::confinement;
 
 /// Returns all processes that a session is present in, as far as Beeline may look.
 pub fn everywhere() -> Vec<Presence> {

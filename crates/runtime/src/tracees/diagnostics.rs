@@ -199,13 +199,7 @@ impl Diagnostics {
 
     /// A process puts itself under a seccomp filter that forbids calls of Beeline's, as `why` says.
     /// `outcome` is that of letting it go.
-    pub fn confining(
-        &self,
-        pid: i32,
-        name: &str,
-        why: &Confinement,
-        outcome: &Result<(), Error>,
-    ) {
+    pub fn confining(&self, pid: i32, name: &str, why: &Confinement, outcome: &Result<(), Error>) {
         let what = match outcome {
             Ok(()) => "it is not traced any more".to_owned(),
             Err(error) => error.to_string(),
