@@ -17,6 +17,10 @@ use libc::{
 
 const OURS: c_int = MAP_SHARED | MAP_NORESERVE;
 
+/// A file that a kernel has with CONFIG_CHECKPOINT_RESTORE only, as the requests to read and suspend
+/// filters.
+const OF_CHECKPOINTS: &str = "/proc/sys/kernel/ns_last_pid";
+
 const ENTER: &str = "mapping the code of probes";
 const LOOK: &str = "looking at the code and leaving it as it was";
 const RETURN: &str = "giving a thread back what it was doing";
@@ -111,8 +115,11 @@ pub fn why_filters_are_hidden() -> std::io::Result<Option<&'static str>> {
     if std::fs::metadata("/proc/self/ns/user")?.ino() != USER_NS_INIT_INO {
         return Ok(Some("Beeline has CAP_SYS_ADMIN in a user namespace only"));
     }
-    let is_confined = field("Seccomp:").is_none_or(|mode| mode.trim() != "0");
-    Ok(is_confined.then_some("Beeline is under a seccomp filter itself"))
+    if field("Seccomp:").is_none_or(|mode| mode.trim() != "0") {
+        return Ok(Some("Beeline is under a seccomp filter itself"));
+    }
+    let can_show = std::fs::exists(OF_CHECKPOINTS)?;
+    Ok((!can_show).then_some("this kernel cannot show filters (CONFIG_CHECKPOINT_RESTORE)"))
 }
 
 const fn call(name: &'static str, number: c_long, purpose: &'static str) -> ForeseenCall {

@@ -86,6 +86,8 @@ pub fn open(pid: i32) -> Result<Process, Error> {
     let known = LOOKED_AT.lock().get(&pid).cloned();
     let outcome = match known.filter(is_same) {
         Some(known) => known.outcome,
+        // A fork has its parent's. If it has others, the next stop tells.
+        None if parent_is_fit(pid, now.filters) => Ok(()),
         None => {
             let outcome = match retry_open::patiently(|| Ok(process.stop()?)) {
                 Ok(_) => Ok(()),
@@ -100,6 +102,17 @@ pub fn open(pid: i32) -> Result<Process, Error> {
         Ok(()) => Ok(process),
         Err(why) => Err(beeline_inject::Error::Seccomp { pid, why }.into()),
     }
+}
+
+/// True if the filters of a process's parent have been found fit, and it has as many.
+fn parent_is_fit(pid: i32, filters: u32) -> bool {
+    let Some(parent) = proc::parent(pid) else {
+        return false;
+    };
+    let known = LOOKED_AT.lock().get(&parent).cloned();
+    known.is_some_and(|look| {
+        look.outcome.is_ok() && look.filters == filters && look.start == start_time(parent)
+    })
 }
 
 /// Opens a process that Beeline is present in, so its filters are known to let it leave.

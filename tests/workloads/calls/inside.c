@@ -86,6 +86,9 @@ int main(int count, char **words)
     pthread_barrier_init(&ends, 0, THREADS + 1);
     for (int i = 0; i < THREADS; i++)
         pthread_create(&workers[i], 0, worker, 0);
+    /* The threads have begun. */
+    if (go())
+        return 1;
     if (count > 1)
         load_rules(words[1]);
     say("ready\n");

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::Request;
 use beeline_inject::{Confinement, Process, Registers};
+use libc::sock_filter;
 
 use super::serve_upcalls::{UpcallServer, thread_that_asks};
 use super::target_table::SharedTarget;
@@ -29,7 +30,10 @@ impl UpcallServer {
         let Some(regs) = registers_at(&process, request.address.load(SeqCst)) else {
             return;
         };
-        let Some(why) = harm(&process, &regs) else {
+        let Some(further) = Further::of(&process, &regs) else {
+            return;
+        };
+        let Err(why) = further.check() else {
             confinement::note_seen(pid);
             return;
         };
@@ -75,20 +79,40 @@ fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
     Some(unsafe { bytes.as_ptr().cast::<PtRegs>().read_unaligned() })
 }
 
-/// Returns how the filter that this call installs would harm a process that does something for
-/// Beeline; `None` if it would not.
-fn harm(process: &Process, regs: &PtRegs) -> Option<Confinement> {
-    let is_prctl = regs.call_number() == libc::SYS_prctl as u64;
-    let [first, second, third, ..] = regs.call_arguments();
-    // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
-    let (is_strict, filter) = match is_prctl {
-        true => (second == u64::from(libc::SECCOMP_MODE_STRICT), third),
-        false => (first == u64::from(libc::SECCOMP_SET_MODE_STRICT), third),
-    };
-    if is_strict {
-        return Some(Confinement::Strict);
+/// What a process is about to be under.
+enum Further {
+    /// Strict mode.
+    Strict,
+    Filter(Vec<sock_filter>),
+}
+
+impl Further {
+    /// Returns what a call installs; `None` if the kernel would not take it.
+    fn of(process: &Process, regs: &PtRegs) -> Option<Self> {
+        let is_prctl = regs.call_number() == libc::SYS_prctl as u64;
+        let [first, second, third, ..] = regs.call_arguments();
+        // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
+        let is_strict = match is_prctl {
+            true => second == u64::from(libc::SECCOMP_MODE_STRICT),
+            // With flags or a filter it is libseccomp's question whether there is such a call.
+            false => first == u64::from(libc::SECCOMP_SET_MODE_STRICT) && (second, third) == (0, 0),
+        };
+        let is_filter = match is_prctl {
+            true => second == u64::from(libc::SECCOMP_MODE_FILTER),
+            false => first == u64::from(libc::SECCOMP_SET_MODE_FILTER),
+        };
+        match (is_strict, is_filter) {
+            (true, _) => Some(Self::Strict),
+            (_, true) => confinement::filter_at(process, third).map(Self::Filter),
+            _ => None,
+        }
     }
-    // A filter that cannot be read the kernel does not take either.
-    let filter = confinement::filter_at(process, filter)?;
-    confinement::check_further(filter).err()
+
+    /// Fails if it would harm a process that does something for Beeline.
+    fn check(self) -> Result<(), Confinement> {
+        match self {
+            Self::Strict => Err(Confinement::Strict),
+            Self::Filter(filter) => confinement::check_further(filter),
+        }
+    }
 }
