@@ -101,6 +101,7 @@ fn run(calls: &[&ForeseenCall]) -> std::io::Result<Option<(usize, Verdict)>> {
     // SAFETY: the child makes system calls only, whose arguments point into memory of its own copy,
     // and ends by one.
     let child = match unsafe { libc::fork() } {
+        // SAFETY: this is the child, and it does nothing else.
         0 => unsafe { try_all(calls, &mut scratch, report) },
         child => child,
     };
