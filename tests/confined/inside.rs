@@ -33,7 +33,7 @@ struct Container {
 impl Container {
     /// `rules` are those of the container's filter.
     fn new(rules: &Rules) -> Container {
-        let world = World::new();
+        let world = World::build();
         let scratch = &world.scratch;
         let filtered = scratch.build_with("calls/filtered.c", &["-l:libseccomp.so.2"]);
         // The build's directory may be closed to others.

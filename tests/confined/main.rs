@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, TICK, Tool, Turn, Workload, altered_text,
-    beeline_wanted, compile_anew, engines, find_program, map_counts, need,
+    beeline_wanted, engines, find_program, map_counts, need,
 };
 use rules::{ALLOW, KILL, Rules, TRAP, error};
 
@@ -24,7 +24,7 @@ pub struct World {
 
 impl World {
     /// Builds the workload.
-    pub fn new() -> World {
+    pub fn build() -> World {
         let scratch = Scratch::new();
         let program = scratch.build_with("calls/inside.c", &["-l:libseccomp.so.2"]);
         World { scratch, program }
@@ -99,7 +99,7 @@ fn trace(world: &World, engine: Engine, workload: &mut Workload) -> Result<(), S
 #[test]
 fn a_process_under_the_default_profile_of_containers() {
     let _turn = Turn::take();
-    let world = World::new();
+    let world = World::build();
     let rules = need!(Rules::of_containers(None));
     for engine in need!(engines()) {
         let mut workload = world.start(&rules);
@@ -112,7 +112,7 @@ fn a_process_under_the_default_profile_of_containers() {
 #[test]
 fn a_service_of_systemd() {
     let _turn = Turn::take();
-    let world = World::new();
+    let world = World::build();
     let rules = need!(Rules::of_services());
     for engine in need!(engines()) {
         let mut workload = world.start(&rules);
@@ -138,7 +138,7 @@ const OWN: [&str; 7] = [
 fn beeline_makes_no_calls_but_those_that_it_foresees() {
     let _turn = Turn::take();
     need!(beeline_wanted());
-    let world = World::new();
+    let world = World::build();
     let mut workload = world.start(&Rules::of_foreseen(&OWN));
     need!(trace(&world, Engine::Beeline, &mut workload));
     let program = world.program.display();
@@ -167,7 +167,7 @@ fn beeline_makes_no_calls_but_those_that_it_foresees() {
 fn a_process_that_may_not_map_code() {
     let _turn = Turn::take();
     need!(beeline_wanted());
-    let world = World::new();
+    let world = World::build();
     let rules = Rules::new(ALLOW).about_code(error(libc::EPERM));
     let mut workload = world.start(&rules.with(error(libc::ENOSYS), "close_range"));
     need!(trace(&world, Engine::Beeline, &mut workload));
@@ -178,7 +178,7 @@ fn a_process_that_may_not_map_code() {
 fn filters_that_forbid_what_is_needed_are_refused_by_its_name() {
     let _turn = Turn::take();
     need!(beeline_wanted());
-    let world = World::new();
+    let world = World::build();
     let forbid = |action: u32, name: &str| Rules::new(ALLOW).with(action, name);
     for (rules, words) in [
         (
@@ -237,7 +237,7 @@ fn filters_that_forbid_what_is_needed_are_refused_by_its_name() {
 fn a_target_that_comes_under_a_filter_is_traced_on() {
     let _turn = Turn::take();
     need!(beeline_wanted());
-    let world = World::new();
+    let world = World::build();
     let docker = need!(Rules::of_containers(None));
     let further = Rules::new(ALLOW).with(KILL, "getpgrp");
     for before in [&docker, &Rules::new(ALLOW)] {
@@ -268,7 +268,7 @@ fn a_target_that_comes_under_a_filter_is_traced_on() {
 fn a_target_that_comes_under_a_forbidding_filter_is_let_go() {
     let _turn = Turn::take();
     need!(beeline_wanted());
-    let world = World::new();
+    let world = World::build();
     let further = Rules::new(ALLOW).with(KILL, "process_vm_readv");
     let docker = need!(Rules::of_containers(None));
     let mut workload = Workload::start_command(world.command(&[&docker, &further]));
@@ -310,19 +310,12 @@ fn children_of_the_tool_that_confine_themselves() {
     assert_eq!(counts.get("@[/etc/hostname]"), Some(&2), "{ended:?}");
 }
 
-#[test]
-fn storms_of_attaching_to_a_process_under_a_killing_filter() {
-    let _turn = Turn::take();
-    need!(beeline_wanted());
-    let world = World::new();
-    let rules = need!(Rules::of_containers(Some(KILL)));
-    let mut workload = world.start(&rules);
+/// Attaches and leaves again and again while the workload's threads are at work.
+fn storm(world: &World, workload: &mut Workload, times: u32) -> Result<(), String> {
     let before = Footprint::of(workload.pid());
     assert_eq!(workload.tell("storm"), "done storm");
-    for _ in 0..50 {
-        let mut command = need!(on_pid(Engine::Beeline, workload.pid()));
-        compile_anew(&mut command);
-        let tool = Tool::bpftrace(command, &world.script());
+    for _ in 0..times {
+        let tool = Tool::bpftrace(on_pid(Engine::Beeline, workload.pid())?, &world.script());
         let attached = tool.stdout.wait_for(0, PATIENCE, |line| line == TICK);
         assert!(attached.is_some(), "{}", tool.words("did not attach"));
         std::thread::sleep(Duration::from_millis(20));
@@ -332,6 +325,29 @@ fn storms_of_attaching_to_a_process_under_a_killing_filter() {
     assert_eq!(workload.tell("calm"), "done calm");
     assert_eq!(altered_text(workload.pid()), [""; 0]);
     assert_eq!(Footprint::of(workload.pid()), before);
+    Ok(())
+}
+
+#[test]
+fn storms_of_attaching_to_a_process_under_a_killing_filter() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let world = World::build();
+    let rules = need!(Rules::of_containers(Some(KILL)));
+    let mut workload = world.start(&rules);
+    need!(storm(&world, &mut workload, 50));
     assert_eq!(workload.go(), "done go");
+    workload.finish();
+}
+
+/// Suspended filters let Beeline's calls pass, and none of the target's.
+#[test]
+fn no_forbidden_call_of_a_target_passes() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let world = World::build();
+    let mut workload = world.start(&Rules::new(ALLOW).with(error(libc::EPERM), "getpgrp"));
+    assert_eq!(workload.tell("forbidden"), "done forbidden");
+    need!(storm(&world, &mut workload, 20));
     workload.finish();
 }

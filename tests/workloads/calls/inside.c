@@ -9,10 +9,10 @@
 #include <stdatomic.h>
 #include <time.h>
 
-enum { THREADS = 4, ITEMS = 250, FILES = 10 };
+enum { THREADS = 4, ITEMS = 250, FILES = 10, TRIES = 10000 };
 
 static const char *further_rules;
-static atomic_int storms;
+static atomic_int storms, tries;
 static atomic_long wrong;
 static pthread_t workers[THREADS];
 static pthread_barrier_t begins, ends;
@@ -32,6 +32,9 @@ static void work_once(void)
         int file = open("/etc/hostname", O_RDONLY);
         wrong += file < 0 || close(file);
     }
+    /* For as long as a thread may be stopped at any moment. */
+    for (int i = 0; tries && i < TRIES; i++)
+        wrong += syscall(SYS_getpgrp) != -1 || errno != EPERM;
     wrong += sum != ITEMS * (ITEMS - 1) / 2 + ITEMS * 4;
 }
 
@@ -72,6 +75,13 @@ static int calm(void)
     return 0;
 }
 
+/* Workers call getpgrp besides, which the filter has to forbid. */
+static int forbidden(void)
+{
+    tries = 1;
+    return 0;
+}
+
 static int further(void)
 {
     load_rules(further_rules);
@@ -80,7 +90,8 @@ static int further(void)
 
 int main(int count, char **words)
 {
-    static const struct scene scenes[] = {{"go", go}, {"storm", storm}, {"calm", calm}, {"further", further}, {0, 0}};
+    static const struct scene scenes[] = {{"go", go}, {"storm", storm}, {"calm", calm}, {"further", further},
+                                          {"forbidden", forbidden}, {0, 0}};
     further_rules = count > 2 ? words[2] : "";
     pthread_barrier_init(&begins, 0, THREADS + 1);
     pthread_barrier_init(&ends, 0, THREADS + 1);
