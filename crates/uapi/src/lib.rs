@@ -35,6 +35,7 @@
 //! | [`limits`] | limits of programs, maps and helpers |
 //! | [`verifier`] | `linux/bpf_verifier.h` |
 //! | [`pagemap`] | `/proc/PID/pagemap` |
+//! | [`foreseen`] | what `struct seccomp_data` will hold |
 //! | [`linux`] | arguments and answers of other system calls |
 //!
 //! Its terms are in docs/glossary.md.
@@ -48,6 +49,7 @@ pub mod context;
 mod errno;
 pub mod fields;
 pub mod flags;
+pub mod foreseen;
 pub mod helper;
 pub mod info;
 pub mod kfunc;

@@ -143,6 +143,7 @@ pub const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 pub const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 // linux/ptrace.h
+pub const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
 pub const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 pub const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 pub const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
@@ -196,7 +197,12 @@ layout! {
 // linux/kcmp.h
 pub const KCMP_VM: u64 = 1;
 
+// linux/nsfs.h
+/// The inode of the first user namespace.
+pub const USER_NS_INIT_INO: u64 = 0xeffffffd;
+
 // linux/capability.h
+pub const CAP_SYS_ADMIN: u64 = 21;
 pub const CAP_SYS_PTRACE: u64 = 19;
 /// The highest capability.
 pub const CAP_LAST_CAP: u32 = 40;
