@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """oci-image.py VERSION FILE OUTPUT: puts one static program into an image for containers, without a daemon.
 
-The output is an OCI image layout in a tar archive, as `podman load`, `skopeo copy oci-archive:` and `docker load` (25 or
-later) take it: one layer with /usr/bin/beeline and nothing else. Times are those of SOURCE_DATE_EPOCH, so equal programs
-make equal images.
+The output is an OCI image layout in a tar archive, as `podman load` and `skopeo copy oci-archive:FILE` take it: one layer
+with /usr/bin/beeline and nothing else. Times are those of SOURCE_DATE_EPOCH, so equal programs make equal images.
 
 https://github.com/opencontainers/image-spec describes the format.
 """
