@@ -25,6 +25,7 @@ main() {
     tool cargo-generate-rpm "$CARGO_GENERATE_RPM"
     ./scripts/static.sh "$files/bin" beeline beeline-guest
     manual
+    export SOURCE_DATE_EPOCH="$epoch"
     documents
     archive
     packages
@@ -32,15 +33,14 @@ main() {
     (cd "$dist" && sha256sum -- * >SHA256SUMS && ls -l)
 }
 
-# Sets the time that all files have: that of the last commit, unless SOURCE_DATE_EPOCH says another one.
+# Finds the time that all files have: that of the last commit, unless SOURCE_DATE_EPOCH says another one. It is told to
+# packagers only: build scripts would run again for each commit.
 find_epoch() {
-    if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
-        SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) || {
-            echo "dist.sh: this is no git repository: set SOURCE_DATE_EPOCH to the time of the release" >&2
-            exit 1
-        }
-    fi
-    export SOURCE_DATE_EPOCH
+    epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)} || {
+        echo "dist.sh: this is no git repository: set SOURCE_DATE_EPOCH to the time of the release" >&2
+        exit 1
+    }
+    unset SOURCE_DATE_EPOCH
 }
 
 # tool NAME VERSION: installs it beside the build, unless it is there.
@@ -65,13 +65,14 @@ documents() {
     mkdir "$files/doc" "$files/examples"
     cp README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT "$files/doc"
     cp -r packaging/* "$files/examples"
-    # The libraries that are linked into the programs, and their licences.
+    # What is linked into the programs, and its licences.
+    echo 'GNU C Library LGPL-2.1-or-later' >"$files/doc/LIBRARIES"
     cargo tree --locked --edges normal --target "$HOST" --prefix none --format '{p} {l}' \
         --package beeline --package beeline-vm-proxy |
-        sed -n 's/ (\*)$//; / (/!p' | LC_ALL=C sort -u >"$files/doc/LIBRARIES"
+        sed -n 's/ (\*)$//; / (\//d; /./p' | LC_ALL=C sort -u >>"$files/doc/LIBRARIES"
     find "$files" -type f -exec chmod 644 {} +
     chmod 755 "$files"/bin/*
-    find "$files" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+    find "$files" -exec touch --no-dereference --date="@$epoch" {} +
 }
 
 # A tree that can be unpacked into /usr/local.
@@ -88,7 +89,7 @@ archive() {
     cp "$files/completions/beeline.fish" "$share/fish/vendor_completions.d"
     cp -r "$files/doc" "$share/doc/beeline"
     cp -r "$files/examples" "$share/doc/beeline/examples"
-    tar --create --directory "$tree" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+    tar --create --directory "$tree" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner \
         --mode=go=rX,u+rw --format=ustar "$name" | gzip -9 --no-name >"$dist/$name.tar.gz"
 }
 
