@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
-use beeline_e2e::{Scratch, Tool, Turn, Workload, beeline, file_offset, find_program, need};
+use beeline_e2e::{
+    Scratch, Tool, Turn, Workload, beeline, file_offset, find_program, need, skipped,
+};
+use object::{Object, ObjectSection};
 use serde_json::Value;
 
 /// A command and the options that its help lists.
@@ -148,7 +151,7 @@ fn bash_completes_commands_and_options() {
     let scratch = Scratch::new();
     need!(write_manual(scratch.path()));
     let script = r#"source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
-        _beeline beeline "${COMP_WORDS[COMP_CWORD]}" "" && printf '%s\n' "${COMPREPLY[@]}""#;
+        _beeline beeline "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}" && printf '%s\n' "${COMPREPLY[@]}""#;
     let complete = |words: &[&str]| {
         let mut bash = Command::new("bash");
         bash.args(["-c", script])
@@ -263,28 +266,96 @@ fn the_action_runs_its_tool_under_beeline() {
     let (_, action) = action.expect("there is one");
     let steps = action[0]["runs"]["steps"].as_array().expect("a list");
     let step = steps.last().and_then(|step| step["run"].as_str());
-    let scratch = Scratch::new();
-    let tool = scratch.build_with("attach.c", &[]);
-    let mut bash = Command::new("bash");
     let script = format!("sudo() {{ \"$@\"; }}\n{}", step.expect("a script"));
-    bash.args(["-euo", "pipefail", "-c", &script]);
-    let path = std::env::var("PATH").unwrap_or_default();
-    let beside = beeline()
-        .parent()
-        .expect("a directory")
-        .display()
-        .to_string();
-    bash.env("PATH", format!("{beside}:{path}"));
-    bash.env("OPTIONS", "--engine baseline");
-    // No place to attach to: it only shows that its calls are answered.
-    bash.env("TOOL", format!("'{}' copy / 1 </dev/null", tool.display()));
     let _turn = Turn::take();
-    let ended = Tool::start(bash).wait();
-    assert!(ended.status.success(), "{ended:?}");
-    assert!(
-        ended.stdout.iter().any(|line| line == "attached"),
-        "{ended:?}"
-    );
+    let scratch = Scratch::new();
+    let counts = scratch.build("counts.c");
+    let tool = scratch.build("attach.c");
+    let offset = file_offset(&counts, "wl_square").expect("a symbol of the workload");
+    let mut workload = Workload::start(&counts);
+    let honest = workload.go();
+    let (pid, tool, counts) = (workload.pid(), tool.display(), counts.display());
+    let path = std::env::var("PATH").unwrap_or_default();
+    let beside = beeline().with_file_name("").display().to_string();
+    let mut bash = Command::new("bash");
+    bash.args(["-euo", "pipefail", "-c", &script])
+        .env("PATH", format!("{beside}:{path}"))
+        .env("OPTIONS", "--engine baseline")
+        .env("TOOL", format!("'{tool}' {pid} '{counts}' 1 P:{offset:#x}"));
+    let tool = Tool::start(bash);
+    tool.wait_for_line(|line| line == "attached");
+    let shown = Command::new(beeline()).arg("ps").output();
+    let shown = String::from_utf8_lossy(&shown.expect("beeline runs").stdout).into_owned();
+    let is_pid = |line: &str| line.split_whitespace().next() == Some(&pid.to_string());
+    assert!(shown.lines().any(is_pid), "Beeline is not there: {shown}");
+    assert_eq!(workload.go(), honest);
+    assert_eq!(tool.wait().stdout, ["attached", "count 100"]);
+    workload.finish();
+}
+
+/// Makes an image of the guest's program, which `make build` has linked statically. Returns its
+/// path.
+///
+/// # Errors
+/// Something for that is missing.
+fn image(scratch: &Scratch, name: &str) -> Result<PathBuf, String> {
+    let program = beeline().with_file_name("beeline-guest");
+    if !program.is_file() {
+        return Err(format!("no {}: make build", program.display()));
+    }
+    let output = scratch.path().join(name);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/oci-image.py");
+    let mut python = Command::new(find_program("python3")?);
+    python.arg(script).arg("1.2.3").arg(program).arg(&output);
+    let status = python.env("SOURCE_DATE_EPOCH", "1700000000").status();
+    assert!(status.expect("python runs").success());
+    Ok(output)
+}
+
+#[test]
+fn equal_programs_make_equal_images() {
+    let scratch = Scratch::new();
+    let first = fs::read(need!(image(&scratch, "first"))).expect("it is there");
+    let second = fs::read(need!(image(&scratch, "second"))).expect("it is there");
+    assert!(first == second);
+}
+
+/// Podman with storage of its own. crun does not run beside version 2 of cgroups in a part of a
+/// version 1 tree, so podman does not get to see that.
+fn podman(scratch: &Scratch, arguments: &[&str]) -> Output {
+    const SCRIPT: &str = r#"umount /sys/fs/cgroup/unified 2>/dev/null
+        exec podman --root "$0/storage" --runroot "$0/run" --storage-driver vfs "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]);
+    let output = command.arg(scratch.path()).args(arguments).output();
+    output.expect("unshare is there")
+}
+
+#[test]
+fn podman_runs_the_image() {
+    need!(find_program("podman"));
+    let scratch = Scratch::new();
+    let image = need!(image(&scratch, "image.tar")).display().to_string();
+    let loaded = podman(&scratch, &["load", "--input", &image]);
+    assert!(loaded.status.success(), "{loaded:?}");
+    let run = ["run", "--rm", "--network", "none", "--cgroups", "disabled"];
+    // What an ordinary process may set, on a machine that lets root do no more.
+    let limits = [
+        "--ulimit",
+        "nofile=1024:1024",
+        "--ulimit",
+        "nproc=1024:1024",
+    ];
+    let program = ["localhost/beeline:1.2.3", "beeline", "--version"];
+    let ran = podman(&scratch, &[&run[..], &limits, &program].concat());
+    let words = String::from_utf8_lossy(&ran.stderr);
+    let lacks = ["cgroup", "setrlimit", "namespace", "mount"];
+    if !ran.status.success() && lacks.iter().any(|lack| words.contains(lack)) {
+        return skipped(&format!("podman starts no container here: {words}"));
+    }
+    assert!(ran.status.success(), "{ran:?}");
+    let version = concat!("beeline guest ", env!("CARGO_PKG_VERSION"), "\n");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), version);
 }
 
 /// Returns the static program, if it is as new as the other one.
@@ -320,7 +391,7 @@ fn the_static_program_needs_nothing_but_proc_and_sys() {
     let honest = workload.go();
     let mut command = Command::new("unshare");
     const SCRIPT: &str = r#"mount -t proc proc "$0/proc"; mount -t sysfs -o ro sysfs "$0/sys"
-        exec env -i chroot "$0" /beeline run -- /attach "$@""#;
+        exec env -i "$(command -v chroot)" "$0" /beeline run -- /attach "$@""#;
     command.args(["--mount", "--propagation", "private", "sh", "-ec", SCRIPT]);
     command.arg(root).arg(workload.pid().to_string());
     command.args(["/counts", "1", &format!("P:{offset:#x}")]);
@@ -341,11 +412,10 @@ fn the_static_program_is_small_and_static() {
     let mode = fs::metadata(&program).expect("it is there").permissions();
     assert_eq!(mode.mode() & 0o111, 0o111);
     let elf = object::File::parse(&*bytes).expect("an ELF file");
-    use object::{Object, ObjectSection};
     let has = |name| elf.sections().any(|section| section.name() == Ok(name));
     assert!(!has(".interp") && !has(".symtab") && !has(".debug_line"));
     assert!(
-        elf.imports().expect("a table").is_empty(),
+        elf.imports().expect("a table").next().is_none(),
         "it needs libraries"
     );
     let home = std::env::var("HOME").unwrap_or_default();
