@@ -147,8 +147,11 @@ int main(void)
     printf(" %d\n", errno);
     int epoll = epoll_create1(0), pipes[2];
     struct epoll_event event = {.events = EPOLLIN};
-    printf("pipe: %d, epoll: %d", pipe(pipes), epoll_ctl(epoll, EPOLL_CTL_ADD, pipes[0], &event));
+    printf("pipe: %d", pipe(pipes));
+    printf(", epoll: %d", epoll_ctl(epoll, EPOLL_CTL_ADD, pipes[0], &event));
     printf(", again: %d", epoll_ctl(epoll, EPOLL_CTL_ADD, pipes[0], &event));
-    printf(" %d, of nothing: %d\n", errno, epoll_ctl(epoll, EPOLL_CTL_ADD, 9999, &event));
+    printf(" %d", errno);
+    printf(", of nothing: %d", epoll_ctl(epoll, EPOLL_CTL_ADD, 9999, &event));
+    printf(" %d\n", errno);
     return 0;
 }

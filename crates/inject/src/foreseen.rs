@@ -12,7 +12,8 @@ use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{
     AF_UNIX, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_NORESERVE,
     MAP_PRIVATE, MAP_SHARED, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, PROT_EXEC, PROT_NONE, PROT_READ,
-    PROT_WRITE, SIG_SETMASK, SOCK_CLOEXEC, SOCK_DGRAM, c_int, c_long,
+    PROT_WRITE, SIG_SETMASK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_SEQPACKET, c_int,
+    c_long,
 };
 
 const OURS: c_int = MAP_SHARED | MAP_NORESERVE;
@@ -92,9 +93,19 @@ pub const ENTERING: &[ForeseenCall] = &[
     call("madvise", libc::SYS_madvise, ENTER).with(2, known(MADV_WIPEONFORK)),
 ];
 
+/// The calls by which a process connects to Beeline, where a filter around Beeline forbids to take
+/// descriptors out of it (pidfd_getfd(2)).
+pub const CONNECTING: &[ForeseenCall] = &[
+    call("socket", libc::SYS_socket, ENTER)
+        .with(0, known(AF_UNIX))
+        .with(1, known(SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK))
+        .with(2, 0),
+    call("connect", libc::SYS_connect, ENTER),
+];
+
 /// True if a thread under a filter may be made to make this call.
 pub(crate) fn is_foreseen(number: c_long, arguments: &[u64; 6]) -> bool {
-    let mut all = LEAVING.iter().chain(ENTERING);
+    let mut all = LEAVING.iter().chain(ENTERING).chain(CONNECTING);
     all.any(|call| call.is(number.cast_unsigned(), arguments))
 }
 

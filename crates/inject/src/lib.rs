@@ -63,7 +63,7 @@ pub use arch::Registers;
 pub use error::{Error, Refusal, is_of_too_many_files, with_remedy};
 pub use files::Mapping;
 pub use filters::{Confinement, Judge, Verdict};
-pub use foreseen::{ENTERING, LEAVING, why_filters_are_hidden};
+pub use foreseen::{CONNECTING, ENTERING, LEAVING, why_filters_are_hidden};
 pub use frames::{SignalFrame, signal_frames};
 pub use holds::{Hold, Holds, holds};
 pub use masks::{Unblocked, Unblocking};

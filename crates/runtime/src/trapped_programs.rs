@@ -161,8 +161,13 @@ fn install(stopped: &mut Stopped, agent: &Agent) -> Result<(), Error> {
     let runs = ProtFlags::READ | ProtFlags::EXEC;
     let base = stopped.map_file(&mapping(agent.file(), agent.len(), runs))?;
     let changes = ProtFlags::READ | ProtFlags::WRITE;
-    let fixed = MapFlags::FIXED_NOREPLACE;
-    stopped.mmap_anonymous(KEPT_LEN, changes, fixed, KEPT_AT)?;
+    let kept = stopped.mmap_anonymous(KEPT_LEN, changes, MapFlags::empty(), KEPT_AT)?;
+    if kept != KEPT_AT {
+        return Err(Error::Target {
+            pid: stopped.process().pid(),
+            why: format!("there is no room at {KEPT_AT:#x}"),
+        });
+    }
     let points = agent.points();
     let action = trapped::action(base, points.trapped, points.trapped_return);
     write_action(stopped, HANDLER_AT, &action)?;

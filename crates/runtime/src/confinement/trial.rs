@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 
 use beeline_agent::foreseen;
-use beeline_inject::{Confinement, ENTERING, Errno, LEAVING, Verdict};
+use beeline_inject::{CONNECTING, Confinement, ENTERING, Errno, LEAVING, Verdict};
 use beeline_uapi::foreseen::ForeseenCall;
 use beeline_uapi::linux::{FUTEX_WAIT, PAGE_SIZE};
 use beeline_uapi::nr;
@@ -75,7 +75,8 @@ pub(super) fn outcome() -> Result<(), Confinement> {
 
 /// Returns the calls to try: all but the return from a signal handler, which every process makes.
 fn all() -> impl Iterator<Item = &'static ForeseenCall> {
-    let calls = LEAVING.iter().chain(ENTERING).chain(foreseen::CALLS);
+    let entering = LEAVING.iter().chain(ENTERING).chain(CONNECTING);
+    let calls = entering.chain(foreseen::CALLS);
     calls.filter(|call| call.number != nr::RT_SIGRETURN)
 }
 
@@ -168,6 +169,8 @@ fn expected(call: &ForeseenCall) -> i32 {
         libc::SYS_futex if call.arguments[1] == Some(FUTEX_WAIT) => libc::EAGAIN,
         // Nothing was sent.
         libc::SYS_recvmsg => libc::EAGAIN,
+        // There is no such descriptor.
+        libc::SYS_connect => libc::EBADF,
         _ => 0,
     }
 }
@@ -235,6 +238,7 @@ impl Scratch {
             libc::SYS_madvise => [self.pages + WIPED * page, page, 0, 0, 0, 0],
             libc::SYS_socketpair => [0, 0, 0, self.pair.as_mut_ptr() as u64, 0, 0],
             libc::SYS_recvmsg => [self.pair[0] as u64, bytes, 0, 0, 0, 0],
+            libc::SYS_connect => [u64::MAX, 0, 0, 0, 0, 0],
             libc::SYS_close => [self.pair[0] as u64, 0, 0, 0, 0, 0],
             libc::SYS_futex => [bytes, 0, 1, 0, 0, 0],
             libc::SYS_prctl | libc::SYS_clock_getres | libc::SYS_sigaltstack => {
