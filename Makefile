@@ -27,7 +27,8 @@ check:
 # Everything, on a Debian 12 as root; what a machine lacks is skipped, and said. In the release
 # profile, so that nothing is compiled twice (`make check` has the unit tests with overflow checks);
 # --show-output for the reasons of skips. Tools run once more with LLVM's code from the start, and
-# with their calls carried out as in a virtual machine's guest.
+# with their calls carried out as in a virtual machine's guest, and once under a filter like a
+# container's.
 test: deps build
 	@status=0; \
 	cargo test --release --workspace --no-fail-fast -- --show-output || status=$$?; \
@@ -37,6 +38,9 @@ test: deps build
 	echo "== with this machine's kernel as a guest's"; \
 	BEELINE_E2E_ENGINE=guest cargo test --release --no-fail-fast -p beeline-e2e \
 		--test scripts --test libbpf_tools --test mapped --test commands --test fast_path -- --show-output || status=$$?; \
+	echo "== under a container's filter"; \
+	BEELINE_E2E_ENGINE=sandbox cargo test --release --no-fail-fast -p beeline-e2e \
+		--test libbpf_tools --test commands --test fast_path --test callbacks -- --show-output || status=$$?; \
 	exit $$status
 
 # The tests that could go on for ever, each for so many seconds, with new random numbers each time.
