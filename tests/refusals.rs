@@ -364,6 +364,41 @@ fn probes_that_only_a_kernel_can_serve() {
 }
 
 #[test]
+fn programs_that_change_what_calls_return() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftool"));
+    let objects = Scratch::new();
+    let object = need!(objects.build_bpf("modifies.bpf.c"));
+    let attach = |pid: u32, options: &[&str]| {
+        let mut command = Command::new(beeline());
+        command.arg("run").args(options);
+        command.args([
+            "--pid",
+            &pid.to_string(),
+            "--",
+            "bpftool",
+            "prog",
+            "loadall",
+        ]);
+        command
+            .arg(&object)
+            .args(["/sys/fs/bpf/modifies", "autoattach"]);
+        Tool::start(command).wait()
+    };
+    unharmed(|_, _, pid| {
+        let ended = attach(pid, &[]);
+        assert_refused(&ended, &["fmod_ret"]);
+        let told = ended.stderr.iter().filter(|line| line.contains("--unsafe"));
+        assert_eq!(told.count(), 1, "{ended:?}");
+    });
+    unharmed(|_, _, pid| {
+        let ended = attach(pid, &["--unsafe"]);
+        assert!(ended.status.success(), "{ended:?}");
+    });
+}
+
+#[test]
 fn commands_that_make_no_sense() {
     let _turn = Turn::take();
     need!(beeline_wanted());
