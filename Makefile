@@ -57,7 +57,8 @@ soak: deps build
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler
 # (rustup toolchain install nightly) and cargo-fuzz (cargo install cargo-fuzz), and for the agent
 # its target (rustup target add --toolchain nightly x86_64-unknown-none). A target begins with its
-# seeds, what earlier runs found, and the libbpf tools' object files.
+# seeds, what earlier runs found, and the libbpf tools' object files. `session_page` and
+# `dead_session` trace a process that they start.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls relay_ring map_memory map_shards trace_ring session_page dead_session seccomp_filter
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512

@@ -29,7 +29,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::new`], [`MapObject::see_as`] and [`MapObject::shard_of`].
+    /// Those of `MapObject::new`, `MapObject::see_as` and `MapObject::shard_of`.
     pub fn new(spec: &MapSpec, view: &View, cpus: u32) -> Result<Self, Errno> {
         let map = MapObject::new(Id(1), spec, None, cpus, &Budget::default())?;
         map.see_as(view)?;
@@ -57,7 +57,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::shard_of`].
+    /// Those of `MapObject::shard_of`.
     pub fn shard(&self, number: usize) -> Result<Map, Errno> {
         match number.checked_sub(1).and_then(|at| self.domains.get(at)) {
             Some(domain) => Ok(*self.map.shard_of(domain)?.here()),
@@ -69,7 +69,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::retire`] and [`MapObject::shard_of`].
+    /// Those of `MapObject::retire` and `MapObject::shard_of`.
     pub fn retire(&mut self, number: usize) -> Result<(), Errno> {
         let Some(at) = number.checked_sub(1).filter(|at| *at < self.domains.len()) else {
             return Ok(());
@@ -83,7 +83,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::release_owner`].
+    /// Those of `MapObject::release_owner`.
     pub fn release(&self, number: usize, owner: u32) -> Result<bool, Errno> {
         match number.checked_sub(1).and_then(|at| self.domains.get(at)) {
             Some(domain) => self.map.release_owner(owner, domain),
@@ -100,7 +100,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::lookup`].
+    /// Those of `MapObject::lookup`.
     pub fn lookup(&self, key: &[u8], value: &mut [u8]) -> Result<(), Errno> {
         self.map.lookup(key, value, 0)
     }
@@ -109,7 +109,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::update`].
+    /// Those of `MapObject::update`.
     pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         self.map.update(key, value, flags)
     }
@@ -118,7 +118,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::delete`].
+    /// Those of `MapObject::delete`.
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
         self.map.delete(key)
     }
@@ -127,7 +127,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::lookup_and_delete`].
+    /// Those of `MapObject::lookup_and_delete`.
     pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8]) -> Result<(), Errno> {
         self.map.lookup_and_delete(key, value, 0)
     }
@@ -136,7 +136,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::next_key`].
+    /// Those of `MapObject::next_key`.
     pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
         self.map.next_key(key, next)
     }
@@ -145,7 +145,7 @@ impl SharedMap {
     ///
     /// # Errors
     ///
-    /// Those of [`MapObject::read_batch`].
+    /// Those of `MapObject::read_batch`.
     pub fn read_batch(
         &self,
         cursor: u32,

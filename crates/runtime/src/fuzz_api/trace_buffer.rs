@@ -21,7 +21,7 @@ impl TraceBuffer {
     ///
     /// # Errors
     ///
-    /// Those of [`Trace::new`] and of `pipe2(2)`.
+    /// Those of `Trace::new` and of `pipe2(2)`.
     pub fn new() -> Result<Self, Errno> {
         let trace = Trace::new(Id(1), 1, &Budget::default())?;
         let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
