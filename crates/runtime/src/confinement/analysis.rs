@@ -9,6 +9,8 @@ use beeline_uapi::foreseen::ForeseenCall;
 use beeline_uapi::linux::{BPF_MAXINSNS, SECCOMP_ARCH_NATIVE, bpf_class, bpf_op};
 use libc::{seccomp_data, sock_filter};
 
+/// The highest error number of the kernel (`linux/err.h`).
+const MAX_ERRNO: u32 = 4095;
 /// The size of an instruction in bytes.
 const LEN: usize = size_of::<sock_filter>();
 
@@ -189,8 +191,11 @@ fn verdict(answer: u32) -> Option<Verdict> {
     Some(match answer & libc::SECCOMP_RET_ACTION_FULL {
         libc::SECCOMP_RET_ALLOW | libc::SECCOMP_RET_LOG => return None,
         libc::SECCOMP_RET_ERRNO => {
-            let errno = answer & libc::SECCOMP_RET_DATA;
-            Verdict::Fails(Errno::from_raw_os_error(errno.cast_signed()))
+            // As the kernel does. Without a number, the call is not made and seems to succeed.
+            match (answer & libc::SECCOMP_RET_DATA).min(MAX_ERRNO) {
+                0 => Verdict::Depends,
+                errno => Verdict::Fails(Errno::from_raw_os_error(errno.cast_signed())),
+            }
         }
         libc::SECCOMP_RET_TRAP => Verdict::Traps,
         libc::SECCOMP_RET_TRACE | libc::SECCOMP_RET_USER_NOTIF => Verdict::Asks,
@@ -251,6 +256,14 @@ mod tests {
 
     fn end(action: u32) -> sock_filter {
         instruction(BPF_RET | BPF_K, action, 0, 0)
+    }
+
+    #[test]
+    fn any_error_number_is_taken_as_the_kernel_takes_it() {
+        for (number, passes) in [(0, false), (1, false), (4095, false), (0xffff, false)] {
+            let filter = [end(libc::SECCOMP_RET_ERRNO | number)];
+            assert_eq!(lets_us_pass(&filter), passes, "{number}");
+        }
     }
 
     #[test]
