@@ -32,6 +32,7 @@ mod seccomp_filter;
 mod server;
 mod spawn;
 mod tool_call;
+pub mod trial;
 mod waiting;
 
 pub use call::{Answer, Call, HERE};

@@ -349,7 +349,7 @@ fn die_with_parent(parent: u32) -> io::Result<()> {
 }
 
 /// Installs the filter on the calling thread, and returns the listener's descriptor.
-fn install(filter: &[sock_filter]) -> io::Result<RawFd> {
+pub(crate) fn install(filter: &[sock_filter]) -> io::Result<RawFd> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
         filter: filter.as_ptr().cast_mut(),

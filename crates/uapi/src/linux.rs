@@ -194,6 +194,10 @@ pub const KCMP_VM: u64 = 1;
 
 // linux/capability.h
 pub const CAP_SYS_PTRACE: u64 = 19;
+pub const CAP_SYS_ADMIN: u64 = 21;
+pub const CAP_PERFMON: u64 = 38;
+pub const CAP_BPF: u64 = 39;
+pub const CAP_LAST_CAP: u64 = 40;
 pub const VFS_CAP_REVISION_MASK: u64 = 0xff00_0000;
 /// The first revision of `struct vfs_cap_data`, with one word of each set only.
 pub const VFS_CAP_REVISION_1: u64 = 0x0100_0000;

@@ -1,0 +1,218 @@
+//! Seccomp filters: those that this process is under, and what they answer.
+
+use beeline_runtime::traceable;
+use beeline_supervisor::Error;
+use beeline_supervisor::trial::{Way, intercept};
+
+use super::calls::{Answer, BPF, Harmless, NEEDED, PERF_EVENT_OPEN, USEFUL, errno_name};
+use super::finding::Finding;
+use super::machine::release;
+use super::rights::{has_capability, is_bpf_for_the_privileged};
+use super::status::Status;
+use super::subject::Subject;
+use super::tracing::no_subject;
+
+/// The way out where there is a filter.
+pub const WITHOUT_FILTER: &str = "run without this seccomp filter: `docker run --security-opt seccomp=unconfined` (podman likewise), \
+     in Kubernetes `securityContext: {seccompProfile: {type: Unconfined}}`, under systemd no SystemCallFilter=";
+
+/// The kernel from which on bpf(2) refuses unprivileged users certain commands only.
+const REFUSES_COMMANDS_ONLY: (u32, u32) = (5, 19);
+
+/// Under which filters is this process?
+pub fn seccomp() -> Finding {
+    let Some(own) = Status::own() else {
+        return Finding::warn("unknown: /proc/self/status cannot be read");
+    };
+    match (own.seccomp(), own.filters()) {
+        (Some(0), _) => Finding::ok("this process is under no filter"),
+        (Some(_), Some(1)) => Finding::ok("this process is under a filter"),
+        (Some(_), Some(count)) => Finding::ok(format!("this process is under {count} filters")),
+        // Before Linux 5.9.
+        (Some(_), None) => {
+            Finding::ok("this process is under filters; the kernel does not count them")
+        }
+        (None, _) => Finding::ok("this kernel has no seccomp"),
+    }
+}
+
+/// May a process be traced that is under the filters that this one is under?
+pub fn filtered_processes() -> Finding {
+    let subject = match Subject::child() {
+        Ok(subject) => subject,
+        Err(error) => return no_subject(&error),
+    };
+    match traceable(vec![subject.pid()], |_| {}) {
+        Ok(_) if is_filtered() => Finding::ok("processes under this process's filters can be traced"),
+        Ok(_) => Finding::ok("processes that this one starts are under no filter"),
+        Err(beeline_runtime::Error::Inject(beeline_inject::Error::Seccomp { .. })) => Finding::no(
+            "processes under this process's filter are refused: what Beeline has them do could kill them",
+        )
+        .fix(WITHOUT_FILTER),
+        // What stands in the way is told where tracing is tried.
+        Err(error) => Finding::warn(format!("unknown: {error}")),
+    }
+}
+
+/// Do the calls that Beeline makes reach the kernel?
+pub fn calls() -> Finding {
+    let blocked = |calls: &[Harmless]| -> Vec<(&'static str, Answer)> {
+        let answers = calls.iter().map(|call| (call.name, call.answer()));
+        answers
+            .filter(|(_, answer)| *answer != Answer::Kernel)
+            .collect()
+    };
+    let (needed, useful) = (blocked(&NEEDED), blocked(&USEFUL));
+    let list = |blocked: &[(&str, Answer)]| -> String {
+        let words = blocked
+            .iter()
+            .map(|(name, answer)| format!("{name} ({})", answer.in_words()));
+        words.collect::<Vec<_>>().join(", ")
+    };
+    if needed.is_empty() && useful.is_empty() {
+        let all = NEEDED.iter().chain(&USEFUL).map(|call| call.name);
+        return Finding::ok(format!(
+            "{} reach the kernel",
+            all.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let all = [needed.as_slice(), &useful].concat();
+    let who = if is_filtered() {
+        "a seccomp filter"
+    } else {
+        "the kernel"
+    };
+    let detail = format!("{who} refuses {}", list(&all));
+    let names: Vec<_> = all
+        .iter()
+        .map(|(name, _)| *name)
+        .chain(
+            blocked(&[BPF, PERF_EVENT_OPEN])
+                .iter()
+                .map(|(name, _)| *name),
+        )
+        .collect();
+    let fix = match is_filtered() {
+        true => format!(
+            "let the seccomp profile allow {}; or {WITHOUT_FILTER}",
+            names.join(", ")
+        ),
+        false => format!("run a kernel that has {}", names.join(", ")),
+    };
+    match needed.is_empty() {
+        true => Finding::warn(format!("{detail}; Beeline does without")).fix(fix),
+        false => Finding::no(detail).fix(fix),
+    }
+}
+
+/// Can a filter with a listener be installed, which is how a supervisor gets calls?
+pub fn listener() -> Finding {
+    match intercept(&[]) {
+        Ok(_) => Finding::ok("a filter with a listener can be installed"),
+        Err(error) => no_listener(&error),
+    }
+}
+
+fn no_listener(error: &Error) -> Finding {
+    let Error::Filter(source) = error else {
+        return Finding::no(error.to_string());
+    };
+    match source.raw_os_error() {
+        Some(libc::EBUSY) => Finding::no(
+            "a supervisor listens to this process's calls already (EBUSY), and the kernel allows one",
+        )
+        .fix("run Beeline outside the other supervisor: another `beeline run`, or a sandbox or container with seccomp notifications"),
+        Some(errno @ (libc::EPERM | libc::EACCES | libc::ENOSYS)) if is_filtered() => Finding::no(format!(
+            "a seccomp filter refuses seccomp(2) with {}",
+            errno_name(errno)
+        ))
+        .fix(format!("let the seccomp profile allow seccomp; or {WITHOUT_FILTER}")),
+        Some(errno @ (libc::ENOSYS | libc::EINVAL)) => Finding::no(format!(
+            "the kernel has no filters with listeners ({})",
+            errno_name(errno)
+        ))
+        .fix("run a kernel with CONFIG_SECCOMP_FILTER (not gVisor's)"),
+        _ => Finding::no(source.to_string()),
+    }
+}
+
+/// What answers bpf(2)?
+pub fn bpf() -> Finding {
+    answered(&BPF, BPF.answer(), may_kernel_refuse_bpf())
+}
+
+/// What answers perf_event_open(2)?
+pub fn perf_event_open() -> Finding {
+    answered(&PERF_EVENT_OPEN, PERF_EVENT_OPEN.answer(), false)
+}
+
+/// Says who gives this answer. `may_refuse`: the kernel itself may say EPERM.
+fn answered(call: &Harmless, answer: Answer, may_refuse: bool) -> Finding {
+    let words = answer.in_words();
+    match answer {
+        Answer::Kernel => Finding::ok("reaches the kernel"),
+        Answer::Unknown => Finding::warn("could not be tried"),
+        _ if !is_filtered() => Finding::ok(format!(
+            "the kernel answers {words} itself: there is no filter"
+        )),
+        // A call that another filter answers does not reach a filter's listener, so this is sure.
+        Answer::Errno(libc::EPERM) if may_refuse => match intercept(&[libc::SYS_bpf]).as_deref() {
+            Ok([Way::Intercepted]) => Finding::ok(format!(
+                "the kernel answers {words} (kernel.unprivileged_bpf_disabled); no filter does, as it can be intercepted"
+            )),
+            Ok(_) => Finding::warn(format!(
+                "a seccomp filter answers {words}, as it cannot be intercepted"
+            )),
+            Err(_) => Finding::warn(format!(
+                "{words}, from a seccomp filter or from the kernel (kernel.unprivileged_bpf_disabled): not sure which"
+            )),
+        },
+        _ => Finding::warn(format!(
+            "a seccomp filter answers {words}: the kernel would say EINVAL"
+        ))
+        .fix(format!("let the seccomp profile allow {}", call.name)),
+    }
+}
+
+/// True if the kernel itself may refuse any command of bpf(2) to this user.
+fn may_kernel_refuse_bpf() -> bool {
+    release().is_none_or(|release| release < REFUSES_COMMANDS_ONLY)
+        && is_bpf_for_the_privileged()
+        && !has_capability("CAP_BPF")
+        && !has_capability("CAP_SYS_ADMIN")
+}
+
+/// Can a tool's bpf(2) and perf_event_open(2) be intercepted?
+pub fn interception() -> Finding {
+    let calls = [BPF, PERF_EVENT_OPEN];
+    let ways = match intercept(&[libc::SYS_bpf, libc::SYS_perf_event_open]) {
+        Ok(ways) => ways,
+        Err(error) => return no_listener(&error),
+    };
+    let past = calls.iter().zip(&ways).filter_map(|(call, way)| match way {
+        Way::Intercepted => None,
+        Way::Answered(errno) => Some((call.name, errno_name(*errno))),
+    });
+    let past: Vec<_> = past.collect();
+    if past.is_empty() {
+        return Finding::ok("by seccomp notification");
+    }
+    let list: Vec<_> = past
+        .iter()
+        .map(|(name, errno)| format!("{name} ({errno})"))
+        .collect();
+    let names: Vec<_> = past.iter().map(|(name, _)| *name).collect();
+    Finding::no(format!(
+        "an outer seccomp filter answers {} before Beeline is asked",
+        list.join(", ")
+    ))
+    .fix(format!(
+        "let the seccomp profile allow {}, which then come to Beeline and not to the kernel; or {WITHOUT_FILTER}",
+        names.join(" and ")
+    ))
+}
+
+/// True if this process is under a filter, or may be.
+fn is_filtered() -> bool {
+    Status::own().is_none_or(|own| own.seccomp().is_none_or(|mode| mode != 0))
+}
