@@ -2,8 +2,8 @@
 //! why, and the target does not notice.
 
 use beeline_e2e::{
-    Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
-    beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
+    Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user,
+    beeline, beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -78,10 +78,7 @@ fn another_users_process() {
     unharmed(|scratch, program, pid| {
         let copy = scratch.path().join("beeline");
         std::fs::copy(beeline(), &copy).expect("cannot copy beeline");
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .arg(copy);
+        let mut command = as_user(65534, &copy);
         command.args(["run", "--", "bpftrace", "-p", &pid.to_string(), "-e"]);
         command.arg(format!(
             "uprobe:{}:wl_add {{ @ = count(); }}",

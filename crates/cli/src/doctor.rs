@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::json;
 
-use child::check_in_child;
+use child::{check_in_child, in_child};
 use conclusion::{Conclusion, conclude};
 use finding::{Check, Finding, Status};
 use target::Target;
@@ -39,9 +39,14 @@ pub struct Arguments {
     json: bool,
 }
 
+/// A check's name and function.
+type OfPlace = (&'static str, fn() -> Finding);
+/// Likewise for a process.
+type OfTarget = (&'static str, fn(&Target) -> Finding);
+
 /// The checks of this place, causes before what they cause: the first that fails is the one to
 /// mend.
-const PLACE: [(&str, fn() -> Finding); 26] = [
+const PLACE: [OfPlace; 26] = [
     ("kernel", machine::kernel),
     ("processor", machine::processor),
     ("open-files", machine::open_files),
@@ -71,7 +76,7 @@ const PLACE: [(&str, fn() -> Finding); 26] = [
 ];
 
 /// The checks of a process, likewise.
-const TARGET: [(&str, fn(&Target) -> Finding); 9] = [
+const TARGET: [OfTarget; 9] = [
     ("target", Target::process),
     ("target-owner", Target::owner),
     ("target-namespaces", Target::namespaces),
@@ -91,14 +96,13 @@ const TARGET: [(&str, fn(&Target) -> Finding); 9] = [
 ///
 /// Fails if the checks cannot be written as JSON.
 pub fn doctor(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let made = |(name, check): (&'static str, fn() -> Finding)| Check {
+    let made = |(name, check): OfPlace| Check {
         name,
         finding: check_in_child(check),
     };
     let place: Vec<_> = PLACE.into_iter().map(made).collect();
-    let target = arguments.pid.map(Target::look);
-    let of_target = target.as_ref().map(look_at).unwrap_or_default();
-    let conclusion = conclude(&place, &of_target, target.as_ref());
+    let of_target = arguments.pid.map(look_at).unwrap_or_default();
+    let conclusion = conclude(&place, &of_target, arguments.pid);
     let checks = [place, of_target].concat();
     if arguments.json {
         println!(
@@ -112,13 +116,24 @@ pub fn doctor(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Makes the checks of a process; only the first if it is not there.
-fn look_at(target: &Target) -> Vec<Check> {
-    let count = if target.is_there() { TARGET.len() } else { 1 };
-    let made = |(name, check): (&'static str, fn(&Target) -> Finding)| Check {
-        name,
-        finding: check_in_child(|| check(target)),
+fn look_at(pid: i32) -> Vec<Check> {
+    let look = || {
+        let target = Target::look(pid);
+        let count = if target.is_there() { TARGET.len() } else { 1 };
+        let found = TARGET
+            .iter()
+            .take(count)
+            .map(|(_, check)| check(&target).to_text());
+        found.collect::<Vec<_>>().join("\n")
     };
-    TARGET.into_iter().take(count).map(made).collect()
+    let found = match in_child(look) {
+        Ok(text) => text.lines().filter_map(Finding::parse).collect(),
+        Err(failure) => vec![failure.finding()],
+    };
+    let checks = TARGET.iter().zip(found);
+    checks
+        .map(|((name, _), finding)| Check { name, finding })
+        .collect()
 }
 
 fn print(checks: &[Check], conclusion: &Conclusion) {

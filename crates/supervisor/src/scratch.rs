@@ -56,9 +56,9 @@ impl Scratch {
             let usable = match open_place(&path, variable) {
                 Ok(place) => Self::make(&place, prefix)
                     .map(drop)
-                    .ok_or_else(|| "no directory can be made there".to_owned()),
+                    .ok_or_else(|| format!("no directory can be made in {}", path.display())),
                 Err(Unusable::Distrusted(line)) => Err(line),
-                Err(Unusable::Absent(error)) => Err(error.to_string()),
+                Err(Unusable::Absent(error)) => Err(format!("{}: {error}", path.display())),
             };
             (path, usable)
         };

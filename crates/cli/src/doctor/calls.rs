@@ -1,4 +1,5 @@
-//! System calls with arguments that the kernel refuses before it does anything: who answers them?
+//! Tells by harmless arguments, which the kernel refuses before it does anything, if a system call
+//! reaches the kernel.
 
 use std::io;
 
@@ -16,7 +17,7 @@ pub struct Harmless {
     refusal: i32,
 }
 
-/// What answers a call.
+/// The author of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The kernel, as it answers such arguments.
@@ -48,15 +49,17 @@ pub const PERF_EVENT_OPEN: Harmless = Harmless {
     refusal: libc::EINVAL,
 };
 
+/// ptrace(2) of a process with the number 0.
+pub const PTRACE: Harmless = Harmless {
+    name: "ptrace",
+    number: libc::SYS_ptrace,
+    arguments: [libc::PTRACE_CONT as c_long, 0, 0, 0, 0, 0],
+    refusal: libc::ESRCH,
+};
+
 /// The calls by which Beeline works on other processes, and without which it does not work.
 pub const NEEDED: [Harmless; 5] = [
-    Harmless {
-        name: "ptrace",
-        number: libc::SYS_ptrace,
-        // A process with the number 0.
-        arguments: [libc::PTRACE_CONT as c_long, 0, 0, 0, 0, 0],
-        refusal: libc::ESRCH,
-    },
+    PTRACE,
     Harmless {
         name: "pidfd_open",
         number: libc::SYS_pidfd_open,

@@ -1,8 +1,8 @@
-//! What the checks come to: it works, or the one thing to change.
+//! The conclusion from all checks: it works, or the one thing to change.
 
 use super::finding::{Check, Status};
 use super::rights::{has_capability, is_in_inner_namespace};
-use super::target::Target;
+use super::target::comm;
 
 /// The checks that matter to processes in general, but not to one that can be traced.
 const OF_OTHERS: [&str; 2] = ["filtered-processes", "other-processes"];
@@ -17,7 +17,7 @@ pub struct Conclusion {
 }
 
 /// Draws the conclusion from all checks: of this place, and of the target if there is one.
-pub fn conclude(place: &[Check], of_target: &[Check], target: Option<&Target>) -> Conclusion {
+pub fn conclude(place: &[Check], of_target: &[Check], target: Option<i32>) -> Conclusion {
     let is_traced = of_target
         .last()
         .is_some_and(|check| check.finding.status == Status::Ok);
@@ -33,25 +33,21 @@ pub fn conclude(place: &[Check], of_target: &[Check], target: Option<&Target>) -
     };
     let finding = &check.finding;
     let what = match target {
-        Some(target) => format!("cannot trace process {} here", target.pid()),
+        Some(target) => format!("cannot trace process {} here", target),
         None if OF_OTHERS.contains(&check.name) => "cannot trace running processes here".to_owned(),
         None => "does not work here".to_owned(),
     };
     Conclusion {
         works: false,
-        text: format!("Beeline {what}: {}", finding.detail),
+        text: format!("Beeline {what}: {}.", finding.detail),
         fix: finding.fix.clone(),
     }
 }
 
-fn success(target: Option<&Target>) -> String {
+fn success(target: Option<i32>) -> String {
     let user = rustix::process::geteuid().as_raw();
     match target {
-        Some(target) => format!(
-            "Beeline can trace process {} ({}).",
-            target.pid(),
-            target.comm()
-        ),
+        Some(target) => format!("Beeline can trace process {} ({}).", target, comm(target)),
         None if !has_capability("CAP_SYS_PTRACE") => {
             format!("Beeline can trace processes of user {user} here.")
         }

@@ -1,5 +1,6 @@
 //! Memory files, and the directories that a session uses.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -12,33 +13,37 @@ use beeline_uapi::linux::PAGE_SIZE;
 use rustix::fs::{Access, AtFlags, accessat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::filters::WITHOUT_FILTER;
 use super::finding::Finding;
 
 /// The names of scratch directories begin with it.
 const PREFIX: &str = "beeline-doctor-";
 
-/// Can memory files be made and sealed?
+/// The bytes of a page.
+const PAGE: usize = PAGE_SIZE as usize;
+
+/// Makes a sealed memory file of a page, or says why there is none.
+pub fn memory_file() -> Result<File, Finding> {
+    sealed("doctor", &[0; PAGE]).map_err(|error| {
+        Finding::no(format!("no memory file can be made: {}", with_remedy(&error))).fix(format!(
+            "let the sandbox allow memfd_create and sealing, and keep vm.memfd_noexec below 2; or {WITHOUT_FILTER}"
+        ))
+    })
+}
+
+/// Checks that memory files can be made and sealed.
 pub fn memory_files() -> Finding {
-    match sealed("doctor", &[0]) {
+    match memory_file() {
         Ok(_) => Finding::ok("a memory file was made and sealed"),
-        Err(error) => Finding::no(with_remedy(&error)).fix(format!(
-            "let the sandbox allow memfd_create and sealing (vm.memfd_noexec below 2); {}",
-            super::filters::WITHOUT_FILTER
-        )),
+        Err(none) => none,
     }
 }
 
-/// Can a memory file be mapped to be executed?
+/// Checks that a memory file can be mapped to be executed.
 pub fn executable_memory() -> Finding {
-    const PAGE: usize = PAGE_SIZE as usize;
-    let file = match sealed("doctor", &[0; PAGE]) {
+    let file = match memory_file() {
         Ok(file) => file,
-        Err(error) => {
-            return Finding::no(format!(
-                "no memory file can be made: {}",
-                with_remedy(&error)
-            ));
-        }
+        Err(none) => return none,
     };
     let protection = ProtFlags::READ | ProtFlags::EXEC;
     // SAFETY: the kernel chooses the address, and nothing refers to the memory.
@@ -64,26 +69,27 @@ pub fn executable_memory() -> Finding {
     }
 }
 
-/// Is there a place for the files that the tool sees in place of the machine's?
+/// Checks that there is a place for the files that the tool sees in place of the machine's.
 pub fn scratch() -> Finding {
     let places = Scratch::survey(PREFIX);
-    let refused = |why: &str| !why.is_empty();
-    let reasons = places.iter().filter_map(|(path, usable)| {
-        let why = usable.as_ref().err()?;
-        refused(why).then(|| format!("{}: {why}", path.display()))
-    });
-    let reasons: Vec<_> = reasons.collect();
-    match places.iter().find(|(_, usable)| usable.is_ok()) {
-        Some((path, _)) if reasons.is_empty() || places.first().is_some_and(|(first, _)| first == path) => {
-            Finding::ok(path.display().to_string())
+    let mut reasons = Vec::new();
+    for (path, usable) in &places {
+        match usable {
+            Ok(()) if reasons.is_empty() => return Finding::ok(path.display().to_string()),
+            Ok(()) => {
+                return Finding::ok(format!("{} ({})", path.display(), reasons.join("; ")));
+            }
+            Err(why) => reasons.push(why.as_str()),
         }
-        Some((path, _)) => Finding::ok(format!("{} ({})", path.display(), reasons.join("; "))),
-        None => Finding::warn(format!("tools see no BPF file system and no tracefs: {}", reasons.join("; ")))
-            .fix("name a directory of your own in XDG_RUNTIME_DIR, or mount /dev/shm (`docker run --tmpfs /dev/shm`)"),
     }
+    Finding::warn(format!(
+        "tools see no BPF file system and no tracefs: {}",
+        reasons.join("; ")
+    ))
+    .fix("name a directory of your own in XDG_RUNTIME_DIR, or mount /dev/shm (`docker run --tmpfs /dev/shm`)")
 }
 
-/// Can compiled code be kept?
+/// Checks that compiled code can be kept.
 pub fn cache() -> Finding {
     let Some(place) = named_directory() else {
         return Finding::warn("no directory is named, so programs are compiled at each start")

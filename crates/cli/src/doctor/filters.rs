@@ -19,7 +19,7 @@ pub const WITHOUT_FILTER: &str = "run without this seccomp filter: `docker run -
 /// The kernel from which on bpf(2) refuses unprivileged users certain commands only.
 const REFUSES_COMMANDS_ONLY: (u32, u32) = (5, 19);
 
-/// Under which filters is this process?
+/// Reads which filters this process is under.
 pub fn seccomp() -> Finding {
     let Some(own) = Status::own() else {
         return Finding::warn("unknown: /proc/self/status cannot be read");
@@ -36,7 +36,7 @@ pub fn seccomp() -> Finding {
     }
 }
 
-/// May a process be traced that is under the filters that this one is under?
+/// Checks that a process may be traced which is under the filters of this one.
 pub fn filtered_processes() -> Finding {
     let subject = match Subject::child() {
         Ok(subject) => subject,
@@ -54,58 +54,56 @@ pub fn filtered_processes() -> Finding {
     }
 }
 
-/// Do the calls that Beeline makes reach the kernel?
+/// Checks that the calls which Beeline makes reach the kernel.
 pub fn calls() -> Finding {
-    let blocked = |calls: &[Harmless]| -> Vec<(&'static str, Answer)> {
-        let answers = calls.iter().map(|call| (call.name, call.answer()));
-        answers
-            .filter(|(_, answer)| *answer != Answer::Kernel)
-            .collect()
-    };
-    let (needed, useful) = (blocked(&NEEDED), blocked(&USEFUL));
-    let list = |blocked: &[(&str, Answer)]| -> String {
-        let words = blocked
-            .iter()
-            .map(|(name, answer)| format!("{name} ({})", answer.in_words()));
-        words.collect::<Vec<_>>().join(", ")
-    };
+    let (needed, useful) = (refused(&NEEDED), refused(&USEFUL));
     if needed.is_empty() && useful.is_empty() {
         let all = NEEDED.iter().chain(&USEFUL).map(|call| call.name);
-        return Finding::ok(format!(
-            "{} reach the kernel",
-            all.collect::<Vec<_>>().join(", ")
-        ));
+        let all: Vec<_> = all.collect();
+        return Finding::ok(format!("{} reach the kernel", all.join(", ")));
     }
-    let all = [needed.as_slice(), &useful].concat();
-    let who = if is_filtered() {
-        "a seccomp filter"
-    } else {
-        "the kernel"
-    };
-    let detail = format!("{who} refuses {}", list(&all));
-    let names: Vec<_> = all
+    // Beeline does without a call that fails, but not if it is killed for it.
+    let is_deadly = |(_, answer): &(_, Answer)| matches!(answer, Answer::Killed(_));
+    let is_enough = needed.is_empty() && !useful.iter().any(is_deadly);
+    let all = [needed, useful].concat();
+    let list: Vec<_> = all
         .iter()
-        .map(|(name, _)| *name)
-        .chain(
-            blocked(&[BPF, PERF_EVENT_OPEN])
-                .iter()
-                .map(|(name, _)| *name),
-        )
+        .map(|(name, answer)| format!("{name} ({})", answer.in_words()))
         .collect();
-    let fix = match is_filtered() {
-        true => format!(
-            "let the seccomp profile allow {}; or {WITHOUT_FILTER}",
-            names.join(", ")
+    // A profile that is going to be changed is changed once.
+    let tools = refused(&[BPF, PERF_EVENT_OPEN]);
+    let names: Vec<_> = all.iter().chain(&tools).map(|(name, _)| *name).collect();
+    let (who, fix) = match is_filtered() {
+        true => ("a seccomp filter", allow(&names)),
+        false => (
+            "the kernel",
+            format!("run a kernel that has {}", names.join(", ")),
         ),
-        false => format!("run a kernel that has {}", names.join(", ")),
     };
-    match needed.is_empty() {
+    let detail = format!("{who} refuses {}", list.join(", "));
+    match is_enough {
         true => Finding::warn(format!("{detail}; Beeline does without")).fix(fix),
         false => Finding::no(detail).fix(fix),
     }
 }
 
-/// Can a filter with a listener be installed, which is how a supervisor gets calls?
+/// Returns the calls that the kernel does not answer itself, and their answers.
+fn refused(calls: &[Harmless]) -> Vec<(&'static str, Answer)> {
+    let answers = calls.iter().map(|call| (call.name, call.answer()));
+    answers
+        .filter(|(_, answer)| *answer != Answer::Kernel)
+        .collect()
+}
+
+/// Returns what to change for calls that a filter refuses.
+fn allow(names: &[&str]) -> String {
+    format!(
+        "let the seccomp profile allow {}; or {WITHOUT_FILTER}",
+        names.join(", ")
+    )
+}
+
+/// Checks that a filter with a listener can be installed, by which a supervisor gets calls.
 pub fn listener() -> Finding {
     match intercept(&[]) {
         Ok(_) => Finding::ok("a filter with a listener can be installed"),
@@ -126,7 +124,7 @@ fn no_listener(error: &Error) -> Finding {
             "a seccomp filter refuses seccomp(2) with {}",
             errno_name(errno)
         ))
-        .fix(format!("let the seccomp profile allow seccomp; or {WITHOUT_FILTER}")),
+        .fix(allow(&["seccomp"])),
         Some(errno @ (libc::ENOSYS | libc::EINVAL)) => Finding::no(format!(
             "the kernel has no filters with listeners ({})",
             errno_name(errno)
@@ -136,17 +134,17 @@ fn no_listener(error: &Error) -> Finding {
     }
 }
 
-/// What answers bpf(2)?
+/// Finds out what answers bpf(2).
 pub fn bpf() -> Finding {
     answered(&BPF, BPF.answer(), may_kernel_refuse_bpf())
 }
 
-/// What answers perf_event_open(2)?
+/// Finds out what answers perf_event_open(2).
 pub fn perf_event_open() -> Finding {
     answered(&PERF_EVENT_OPEN, PERF_EVENT_OPEN.answer(), false)
 }
 
-/// Says who gives this answer. `may_refuse`: the kernel itself may say EPERM.
+/// Names the author of an answer. `may_refuse`: the kernel itself may say EPERM.
 fn answered(call: &Harmless, answer: Answer, may_refuse: bool) -> Finding {
     let words = answer.in_words();
     match answer {
@@ -182,7 +180,7 @@ fn may_kernel_refuse_bpf() -> bool {
         && !has_capability("CAP_SYS_ADMIN")
 }
 
-/// Can a tool's bpf(2) and perf_event_open(2) be intercepted?
+/// Checks that a tool's bpf(2) and perf_event_open(2) can be intercepted.
 pub fn interception() -> Finding {
     let calls = [BPF, PERF_EVENT_OPEN];
     let ways = match intercept(&[libc::SYS_bpf, libc::SYS_perf_event_open]) {
@@ -214,5 +212,5 @@ pub fn interception() -> Finding {
 
 /// True if this process is under a filter, or may be.
 fn is_filtered() -> bool {
-    Status::own().is_none_or(|own| own.seccomp().is_none_or(|mode| mode != 0))
+    Status::own().is_none_or(|own| own.seccomp().is_some_and(|mode| mode != 0))
 }

@@ -11,21 +11,21 @@ use beeline_runtime::{check_machine, proc};
 use beeline_uapi::ProgramType;
 use rustix::process::{Resource, getrlimit};
 
-use super::calls::errno_name;
+use super::calls::{Answer, BPF, errno_name};
 use super::finding::Finding;
 
 /// The first kernel that has what Beeline needs.
 const NEEDED: (u32, u32) = (5, 14);
 
 /// The open files that a session needs to begin.
-const FEWEST_FILES: u64 = 32;
+const FEWEST_FILES: u64 = 64;
 /// The open files with which most tools have enough: each object of a tool is one.
 const ENOUGH_FILES: u64 = 1024;
 
 /// The kernel's types, by which tools describe its structures.
 const TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// Is the kernel new enough?
+/// Checks that the kernel is new enough.
 pub fn kernel() -> Finding {
     let name = rustix::system::uname();
     let text = name.release().to_string_lossy().into_owned();
@@ -48,7 +48,7 @@ fn parse_release(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Has the processor what compiled programs need?
+/// Checks that the processor has what compiled programs need.
 pub fn processor() -> Finding {
     match check_machine() {
         Ok(()) => Finding::ok("x86-64 with FSGSBASE"),
@@ -57,7 +57,7 @@ pub fn processor() -> Finding {
     }
 }
 
-/// May this process have enough files open?
+/// Checks that this process may have enough files open.
 pub fn open_files() -> Finding {
     let limit = getrlimit(Resource::Nofile);
     let (soft, hard) = (
@@ -85,7 +85,7 @@ pub fn open_files() -> Finding {
     })
 }
 
-/// Does `/proc` show this process and others?
+/// Checks that `/proc` shows this process and others.
 pub fn proc_files() -> Finding {
     let own = std::fs::read_link("/proc/self");
     let own: Option<u32> = own.ok().and_then(|link| link.to_str()?.parse().ok());
@@ -117,19 +117,17 @@ pub fn proc_files() -> Finding {
 
 /// Returns the options of the last file system at `/proc`, from `mountinfo`.
 fn proc_options(mounts: &str) -> Vec<&str> {
-    let options = |line: &'_ str| -> Option<usize> {
-        let is_proc = line.split(' ').nth(4) == Some("/proc") && line.contains(" - proc ");
-        is_proc.then(|| line.rfind(' ').map(|at| at + 1))?
-    };
-    let last = mounts
-        .lines()
-        .filter_map(|line| Some(&line[options(line)?..]))
-        .last();
-    last.map(|options| options.split(',').collect())
-        .unwrap_or_default()
+    let is_proc =
+        |line: &&str| line.split(' ').nth(4) == Some("/proc") && line.contains(" - proc ");
+    let last = mounts.lines().rfind(is_proc).unwrap_or_default();
+    let options = last.rsplit(' ').next().unwrap_or_default();
+    options
+        .split(',')
+        .filter(|option| !option.is_empty())
+        .collect()
 }
 
-/// Are the kernel's types there?
+/// Checks that the kernel's types are there.
 pub fn types() -> Finding {
     match std::fs::File::open(TYPES) {
         Ok(_) => Finding::ok(TYPES),
@@ -140,7 +138,7 @@ pub fn types() -> Finding {
     }
 }
 
-/// May this user load programs into the kernel?
+/// Finds out if this user may load programs into the kernel, which no local session needs.
 pub fn kernel_programs() -> Finding {
     let insns = [
         Insn {
@@ -158,16 +156,22 @@ pub fn kernel_programs() -> Finding {
         insns: &insns,
         ..ProgramSpec::default()
     };
+    if let answer @ Answer::Killed(_) = BPF.answer() {
+        return no_kernel_programs(&answer.in_words());
+    }
     match load_program(&program) {
         Ok(_) => Finding::ok("this user may load programs into the kernel"),
-        Err(refusal) => Finding::ok(format!(
-            "no ({}): only `--verifier kernel` and `beeline guest` need it",
-            errno_name(refusal.errno)
-        )),
+        Err(refusal) => no_kernel_programs(&errno_name(refusal.errno)),
     }
 }
 
-/// Is the optimizing compiler there?
+fn no_kernel_programs(why: &str) -> Finding {
+    Finding::ok(format!(
+        "no ({why}): only `--verifier kernel` and `beeline guest` need it"
+    ))
+}
+
+/// Checks that the optimizing compiler is there.
 pub fn llvm() -> Finding {
     match Worker::beside_this() {
         Some(worker) => Finding::ok(shown(worker.path())),

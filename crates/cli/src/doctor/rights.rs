@@ -1,4 +1,4 @@
-//! The rights of this process.
+//! The rights of this process: its user, its capabilities.
 
 use beeline_runtime::proc;
 use beeline_uapi::capability::{NAMES, names};
@@ -17,7 +17,7 @@ const THAT_MATTER: [(&str, &str); 4] = [
 /// The text of `uid_map` in the first user namespace.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
-/// Who is this?
+/// Reads the user and the user namespace.
 pub fn user() -> Finding {
     let user = rustix::process::geteuid().as_raw();
     let map = proc::text("/proc/self/uid_map").unwrap_or_default();
@@ -57,13 +57,13 @@ fn namespace(map: &str) -> Namespace {
     Namespace::Inner(map.lines().find_map(outside))
 }
 
-/// Is this process in a user namespace of its own?
+/// Returns whether this process is in a user namespace of its own.
 pub fn is_in_inner_namespace() -> bool {
     let map = proc::text("/proc/self/uid_map").unwrap_or_default();
     matches!(namespace(&map), Namespace::Inner(_))
 }
 
-/// Which capabilities has it?
+/// Reads the effective capabilities.
 pub fn capabilities() -> Finding {
     let Some(set) = Status::own().and_then(|own| own.capabilities()) else {
         return Finding::warn("unknown: /proc/self/status cannot be read");
@@ -86,11 +86,11 @@ pub fn capabilities() -> Finding {
         ));
     }
     if matter.is_empty() {
-        let of = match held.len() {
-            0 => "none".to_owned(),
-            count => format!("none of the {count} that it has matter"),
+        let others = match held.len() {
+            0 => String::new(),
+            count => format!(" of those that matter, {count} others"),
         };
-        return Finding::ok(format!("{of}: enough for processes of one's own"));
+        return Finding::ok(format!("none{others}: enough for processes of this user"));
     }
     let lacking: Vec<_> = lack
         .iter()
@@ -105,7 +105,7 @@ pub fn has_capability(name: &str) -> bool {
     names(set.unwrap_or_default()).any(|held| held == name)
 }
 
-/// May what a tool starts gain rights?
+/// Reads whether programs that a tool starts may gain rights.
 pub fn no_new_privs() -> Finding {
     Finding::ok(match Status::own() {
         Some(own) if own.gains_nothing() => "set: set-uid programs gain nothing here",

@@ -1,15 +1,16 @@
-//! One process: can it be traced, and what stands in the way?
+//! One process: if it can be traced, and what stands in the way.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use beeline_inject::Error;
+use beeline_inject::{Error, Refusal};
 use beeline_runtime::{detach, proc, traceable};
 
 use super::finding::Finding;
-use super::rights::has_capability;
+use super::rights::{has_capability, is_in_inner_namespace};
 use super::status::Status;
-use super::tracing::{no_tracing, stop_and_go};
+use super::tracing::{no_tracing, others_process, stop_and_go};
 
 /// A process that is asked about.
 #[derive(Debug)]
@@ -31,17 +32,6 @@ impl Target {
         }
     }
 
-    /// Returns its number.
-    pub fn pid(&self) -> i32 {
-        self.pid
-    }
-
-    /// Returns its name.
-    pub fn comm(&self) -> String {
-        let comm = proc::text(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
-        comm.trim_end().to_owned()
-    }
-
     /// True if there is something to look at.
     pub fn is_there(&self) -> bool {
         self.status
@@ -56,7 +46,12 @@ impl Target {
         }
     }
 
-    /// Is it there, and a process with code of its own?
+    /// True if the kernel forbids to trace it.
+    fn is_forbidden(&self) -> bool {
+        matches!(self.refusal(), Some(Error::NotPermitted { .. }))
+    }
+
+    /// Checks that it is there, and a process with code of its own.
     pub fn process(&self) -> Finding {
         let Some(status) = &self.status else {
             return Finding::no(format!(
@@ -74,11 +69,10 @@ impl Target {
                 "{error}; a thread of another process has this number"
             ))
             .fix(self.process_of_thread()),
-            _ => Finding::ok(format!(
-                "{}, {} threads",
-                self.comm(),
-                status.threads().unwrap_or_default()
-            )),
+            _ => Finding::ok(match status.threads() {
+                Some(count @ 2..) => format!("{}, {count} threads", comm(self.pid)),
+                _ => comm(self.pid),
+            }),
         }
     }
 
@@ -89,46 +83,45 @@ impl Target {
         }
     }
 
-    /// Whose is it?
+    /// Checks that this user may trace its owner's processes.
     pub fn owner(&self) -> Finding {
         let us = rustix::process::geteuid().as_raw();
         match self.status.as_ref().and_then(Status::user) {
             None => Finding::warn("unknown: its status cannot be read"),
             Some(owner) if owner == us => Finding::ok(format!("user {owner}, as Beeline")),
-            Some(owner) => match self.refusal() {
-                Some(error @ Error::NotPermitted { .. }) if us != 0 => no_tracing(error),
-                _ => Finding::ok(format!(
-                    "user {owner}; Beeline is user {us}{}",
-                    by_capability()
-                )),
-            },
+            Some(owner) if self.is_forbidden() && !has_capability("CAP_SYS_PTRACE") => {
+                others_process(owner, us)
+            }
+            Some(owner) => Finding::ok(format!(
+                "user {owner}; Beeline is user {us}{}",
+                by_capability()
+            )),
         }
     }
 
-    /// Is it dumpable? If not, the kernel gives its files in `/proc` to root.
+    /// Checks that it is dumpable. If not, the kernel gives its files in `/proc` to root.
     pub fn dumpable(&self) -> Finding {
         let owner = fs::metadata(format!("/proc/{}/stat", self.pid)).map(|file| file.uid());
         let user = self.status.as_ref().and_then(Status::user);
-        match (owner.ok(), user) {
-            (Some(owner), Some(user)) if owner == user && user == 0 => {
-                Finding::ok("it is root's, whose files do not tell")
-            }
-            (Some(owner), Some(user)) if owner == user => Finding::ok("it is dumpable"),
-            (Some(_), Some(_)) => match self.refusal() {
-                Some(error @ Error::NotPermitted { .. }) => {
-                    let finding = no_tracing(error);
-                    Finding {
-                        detail: "it is not dumpable (prctl PR_SET_DUMPABLE, a set-uid program, or one that its user may not read)".to_owned(),
-                        ..finding
-                    }
-                }
-                _ => Finding::ok(format!("it is not dumpable{}", by_capability())),
-            },
+        match (owner.ok(), user, self.refusal()) {
+            (Some(0), Some(0), _) => Finding::ok("unknown: /proc does not tell of root's"),
+            (Some(owner), Some(user), _) if owner == user => Finding::ok("it is dumpable"),
+            (
+                Some(_),
+                Some(_),
+                Some(
+                    error @ Error::NotPermitted {
+                        why: Refusal::NotDumpable,
+                        ..
+                    },
+                ),
+            ) => no_tracing(error),
+            (Some(_), Some(_), _) => Finding::ok(format!("it is not dumpable{}", by_capability())),
             _ => Finding::warn("unknown: its files cannot be looked at"),
         }
     }
 
-    /// Does something trace it?
+    /// Checks that nothing traces it.
     pub fn tracer(&self) -> Finding {
         match (
             self.refusal(),
@@ -140,7 +133,7 @@ impl Target {
         }
     }
 
-    /// Is it a 64-bit program?
+    /// Checks that it is a 64-bit program.
     pub fn program(&self) -> Finding {
         match self.refusal() {
             Some(error @ Error::ThirtyTwoBit { .. }) => no_tracing(error),
@@ -149,7 +142,7 @@ impl Target {
         }
     }
 
-    /// Under which filters is it?
+    /// Checks that its filters do not stand in the way.
     pub fn seccomp(&self) -> Finding {
         let own = Status::own();
         let own = own.as_ref().and_then(Status::filters);
@@ -160,10 +153,10 @@ impl Target {
             (None | Some(0), _) => return Finding::ok("it is under no filter"),
             (Some(1), _) => "it is in strict mode: it may only read, write and exit".to_owned(),
             (_, Some(count)) if own == Some(count) => format!(
-                "it is under {count} filter(s), as many as Beeline: likely those of one container"
+                "it is under as many filters as Beeline ({count}): likely those of one container"
             ),
             (_, Some(count)) => format!(
-                "it is under {count} filter(s), Beeline under {}",
+                "its filters: {count}; Beeline's: {}",
                 own.unwrap_or_default()
             ),
             (_, None) => "it is under filters".to_owned(),
@@ -179,7 +172,7 @@ impl Target {
         }
     }
 
-    /// Is it in the namespaces of this process?
+    /// Compares its namespaces with those of this process.
     pub fn namespaces(&self) -> Finding {
         let link = |whose: &str, kind: &str| fs::read_link(format!("/proc/{whose}/ns/{kind}"));
         let mut others = Vec::new();
@@ -187,55 +180,55 @@ impl Target {
             match (link(&self.pid.to_string(), kind), link("self", kind)) {
                 (Ok(its), Ok(ours)) if its == ours => {}
                 (Ok(_), Ok(_)) => others.push(kind),
-                // The kernel shows them to those who may trace the process.
-                (Err(error), _) | (_, Err(error)) => {
-                    return Finding::warn(format!("unknown: {error}"));
-                }
+                (Err(error), _) | (_, Err(error)) => return self.unknown_namespaces(&error),
             }
         }
         match (others.as_slice(), self.refusal()) {
-            ([], _) => Finding::ok("user, pid and mnt are those of Beeline"),
-            (_, Some(error @ Error::NotPermitted { .. })) if others.contains(&"user") => Finding {
-                detail: format!("another user namespace: {error}"),
-                ..no_tracing(error)
-            },
+            ([], _) => Finding::ok("user, pid and mnt are Beeline's"),
+            (_, Some(error)) if self.is_forbidden() && others.contains(&"user") => {
+                in_another_namespace(error)
+            }
             (others, _) => Finding::ok(format!(
-                "{} of its own: it is in another container or sandbox",
+                "{} of its own: a container or a sandbox",
                 others.join(", ")
             )),
         }
     }
 
-    /// Are sessions of Beeline's there?
-    pub fn sessions(&self) -> Finding {
-        match detach::in_process(self.pid) {
-            Err(error) => Finding::warn(format!("unknown: {error}")),
-            Ok(sessions) if sessions.is_empty() => Finding::ok("no session of Beeline's is there"),
-            Ok(sessions) => {
-                let calls = sessions
-                    .iter()
-                    .any(|session| session.is_live && session.calls.hooked > 0);
-                let list = sessions.iter().map(|session| match session.is_live {
-                    true => format!("session {} ({})", session.session.pid, session.tool),
-                    false => format!("what killed session {} left", session.session.pid),
-                });
-                let list: Vec<_> = list.collect();
-                let detail = format!("{} is there", list.join(", "));
-                match calls {
-                    true => Finding::warn(format!(
-                        "{detail} and traces its system calls, which one session at a time does"
-                    ))
-                    .fix(format!(
-                        "end that session, or `beeline detach {}`",
-                        self.pid
-                    )),
-                    false => Finding::ok(detail),
-                }
-            }
+    /// The kernel shows namespaces to those who may trace the process.
+    fn unknown_namespaces(&self, error: &io::Error) -> Finding {
+        match self.refusal() {
+            Some(
+                error @ Error::NotPermitted {
+                    why: Refusal::Other,
+                    ..
+                },
+            ) if is_in_inner_namespace() => in_another_namespace(error),
+            _ => Finding::warn(format!("unknown: {error}")),
         }
     }
 
-    /// Can it be opened and held?
+    /// Lists the sessions of Beeline's that are there.
+    pub fn sessions(&self) -> Finding {
+        let sessions = match detach::in_process(self.pid) {
+            Ok(sessions) => sessions,
+            Err(_) => return Finding::warn("unknown: it cannot be opened"),
+        };
+        let list = sessions.iter().map(|session| match session.is_live {
+            true => format!("session {} ({})", session.session.pid, session.tool),
+            false => format!("what killed session {} left", session.session.pid),
+        });
+        let list: Vec<_> = list.collect();
+        Finding::ok(match list.as_slice() {
+            [] => "no session of Beeline's is there".to_owned(),
+            list => format!(
+                "{}; of several sessions, one can trace the system calls",
+                list.join(", ")
+            ),
+        })
+    }
+
+    /// Checks that it can be opened and held, as a session would.
     pub fn trial(&self) -> Finding {
         match (&self.opened, self.refusal()) {
             (_, Some(error)) => no_tracing(error),
@@ -246,6 +239,19 @@ impl Target {
             },
         }
     }
+}
+
+fn in_another_namespace(error: &Error) -> Finding {
+    Finding {
+        detail: "it is in another user namespace, or has more capabilities than Beeline".to_owned(),
+        ..no_tracing(error)
+    }
+}
+
+/// Returns a process's name.
+pub fn comm(pid: i32) -> String {
+    let comm = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+    comm.trim_end().to_owned()
 }
 
 /// Says by what right another's process is traced.

@@ -8,10 +8,13 @@ use std::os::unix::fs::FileExt;
 use beeline_inject::{
     Error, MapFlags, Mapping, Options, Process, ProtFlags, Refusal, Seccomp, with_remedy,
 };
-use beeline_runtime::{proc, sealed};
+use beeline_runtime::proc;
 use beeline_uapi::linux::PAGE_SIZE;
 use libc::c_long;
 
+use super::calls::{Answer, PTRACE};
+use super::files::memory_file;
+use super::filters::WITHOUT_FILTER;
 use super::finding::Finding;
 use super::rights::has_capability;
 use super::subject::{FIRST, Subject};
@@ -19,9 +22,9 @@ use super::subject::{FIRST, Subject};
 /// The word that is written into a subject.
 const SECOND: u64 = !FIRST;
 
-/// Can a child of this process be stopped, and made to run a system call?
+/// Checks that a child of this process can be stopped, and made to run a system call.
 pub fn own_child() -> Finding {
-    tried(Subject::child(), |pid| match stop_and_go(pid) {
+    tried_by_ptrace(Subject::child, |pid| match stop_and_go(pid) {
         Ok(()) => {
             Finding::ok("a child of this process was stopped, ran a system call and was let go")
         }
@@ -29,7 +32,7 @@ pub fn own_child() -> Finding {
     })
 }
 
-/// The same with a process that does not descend from this one.
+/// Checks the same with a process that does not descend from this one.
 pub fn other_process() -> Finding {
     let scope = yama_scope();
     let about = match scope {
@@ -39,7 +42,7 @@ pub fn other_process() -> Finding {
         }
         Some(scope) => format!("kernel.yama.ptrace_scope is {scope}"),
     };
-    tried(Subject::stranger(), |pid| match stop_and_go(pid) {
+    tried_by_ptrace(Subject::stranger, |pid| match stop_and_go(pid) {
         Ok(()) => Finding::ok(format!(
             "processes that this one has not started, too; {about}"
         )),
@@ -47,7 +50,7 @@ pub fn other_process() -> Finding {
     })
 }
 
-/// Can memory be read and written by process_vm_readv(2) and process_vm_writev(2)?
+/// Checks that memory can be read and written by process_vm_readv(2) and process_vm_writev(2).
 pub fn process_vm() -> Finding {
     tried(Subject::child(), |pid| {
         let mut word = 0;
@@ -94,7 +97,7 @@ fn copy(call: c_long, pid: i32, word: &mut u64) -> io::Result<()> {
     }
 }
 
-/// Can memory be read and written by `/proc/PID/mem`?
+/// Checks that memory can be read and written by `/proc/PID/mem`.
 pub fn process_mem() -> Finding {
     tried(Subject::child(), |pid| {
         let copied = || {
@@ -129,18 +132,13 @@ fn check_word(word: u64, expected: u64) -> io::Result<()> {
     }
 }
 
-/// Can code be mapped into another process, and its own be patched?
+/// Checks that code can be mapped into another process, and its own be patched.
 pub fn injection() -> Finding {
-    let file = match sealed("doctor", &[0; PAGE_SIZE as usize]) {
+    let file = match memory_file() {
         Ok(file) => file,
-        Err(error) => {
-            return Finding::no(format!(
-                "no memory file can be made: {}",
-                with_remedy(&error)
-            ));
-        }
+        Err(none) => return none,
     };
-    tried(Subject::child(), |pid| match map_and_patch(pid, &file) {
+    tried_by_ptrace(Subject::child, |pid| match map_and_patch(pid, &file) {
         Ok(()) => Finding::ok(
             "a memory file was mapped executable into another process, and its code was written",
         ),
@@ -189,6 +187,18 @@ fn tried(subject: io::Result<Subject>, trial: impl FnOnce(i32) -> Finding) -> Fi
     }
 }
 
+/// Makes a trial that uses ptrace(2), unless something else than the kernel answers that.
+fn tried_by_ptrace(
+    subject: fn() -> io::Result<Subject>,
+    trial: impl FnOnce(i32) -> Finding,
+) -> Finding {
+    match PTRACE.answer() {
+        Answer::Kernel | Answer::Unknown => tried(subject(), trial),
+        answer => Finding::no(format!("ptrace(2) is answered with {}", answer.in_words()))
+            .fix(WITHOUT_FILTER),
+    }
+}
+
 /// Describes why there is no process to try things on.
 pub fn no_subject(error: &io::Error) -> Finding {
     Finding::no(format!(
@@ -199,25 +209,51 @@ pub fn no_subject(error: &io::Error) -> Finding {
 
 /// Describes why a process cannot be traced, and what to change.
 pub fn no_tracing(error: &Error) -> Finding {
-    let finding = Finding::no(error.to_string());
     match error {
-        Error::NotPermitted { why, .. } => match why {
-            Refusal::Yama { scope } => finding.fix(past_yama(*scope)),
-            Refusal::OtherUser { owner, .. } => finding.fix(format!(
-                "run Beeline as user {owner} (setpriv --reuid {owner}), or with CAP_SYS_PTRACE ({ADD_PTRACE})"
-            )),
-            Refusal::NotDumpable => finding.fix(format!("run Beeline with CAP_SYS_PTRACE ({ADD_PTRACE})")),
-            _ => finding.fix(format!(
-                "run Beeline in the process's own user namespace, or with CAP_SYS_PTRACE there ({ADD_PTRACE})"
-            )),
-        },
-        Error::Seccomp { .. } => finding.fix(super::filters::WITHOUT_FILTER),
-        Error::Traced { tracer, comm, .. } => finding.fix(format!("end {comm} (process {tracer}), or detach it")),
-        Error::Frozen { group, .. } => finding.fix(format!("thaw the control group {}", group.display())),
-        Error::ThirtyTwoBit { .. } => finding.fix("run a 64-bit build of the program"),
+        Error::NotPermitted { why, .. } => not_permitted(why),
+        Error::Seccomp { .. } => Finding::no(error.to_string()).fix(WITHOUT_FILTER),
+        Error::Traced { tracer, comm, .. } => Finding::no(format!(
+            "{comm} (process {tracer}) traces it, and a process has one tracer"
+        ))
+        .fix(format!("end {comm}, or have it detach")),
+        Error::Frozen { group, .. } => Finding::no(error.to_string())
+            .fix(format!("thaw the control group {}", group.display())),
+        Error::ThirtyTwoBit { .. } => {
+            Finding::no(error.to_string()).fix("run a 64-bit build of the program")
+        }
         // The message says what to do, if anything.
-        _ => finding,
+        _ => Finding::no(error.to_string()),
     }
+}
+
+fn not_permitted(why: &Refusal) -> Finding {
+    match why {
+        Refusal::Yama { scope } => Finding::no(format!(
+            "Yama forbids it: kernel.yama.ptrace_scope is {scope}"
+        ))
+        .fix(past_yama(*scope)),
+        Refusal::OtherUser { owner, us } => others_process(*owner, *us),
+        Refusal::NotDumpable => Finding::no(
+            "it is not dumpable (prctl PR_SET_DUMPABLE, a set-uid program, or one that its user may not read)",
+        )
+        .fix(format!("run Beeline with CAP_SYS_PTRACE ({ADD_PTRACE})")),
+        _ => Finding::no(
+            "the kernel says EPERM: another user namespace, more capabilities than Beeline's, or a security module",
+        )
+        .fix(format!(
+            "run Beeline in the process's own user namespace, or with CAP_SYS_PTRACE there ({ADD_PTRACE})"
+        )),
+    }
+}
+
+/// Describes a process that belongs to another user, without the right to trace it.
+pub fn others_process(owner: u32, us: u32) -> Finding {
+    Finding::no(format!(
+        "it belongs to user {owner}, and Beeline runs as user {us} without CAP_SYS_PTRACE"
+    ))
+    .fix(format!(
+        "run Beeline as user {owner} (setpriv --reuid {owner}), or with CAP_SYS_PTRACE ({ADD_PTRACE})"
+    ))
 }
 
 /// The way to get CAP_SYS_PTRACE.
