@@ -64,6 +64,10 @@ pub struct EntryPoints {
     pub call_compact_enter: u64,
     /// [`crate::syscalls::beeline_call_compact_exit`].
     pub call_compact_exit: u64,
+    /// [`crate::trapped::beeline_trapped`].
+    pub trapped: u64,
+    /// [`crate::trapped::return_from_signal`].
+    pub trapped_return: u64,
 }
 
 /// One target, as its agent sees it. In the pool.

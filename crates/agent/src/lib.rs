@@ -4,7 +4,8 @@
 //! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and
 //! unwinders that meet them ([`unwinding`]), the signal handlers ([`signals`]) and what keeps them
 //! in place ([`builtin_probes`]), and what runs at the target's system calls ([`syscalls`]). In a
-//! tool it does the tool's own map operations ([`fast_path`]). The private module `arch` is all
+//! tool it does the tool's own map operations ([`fast_path`]), and forwards calls that cannot be
+//! intercepted otherwise ([`trapped`]). The private module `arch` is all
 //! that knows the machine.
 //!
 //! The crate is built twice. As a library it is part of the runtime, which lays out its structures
@@ -32,6 +33,7 @@ pub mod signals;
 mod stack_check;
 mod sys;
 pub mod syscalls;
+pub mod trapped;
 pub mod unwinding;
 
 pub use arch::loads as fault_fixup;

@@ -86,10 +86,11 @@ impl Tool {
             id: 0,
             tid: rustix::thread::gettid().as_raw_nonzero().get(),
             args: arguments,
+            is_forwarded: false,
             let_lead: &|| (),
         };
         match self.local.answer(&call, ToolCall::of(number, arguments))? {
-            Reply::Descriptor { file, .. } => Ok(Some(file)),
+            Reply::Descriptor { file, .. } | Reply::Watch(file) => Ok(Some(file)),
             Reply::Value(_) | Reply::Continue | Reply::Answered => Ok(None),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
 use beeline_runtime::{Rules, Runtime, Scope};
-use beeline_supervisor::{Options, Tool};
+use beeline_supervisor::{Interception, Options, Prepare, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::{engines, fallback, memory, say};
@@ -44,7 +44,13 @@ pub fn run(
     let ignored_here = outlive_file_limit();
     let runtime = Runtime::new(tool.clone(), scope, rules, engines, Arc::new(say))?;
     memory.apply(&runtime);
+    let prepare = || {
+        let runtime = runtime.clone();
+        let prepare: Prepare = Arc::new(move |tid| runtime.prepare_program(tid));
+        Ok(prepare)
+    };
     let options = Options {
+        interception: interception(prepare)?,
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: false,
         ignored_here,
@@ -64,6 +70,23 @@ pub fn run(
     let status = beeline_bpf_syscall::serve(tool, runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
+}
+
+/// Returns the way by which the tool's calls come here. Where programs need a handler for that,
+/// `prepare` returns what gives it to them.
+///
+/// # Errors
+///
+/// Fails if a sandbox around Beeline leaves no way.
+pub fn interception(
+    prepare: impl FnOnce() -> anyhow::Result<Prepare>,
+) -> anyhow::Result<Interception> {
+    let needs_signals =
+        Interception::needs_signals().context("the tool's calls cannot be intercepted")?;
+    Ok(match needs_signals {
+        true => Interception::Signals(prepare()?),
+        false => Interception::Notifications,
+    })
 }
 
 /// The tool, once it has been started. It is a pidfd, not a number: the tool's children may be

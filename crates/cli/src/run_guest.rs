@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_supervisor::{Options, Tool};
+use beeline_runtime::TrappedPrograms;
+use beeline_supervisor::{Options, Prepare, Tool};
 use beeline_vm_frontend::{Connection, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
@@ -83,9 +84,15 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     if let Some(monitor) = monitor.filter(|_| sharing.is_some()) {
         tell_of_the_end(monitor, &connection)?;
     }
+    let prepare = || {
+        let programs = TrappedPrograms::new(Arc::new(say))?;
+        let prepare: Prepare = Arc::new(move |tid| programs.prepare(tid, |_| false));
+        Ok(prepare)
+    };
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: true,
+        interception: run::interception(prepare)?,
         ignored_here: run::outlive_file_limit(),
     };
     let started = match Tool::spawn(tool, &options) {

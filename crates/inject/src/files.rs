@@ -1,9 +1,10 @@
 //! Mapping Beeline's files into the target, which sees neither paths nor descriptors of them.
 //!
-//! The target makes a pair of sockets, and Beeline takes one end of it from outside. It sends the
-//! descriptors through, and has the target receive, map and close them. All of this happens in
+//! The target makes a pair of sockets, and Beeline takes one end of it from outside, or has the
+//! target connect to it where that is forbidden. It sends the descriptors through, and has the target receive, map and close them. All of this happens in
 //! memory that is mapped for the purpose, or that the caller provides.
 
+mod by_name;
 mod transfer;
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

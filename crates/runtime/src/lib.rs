@@ -58,6 +58,7 @@ mod tier_up;
 mod trace;
 mod tracees;
 mod trampoline_pool;
+mod trapped_programs;
 mod vdso;
 mod verification;
 
@@ -70,7 +71,9 @@ pub use liveness::SessionId;
 pub use map::shape_of;
 pub use memory::sealed;
 pub use newcomers::Seeker;
+pub use retry_open::patiently;
 pub use rules::{Isolation, Rules};
 pub use runner::{TestResult, TestRun};
 pub use scope::{Scope, traceable};
 pub use session::{Report, Runtime};
+pub use trapped_programs::TrappedPrograms;

@@ -158,6 +158,12 @@ impl Runtime {
         self.tool.store(pid, SeqCst);
     }
 
+    /// Gives the program that a thread of the tool waits to run the handler by which its calls come
+    /// to the supervisor. From then on each program that the tool or its children run gets it.
+    pub fn prepare_program(&self, tid: i32) {
+        self.tracees.prepare_program(tid);
+    }
+
     /// Limits the memory that the tool's objects may take.
     ///
     /// The default is half of the available memory.

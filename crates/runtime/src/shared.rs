@@ -22,7 +22,7 @@ use crate::tasks::TaskLayout;
 #[derive(Debug)]
 pub struct Shared {
     /// The agent.
-    pub agent: Agent,
+    pub agent: Arc<Agent>,
     /// The groups of processes that may share memory.
     pub domains: Arc<Domains>,
     /// The rule by which targets are assigned to them.
@@ -56,7 +56,7 @@ impl Shared {
     /// Those of [`Agent::new`] and [`Domains::new`].
     pub fn new(tool: Vec<OsString>, cpus: u32, isolation: Isolation) -> io::Result<Self> {
         Ok(Self {
-            agent: Agent::new()?,
+            agent: Arc::new(Agent::new()?),
             domains: Arc::new(Domains::new()?),
             isolation,
             cpus,

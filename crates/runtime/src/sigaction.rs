@@ -344,7 +344,7 @@ fn read_action(stopped: &Stopped, at: u64) -> Result<SignalAction, Error> {
     })
 }
 
-fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result<(), Error> {
+pub fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result<(), Error> {
     let words = [action.handler, action.flags, action.restorer, action.mask].map(u64::to_ne_bytes);
     Ok(stopped.write(at, words.as_flattened())?)
 }

@@ -69,6 +69,7 @@ use crate::scope::Scope;
 use crate::session::Report;
 use crate::shared::Shared;
 use crate::target::{Hold, Target};
+use crate::trapped_programs::TrappedPrograms;
 use admission::Admission;
 use diagnostics::Diagnostics;
 pub use diagnostics::left_out;
@@ -77,7 +78,7 @@ use registry::Registry;
 use rounds::Rounds;
 use targets::Targets;
 use upcall_servers::{News, UpcallServers};
-use waits::Waits;
+pub(crate) use waits::Waits;
 
 /// See the module documentation.
 pub struct Tracees {
@@ -87,6 +88,8 @@ pub struct Tracees {
     diagnostics: Arc<Diagnostics>,
     targets: Targets,
     waits: Waits,
+    /// The tool's programs that make eBPF calls by SIGSYS.
+    trapped_programs: TrappedPrograms,
     openers: Mutex<Openers>,
     stop: AtomicBool,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -108,6 +111,8 @@ impl Tracees {
     ) -> Result<Arc<Self>, Error> {
         let registry = Arc::new(Registry::new(scope.clone()));
         let admission = Arc::new(Admission::new(scope, tool));
+        let agent = shared.agent.clone();
+        let trapped_programs = TrappedPrograms::with_agent(agent, report.clone());
         let diagnostics = Arc::new(Diagnostics::new(report));
         let (servers, news) = channel();
         let tracees = Arc::new(Self {
@@ -123,6 +128,7 @@ impl Tracees {
             registry,
             diagnostics,
             waits: Waits::default(),
+            trapped_programs,
             openers: Mutex::default(),
             stop: AtomicBool::new(false),
             watcher: Mutex::default(),
@@ -239,7 +245,7 @@ impl Tracees {
 
     /// True if programs that the tool starts are followed.
     pub fn follows_programs(&self) -> bool {
-        self.registry.follows_programs()
+        self.registry.follows_programs() || self.trapped_programs.are_there()
     }
 
     /// Fails unless this process may be traced.
@@ -269,9 +275,26 @@ impl Tracees {
         hooked.and(self.attach_all_to(process, stopped))
     }
 
+    /// Gives the program that the thread waits to run the handler by which its calls come to the
+    /// supervisor.
+    pub fn prepare_program(&self, tid: i32) {
+        self.trapped_programs
+            .prepare(tid, |pid| self.waits.has(pid));
+    }
+
+    /// As [`Self::prepare_program`], for a program of the tool that stands before its first
+    /// instruction.
+    fn prepare_tool(&self, stopped: &mut Stopped) {
+        let (pid, tool) = (stopped.process().pid(), self.admission.tool());
+        if self.trapped_programs.are_there() && self.admission.descendants.has(pid, tool) {
+            self.trapped_programs.prepare_held(stopped);
+        }
+    }
+
     /// Handles a completed `execve`: nothing of the old target is left, and the process stands
     /// before the first instruction of its new program.
     fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
+        self.prepare_tool(stopped);
         self.targets.renew(process)?;
         self.attach_to_held(process, stopped)?;
         match self.targets.table.get(process.pid()) {

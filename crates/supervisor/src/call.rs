@@ -34,6 +34,8 @@ pub struct Call<'a> {
     pub tid: i32,
     /// The arguments, which are not to be trusted.
     pub args: [u64; 6],
+    /// As [`Request::is_forwarded`](crate::Request::is_forwarded).
+    pub is_forwarded: bool,
     /// See [`Self::let_others_lead`].
     pub let_lead: &'a dyn Fn(),
 }

@@ -22,10 +22,13 @@ pub mod attr;
 pub mod bpffs;
 mod call;
 mod hot_sites;
+mod installation;
+mod interception;
 pub mod keys;
 mod memory;
 mod mode;
 mod notify;
+mod own_action;
 mod root;
 mod scratch;
 mod seccomp_filter;
@@ -37,6 +40,7 @@ mod waiting;
 
 pub use call::{Answer, Call, HERE};
 pub use hot_sites::HotSites;
+pub use interception::{Interception, Prepare};
 pub use memory::Memory;
 pub use mode::Mode;
 pub use notify::{Listener, Reply, Request};
@@ -46,8 +50,10 @@ pub use spawn::{Tool, let_pass};
 pub use tool_call::{FileOperation, PathCall, ToolCall};
 
 /// Options for running a tool.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
+    /// The way by which the tool's calls come to the supervisor.
+    pub interception: Interception,
     /// Makes `geteuid()` return 0 to the tool, for tools that refuse to start otherwise.
     ///
     /// The tool gains no rights by it. Processes that are started by a process which makes eBPF

@@ -8,12 +8,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use beeline_agent::trapped;
 use beeline_inject::procfs;
 use beeline_uapi::linux::SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP;
 use beeline_uapi::{Command, Errno};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::interception::Interception;
 use crate::tool_call::ToolCall;
 
 /// A system call of the tool that waits for its answer.
@@ -29,6 +31,9 @@ pub struct Request {
     pub ip: u64,
     /// The arguments, which are not to be trusted.
     pub args: [u64; 6],
+    /// True if the handler of SIGSYS in the tool has forwarded the call; see
+    /// [`Interception::Signals`](crate::Interception::Signals).
+    pub is_forwarded: bool,
 }
 
 impl Request {
@@ -60,6 +65,37 @@ impl Request {
         self.asked() == ToolCall::RunProgram
     }
 
+    /// Returns the reply to a call that the kernel makes as if there were no supervisor.
+    pub fn pass(&self) -> Reply {
+        match self.is_forwarded {
+            true => Reply::Value(trapped::PASS),
+            false => Reply::Continue,
+        }
+    }
+
+    /// Takes a call that was forwarded for what it was.
+    fn unwrapped(self) -> Self {
+        let [option, arguments @ ..] = self.args;
+        if self.nr != libc::SYS_prctl || option & !trapped::NUMBER_MASK != trapped::FORWARDED {
+            return self;
+        }
+        let nr = (option & trapped::NUMBER_MASK) as i64;
+        let mut args = [0; 6];
+        args[..trapped::ARGUMENTS].copy_from_slice(&arguments);
+        let ip = match nr {
+            libc::SYS_bpf => std::mem::take(&mut args[trapped::ARGUMENTS - 1]),
+            _ => self.ip,
+        };
+        let is_forwarded = true;
+        Self {
+            nr,
+            ip,
+            args,
+            is_forwarded,
+            ..self
+        }
+    }
+
     /// Writes its cookie to a file.
     fn write_to(&self, file: &File) {
         // A memory file always takes 8 bytes.
@@ -81,6 +117,9 @@ pub enum Reply {
     },
     /// The kernel makes the call as if there were no supervisor.
     Continue,
+    /// The tool makes its `epoll_ctl(2)`, which was forwarded, for a new descriptor of this file,
+    /// edge-triggered. The descriptor stays open in the tool until it runs another program.
+    Watch(OwnedFd),
     /// The call has been answered already.
     Answered,
 }
@@ -163,8 +202,9 @@ impl Listener {
     /// Lets the kernel run the first program under the filter, until `begun` hangs up.
     ///
     /// The hang-up says that the program has started, or cannot. A call that the program itself
-    /// makes meanwhile waits for [`Self::receive`].
-    pub fn let_begin(&self, begun: BorrowedFd<'_>) {
+    /// makes meanwhile waits for [`Self::receive`]. The program is
+    /// prepared for `interception`.
+    pub fn let_begin(&self, begun: BorrowedFd<'_>, interception: &Interception) {
         loop {
             let mut ready = [
                 PollFd::new(&*self.fd, PollFlags::IN),
@@ -181,6 +221,7 @@ impl Listener {
             }
             match self.take() {
                 Some(request) if request.runs_program() => {
+                    interception.prepare(&request);
                     self.answer(request.id, Ok(Reply::Continue));
                 }
                 Some(request) => {
@@ -317,13 +358,15 @@ impl Listener {
         // SAFETY: the buffer is aligned to 8 and holds at least a seccomp_notif, for which any
         // bytes are valid.
         let notif = unsafe { buffer.as_ptr().cast::<libc::seccomp_notif>().read() };
-        Some(Request {
+        let request = Request {
             id: notif.id,
             tid: notif.pid as i32,
             nr: i64::from(notif.data.nr),
             ip: notif.data.instruction_pointer,
             args: notif.data.args,
-        })
+            is_forwarded: false,
+        };
+        Some(request.unwrapped())
     }
 
     /// Returns whether the call still waits.
@@ -350,17 +393,24 @@ impl Listener {
                 self.send(id, 0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
             }
             Ok(Reply::Descriptor { file, cloexec }) => {
-                match self.install(id, file.as_fd(), cloexec) {
-                    Ok(()) => true,
-                    // The tool is gone, or it has too many files open and must be told.
-                    Err(Errno(errno)) => {
-                        self.send(id, 0, -errno, 0);
-                        false
-                    }
-                }
+                self.is_sent(id, self.install(id, file.as_fd(), cloexec))
             }
+            Ok(Reply::Watch(file)) => match self.give(id, file.as_fd()) {
+                Ok(fd) => self.send(id, trapped::WATCH + i64::from(fd), 0, 0),
+                failed => self.is_sent(id, failed.map(drop)),
+            },
             Err(Errno(errno)) => self.send(id, 0, -errno, 0),
         }
+    }
+
+    /// Tells the tool of a descriptor that it did not get: it has too many files open, unless it is
+    /// gone.
+    fn is_sent(&self, id: u64, outcome: Result<(), Errno>) -> bool {
+        let Err(Errno(errno)) = outcome else {
+            return true;
+        };
+        self.send(id, 0, -errno, 0);
+        false
     }
 
     fn send(&self, id: u64, val: i64, error: i32, flags: u32) -> bool {
@@ -400,6 +450,18 @@ impl Listener {
             newfd: fd as u32,
             newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
         })
+        .map(drop)
+    }
+
+    /// Puts a file into the tool, whose call keeps waiting, and returns its number there.
+    fn give(&self, id: u64, file: BorrowedFd<'_>) -> Result<i32, Errno> {
+        self.add(libc::seccomp_notif_addfd {
+            id,
+            flags: 0,
+            srcfd: file.as_raw_fd() as u32,
+            newfd: 0,
+            newfd_flags: libc::O_CLOEXEC as u32,
+        })
     }
 
     /// Puts a file into the tool and answers with its number, in one atomic step.
@@ -411,9 +473,11 @@ impl Listener {
             newfd: 0,
             newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
         })
+        .map(drop)
     }
 
-    fn add(&self, request: libc::seccomp_notif_addfd) -> Result<(), Errno> {
+    /// Returns the number of the new descriptor in the tool.
+    fn add(&self, request: libc::seccomp_notif_addfd) -> Result<i32, Errno> {
         // SAFETY: ADDFD reads one seccomp_notif_addfd.
         let result = unsafe {
             libc::ioctl(
@@ -429,6 +493,6 @@ impl Listener {
                     .unwrap_or(libc::EIO),
             ));
         }
-        Ok(())
+        Ok(result)
     }
 }

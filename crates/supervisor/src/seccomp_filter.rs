@@ -7,11 +7,13 @@
 
 use std::mem::offset_of;
 
+use beeline_agent::trapped;
 use beeline_uapi::linux::SECCOMP_ARCH_NATIVE;
 use beeline_uapi::perf::ioc;
+use beeline_uapi::signal::SIGSYS;
 use libc::{c_long, seccomp_data, sock_filter};
 
-use crate::{Options, arch};
+use crate::{Interception, Options, arch};
 
 const NR: u32 = offset_of!(seccomp_data, nr) as u32;
 const ARCH: u32 = offset_of!(seccomp_data, arch) as u32;
@@ -23,6 +25,7 @@ const fn arg_high(n: u32) -> u32 {
 }
 
 const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
+const TRAP: u32 = libc::SECCOMP_RET_TRAP | trapped::FILTER_DATA as u32;
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const NO_SUCH_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 /// An "error" of number 0 makes the call return 0 without being made.
@@ -34,10 +37,22 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(foreign_entry());
     code.push(load(NR));
     code.extend(other_numbers());
+    let intercepted = match &options.interception {
+        Interception::Notifications => vec![ret(NOTIFY)],
+        Interception::Signals(_) => {
+            code.extend(when(libc::SYS_prctl, &forwarded_calls()));
+            code.extend(when(libc::SYS_rt_sigaction, &actions_for_trap()));
+            unless_marked(TRAP)
+        }
+    };
     for call in [
         libc::SYS_bpf,
         libc::SYS_perf_event_open,
         libc::SYS_epoll_ctl,
+    ] {
+        code.extend(when(call, &intercepted));
+    }
+    for call in [
         libc::SYS_openat,
         arch::OPEN,
         // Calls that take paths in the BPF file system, or descriptors.
@@ -77,12 +92,15 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(when(libc::SYS_mmap, &shared_file_mappings()));
     code.extend(when(libc::SYS_prlimit64, &raising_own_memlock()));
     code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
-    if !options.is_for_guest {
-        // A traced child must be held before it runs another program.
+    // A traced child must be held before it runs another program, and so must one that needs the
+    // agent's handler.
+    let is_trapped = matches!(options.interception, Interception::Signals(_));
+    if !options.is_for_guest || is_trapped {
         for call in [libc::SYS_execve, libc::SYS_execveat] {
             code.extend(when(call, &[ret(NOTIFY)]));
         }
-    } else {
+    }
+    if options.is_for_guest {
         code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_rt_sigreturn, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_read, &reads_of_values()));
@@ -92,6 +110,50 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     }
     code.push(ret(ALLOW));
     code
+}
+
+/// Builds the filter of a trial: it notifies of calls that an outer filter may fail, and of the one
+/// that forwards them.
+pub(crate) fn of_trial() -> Vec<sock_filter> {
+    let mut code = vec![load(NR)];
+    for call in [libc::SYS_bpf, libc::SYS_perf_event_open] {
+        code.extend(when(call, &[ret(NOTIFY)]));
+    }
+    code.extend(when(libc::SYS_prctl, &forwarded_calls()));
+    code.push(ret(ALLOW));
+    code
+}
+
+/// Selects the options of `prctl(2)` by which the agent forwards calls.
+fn forwarded_calls() -> Vec<sock_filter> {
+    let bits = !trapped::NUMBER_MASK as u32;
+    vec![
+        load(arg_low(0)),
+        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, bits),
+        skip_unless_equal(trapped::FORWARDED as u32, 1),
+        ret(NOTIFY),
+        ret(ALLOW),
+    ]
+}
+
+/// Selects a program's own actions for SIGSYS, and lets the agent's pass.
+fn actions_for_trap() -> Vec<sock_filter> {
+    let mut code = vec![load(arg_low(0)), skip_if_equal(SIGSYS, 1), ret(ALLOW)];
+    code.extend(unless_marked(NOTIFY));
+    code
+}
+
+/// Decides for `action` unless the agent has marked the call to pass.
+fn unless_marked(action: u32) -> Vec<sock_filter> {
+    const MARK: [u32; 2] = [trapped::PASS_MARK as u32, (trapped::PASS_MARK >> 32) as u32];
+    vec![
+        load(arg_low(5)),
+        skip_unless_equal(MARK[0], 3),
+        load(arg_high(5)),
+        skip_unless_equal(MARK[1], 1),
+        ret(ALLOW),
+        ret(action),
+    ]
 }
 
 /// Decides calls that come through another entry than the native one. The architecture is loaded.

@@ -23,8 +23,10 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use beeline_uapi::Errno;
 
 use crate::call::{Answer, Call};
+use crate::interception::Interception;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
+use crate::own_action;
 use crate::root::Tools;
 use crate::tool_call::ToolCall;
 
@@ -85,6 +87,7 @@ pub trait Answers: Sync + Sized {
 pub(crate) struct Server<D> {
     listener: Listener,
     answers: D,
+    interception: Interception,
     /// The tool's process id.
     tool: i32,
     /// True if the tool has made eBPF calls itself, and not only started processes that do.
@@ -100,10 +103,16 @@ pub(crate) struct Server<D> {
 }
 
 impl<D: Answers> Server<D> {
-    pub(crate) fn new(listener: Listener, answers: D, tool: i32) -> Self {
+    pub(crate) fn new(
+        listener: Listener,
+        interception: Interception,
+        answers: D,
+        tool: i32,
+    ) -> Self {
         allow_many_files();
         Server {
             listener,
+            interception,
             answers,
             tool,
             tool_has_called: AtomicBool::new(false),
@@ -221,17 +230,22 @@ impl<D: Answers> Server<D> {
     fn receive(&self) -> Option<Request> {
         loop {
             let request = self.listener.receive()?;
-            if request.nr == libc::SYS_geteuid {
-                self.listener
-                    .answer(request.id, Ok(self.name_caller(&request)));
+            let call = self.call(&request, &|| ());
+            let own = match request.nr {
+                libc::SYS_geteuid => Some(Ok(self.name_caller(&request))),
+                libc::SYS_rt_sigaction => Some(own_action::exchange(&call)),
+                _ => None,
+            };
+            if let Some(answer) = own {
+                self.listener.answer(request.id, answer);
                 continue;
             }
-            let call = self.call(&request, &|| ());
             let look = || self.answers.is_plainly_kernels(&call, request.asked());
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
-            self.listener.answer(request.id, Ok(Reply::Continue));
+            self.interception.prepare(&request);
+            self.listener.answer(request.id, Ok(request.pass()));
         }
     }
 
@@ -242,6 +256,7 @@ impl<D: Answers> Server<D> {
             id: request.id,
             tid: request.tid,
             args: request.args,
+            is_forwarded: request.is_forwarded,
             let_lead,
         }
     }
@@ -272,6 +287,11 @@ impl<D: Answers> Server<D> {
             self.answers.answer(&call, request.asked())
         }))
         .unwrap_or(Err(Errno(libc::EIO)));
+        self.interception.prepare(request);
+        let answer = answer.map(|reply| match reply {
+            Reply::Continue => request.pass(),
+            reply => reply,
+        });
         self.answers
             .deliver(&self.listener, request, answer, &let_lead);
         lead.take()

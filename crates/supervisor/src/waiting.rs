@@ -2,8 +2,9 @@
 //! `select`.
 
 use std::mem::offset_of;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
+use beeline_agent::trapped;
 use beeline_uapi::Errno;
 use beeline_uapi::fields::{u32_at, u64_at};
 use libc::epoll_event;
@@ -11,6 +12,15 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::call::{Answer, Call};
 use crate::notify::Reply;
+
+/// Reads the number by which proc(5) tells eventfds apart.
+fn eventfd_id(fdinfo: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(fdinfo).ok()?;
+    let id = text
+        .lines()
+        .find_map(|line| line.strip_prefix("eventfd-id:"))?;
+    id.trim().parse().ok()
+}
 
 /// The most descriptors in one `poll` or `select` that are looked at.
 const MOST: u64 = 1 << 16;
@@ -34,7 +44,10 @@ impl Call<'_> {
             libc::EPOLL_CTL_DEL => (EventData::new_u64(0), EventFlags::empty()),
             _ => self.epoll_event(event)?,
         };
-        let epoll = self.tool_file(epoll as i32)?;
+        let epoll = match self.tool_file(epoll as i32) {
+            Err(_) if self.is_forwarded => return self.epoll_ctl_there(operation, eventfd),
+            epoll => epoll?,
+        };
         let done = match operation {
             libc::EPOLL_CTL_ADD => epoll::add(epoll, eventfd, data, flags | EventFlags::ET),
             libc::EPOLL_CTL_MOD => epoll::modify(epoll, eventfd, data, flags | EventFlags::ET),
@@ -43,6 +56,34 @@ impl Call<'_> {
         };
         done.map_err(|error| Errno(error.raw_os_error()))?;
         Ok(Reply::Value(0))
+    }
+
+    /// Has the tool make the call itself, for an eventfd that is put there. An epoll set knows a file
+    /// by its number, so the descriptor stays.
+    fn epoll_ctl_there(&self, operation: i32, eventfd: BorrowedFd<'_>) -> Answer {
+        if let Some(number) = self.number_of(eventfd) {
+            return Ok(Reply::Value(trapped::WATCH + i64::from(number)));
+        }
+        match operation {
+            libc::EPOLL_CTL_ADD => eventfd
+                .try_clone_to_owned()
+                .map(Reply::Watch)
+                .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE))),
+            _ => Err(Errno(libc::ENOENT)),
+        }
+    }
+
+    /// Returns the number that an eventfd of Beeline's has in the tool.
+    fn number_of(&self, eventfd: BorrowedFd<'_>) -> Option<i32> {
+        let wanted = eventfd_id(&format!("/proc/self/fdinfo/{}", eventfd.as_raw_fd()))?;
+        let mut files = std::fs::read_dir(format!("/proc/{}/fdinfo", self.tid)).ok()?;
+        files.find_map(|file| {
+            let path = file.ok()?.path();
+            let is_it = eventfd_id(path.to_str()?) == Some(wanted);
+            is_it
+                .then(|| path.file_name()?.to_str()?.parse().ok())
+                .flatten()
+        })
     }
 
     /// Reads the tool's `struct epoll_event`.
@@ -107,6 +148,7 @@ mod tests {
             id: 0,
             tid: 0,
             args: [0; 6],
+            is_forwarded: false,
             let_lead: &|| (),
         })
     }

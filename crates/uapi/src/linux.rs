@@ -43,6 +43,10 @@ layout! {
     }
 }
 
+// linux/eventpoll.h
+/// In the events of a descriptor: report changes only.
+pub const EPOLLET: u32 = 1 << 31;
+
 // include/linux/stat.h, not for user space
 /// All bits of a file's mode but its type.
 pub const S_IALLUGO: u64 = 0o7777;

@@ -9,6 +9,7 @@ pub const SIGBUS: u32 = 7;
 pub const SIGKILL: u32 = 9;
 pub const SIGSEGV: u32 = 11;
 pub const SIGSTOP: u32 = 19;
+pub const SIGSYS: u32 = 31;
 /// The kernel's `_NSIG`: the highest signal.
 pub const NSIG: u32 = 64;
 /// Bytes of a `sigset_t`.
@@ -37,6 +38,8 @@ pub const SS_DISABLE: i32 = 2;
 /// The `si_code` of a signal that the kernel raised for no more specific reason; for SIGTRAP, an
 /// `int3`.
 pub const SI_KERNEL: i32 = 0x80;
+/// The `si_code` of SIGSYS that a seccomp filter raised.
+pub const SYS_SECCOMP: i32 = 1;
 /// Bytes of a `siginfo_t`.
 pub const SI_MAX_SIZE: usize = 128;
 

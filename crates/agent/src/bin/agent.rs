@@ -3,7 +3,9 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_agent::{builtin_probes, enter, fast_path, helpers, signals, syscalls, unwinding};
+    use beeline_agent::{
+        builtin_probes, enter, fast_path, helpers, signals, syscalls, trapped, unwinding,
+    };
 
     // The blob starts with the offsets of its entry points, in the order of
     // `beeline_agent::abi::EntryPoints`.
@@ -25,6 +27,8 @@ mod freestanding {
         ".quad {call_exit} - beeline_table",
         ".quad {call_compact_enter} - beeline_table",
         ".quad {call_compact_exit} - beeline_table",
+        ".quad {trapped} - beeline_table",
+        ".quad {trapped_return} - beeline_table",
         enter = sym enter::beeline_enter,
         leave = sym enter::beeline_leave,
         signal = sym signals::beeline_signal,
@@ -40,6 +44,8 @@ mod freestanding {
         call_exit = sym syscalls::beeline_call_exit,
         call_compact_enter = sym syscalls::beeline_call_compact_enter,
         call_compact_exit = sym syscalls::beeline_call_compact_exit,
+        trapped = sym trapped::beeline_trapped,
+        trapped_return = sym trapped::return_from_signal,
     );
 
     /// Never linked: the build refuses an agent that holds it.

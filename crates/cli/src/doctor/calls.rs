@@ -58,19 +58,13 @@ pub const PTRACE: Harmless = Harmless {
 };
 
 /// The calls by which Beeline works on other processes, and without which it does not work.
-pub const NEEDED: [Harmless; 5] = [
+pub const NEEDED: [Harmless; 4] = [
     PTRACE,
     Harmless {
         name: "pidfd_open",
         number: libc::SYS_pidfd_open,
         arguments: [NONE, NONE, 0, 0, 0, 0],
         refusal: libc::EINVAL,
-    },
-    Harmless {
-        name: "pidfd_getfd",
-        number: libc::SYS_pidfd_getfd,
-        arguments: [NONE, NONE, 0, 0, 0, 0],
-        refusal: libc::EBADF,
     },
     Harmless {
         name: "memfd_create",
@@ -87,7 +81,13 @@ pub const NEEDED: [Harmless; 5] = [
 ];
 
 /// The calls that Beeline does without.
-pub const USEFUL: [Harmless; 3] = [
+pub const USEFUL: [Harmless; 4] = [
+    Harmless {
+        name: "pidfd_getfd",
+        number: libc::SYS_pidfd_getfd,
+        arguments: [NONE, NONE, 0, 0, 0, 0],
+        refusal: libc::EBADF,
+    },
     Harmless {
         name: "process_vm_readv",
         number: libc::SYS_process_vm_readv,

@@ -1,8 +1,11 @@
 //! Seccomp filters: those that this process is under, and what they answer.
 
+use std::io;
+
+use beeline_inject::with_remedy;
 use beeline_runtime::traceable;
-use beeline_supervisor::Error;
-use beeline_supervisor::trial::{Way, intercept};
+use beeline_supervisor::Interception;
+use beeline_supervisor::trial::{listen, notifies};
 
 use super::calls::{Answer, BPF, Harmless, NEEDED, PERF_EVENT_OPEN, USEFUL, errno_name};
 use super::finding::Finding;
@@ -105,32 +108,28 @@ fn allow(names: &[&str]) -> String {
 
 /// Checks that a filter with a listener can be installed, by which a supervisor gets calls.
 pub fn listener() -> Finding {
-    match intercept(&[]) {
-        Ok(_) => Finding::ok("a filter with a listener can be installed"),
+    match listen() {
+        Ok(()) => Finding::ok("a filter with a listener can be installed"),
         Err(error) => no_listener(&error),
     }
 }
 
-fn no_listener(error: &Error) -> Finding {
-    let Error::Filter(source) = error else {
-        return Finding::no(error.to_string());
-    };
-    match source.raw_os_error() {
+fn no_listener(error: &io::Error) -> Finding {
+    match error.raw_os_error() {
         Some(libc::EBUSY) => Finding::no(
             "a supervisor listens to this process's calls already (EBUSY), and the kernel allows one",
         )
         .fix("run Beeline outside the other supervisor: another `beeline run`, or a sandbox or container with seccomp notifications"),
-        Some(errno @ (libc::EPERM | libc::EACCES | libc::ENOSYS)) if is_filtered() => Finding::no(format!(
-            "a seccomp filter refuses seccomp(2) with {}",
-            errno_name(errno)
-        ))
-        .fix(allow(&["seccomp"])),
+        Some(errno @ (libc::EPERM | libc::EACCES | libc::ENOSYS)) if is_filtered() => {
+            Finding::no(format!("a seccomp filter refuses seccomp(2) with {}", errno_name(errno)))
+                .fix(allow(&["seccomp"]))
+        }
         Some(errno @ (libc::ENOSYS | libc::EINVAL)) => Finding::no(format!(
             "the kernel has no filters with listeners ({})",
             errno_name(errno)
         ))
         .fix("run a kernel with CONFIG_SECCOMP_FILTER (not gVisor's)"),
-        _ => Finding::no(source.to_string()),
+        _ => Finding::no(with_remedy(error)),
     }
 }
 
@@ -154,8 +153,8 @@ fn answered(call: &Harmless, answer: Answer, may_refuse: bool) -> Finding {
             "the kernel answers {words} itself: there is no filter"
         )),
         // A call that another filter answers does not reach a filter's listener, so this is sure.
-        Answer::Errno(libc::EPERM) if may_refuse => match intercept(&[libc::SYS_bpf]).as_deref() {
-            Ok([Way::Intercepted]) => Finding::ok(format!(
+        Answer::Errno(libc::EPERM) if may_refuse => match notifies() {
+            Ok([true, _]) => Finding::ok(format!(
                 "the kernel answers {words} (kernel.unprivileged_bpf_disabled); no filter does, as it can be intercepted"
             )),
             Ok(_) => Finding::warn(format!(
@@ -180,34 +179,33 @@ fn may_kernel_refuse_bpf() -> bool {
         && !has_capability("CAP_SYS_ADMIN")
 }
 
-/// Checks that a tool's bpf(2) and perf_event_open(2) can be intercepted.
+/// Checks that a tool's bpf(2) and perf_event_open(2) can be intercepted, and says how. A failure of
+/// the listener itself is told there, and repeated here.
 pub fn interception() -> Finding {
-    let calls = [BPF, PERF_EVENT_OPEN];
-    let ways = match intercept(&[libc::SYS_bpf, libc::SYS_perf_event_open]) {
-        Ok(ways) => ways,
-        Err(error) => return no_listener(&error),
-    };
-    let past = calls.iter().zip(&ways).filter_map(|(call, way)| match way {
-        Way::Intercepted => None,
-        Way::Answered(errno) => Some((call.name, errno_name(*errno))),
-    });
-    let past: Vec<_> = past.collect();
-    if past.is_empty() {
-        return Finding::ok("by seccomp notification");
-    }
-    let list: Vec<_> = past
+    let refused = refused(&[BPF, PERF_EVENT_OPEN]);
+    let names: Vec<_> = refused.iter().map(|(name, _)| *name).collect();
+    let answers = refused
         .iter()
-        .map(|(name, errno)| format!("{name} ({errno})"))
-        .collect();
-    let names: Vec<_> = past.iter().map(|(name, _)| *name).collect();
-    Finding::no(format!(
-        "an outer seccomp filter answers {} before Beeline is asked",
-        list.join(", ")
-    ))
-    .fix(format!(
-        "let the seccomp profile allow {}, which then come to Beeline and not to the kernel; or {WITHOUT_FILTER}",
-        names.join(" and ")
-    ))
+        .map(|(name, answer)| format!("{name} ({})", answer.in_words()));
+    let answers = answers.collect::<Vec<_>>().join(", ");
+    match Interception::needs_signals() {
+        Ok(false) => match listen() {
+            Ok(()) => Finding::ok("by seccomp notification"),
+            Err(error) => no_listener(&error),
+        },
+        Ok(true) if answers.is_empty() => {
+            Finding::ok("by SIGSYS, as a seccomp filter refuses what seccomp notifications need")
+        }
+        Ok(true) => Finding::ok(format!("by SIGSYS, as a seccomp filter answers {answers}")),
+        Err(_) if !names.is_empty() => Finding::no(format!(
+            "a seccomp filter answers {answers} before Beeline is asked, and leaves no other way"
+        ))
+        .fix(allow(&names)),
+        Err(error) => match listen() {
+            Ok(()) => Finding::no(error.to_string()).fix(WITHOUT_FILTER),
+            Err(error) => no_listener(&error),
+        },
+    }
 }
 
 /// True if this process is under a filter, or may be.

@@ -233,10 +233,7 @@ impl Target {
         match (&self.opened, self.refusal()) {
             (_, Some(error)) => no_tracing(error),
             (Err(error), None) => Finding::no(error.to_string()),
-            (Ok(()), None) => match stop_and_go(self.pid) {
-                Ok(()) => Finding::ok("it was stopped, ran a system call and was let go"),
-                Err(error) => no_tracing(&error),
-            },
+            (Ok(()), None) => stop_and_go(self.pid),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use beeline_inject::{
     Error, MapFlags, Mapping, Options, Process, ProtFlags, Refusal, Seccomp, with_remedy,
 };
-use beeline_runtime::proc;
+use beeline_runtime::{patiently, proc};
 use beeline_uapi::linux::PAGE_SIZE;
 use libc::c_long;
 
@@ -24,12 +24,8 @@ const SECOND: u64 = !FIRST;
 
 /// Checks that a child of this process can be stopped, and made to run a system call.
 pub fn own_child() -> Finding {
-    tried_by_ptrace(Subject::child, |pid| match stop_and_go(pid) {
-        Ok(()) => {
-            Finding::ok("a child of this process was stopped, ran a system call and was let go")
-        }
-        Err(error) => no_tracing(&error),
-    })
+    let works = "a child of this process was stopped, ran a system call and was let go";
+    tried_by_ptrace(Subject::child, |pid| held(works, || stop_and_call(pid)))
 }
 
 /// Checks the same with a process that does not descend from this one.
@@ -42,12 +38,8 @@ pub fn other_process() -> Finding {
         }
         Some(scope) => format!("kernel.yama.ptrace_scope is {scope}"),
     };
-    tried_by_ptrace(Subject::stranger, |pid| match stop_and_go(pid) {
-        Ok(()) => Finding::ok(format!(
-            "processes that this one has not started, too; {about}"
-        )),
-        Err(error) => no_tracing(&error),
-    })
+    let works = format!("processes that this one has not started, too; {about}");
+    tried_by_ptrace(Subject::stranger, |pid| held(&works, || stop_and_call(pid)))
 }
 
 /// Checks that memory can be read and written by process_vm_readv(2) and process_vm_writev(2).
@@ -138,11 +130,10 @@ pub fn injection() -> Finding {
         Ok(file) => file,
         Err(none) => return none,
     };
-    tried_by_ptrace(Subject::child, |pid| match map_and_patch(pid, &file) {
-        Ok(()) => Finding::ok(
-            "a memory file was mapped executable into another process, and its code was written",
-        ),
-        Err(error) => no_tracing(&error),
+    let works =
+        "a memory file was mapped executable into another process, and its code was written";
+    tried_by_ptrace(Subject::child, |pid| {
+        held(works, || map_and_patch(pid, &file))
     })
 }
 
@@ -163,15 +154,28 @@ fn map_and_patch(pid: i32, file: &File) -> Result<(), Error> {
     stopped.resume().map(drop)
 }
 
-/// Stops a process, has it make a system call that changes nothing, and lets it go.
-///
-/// # Errors
-///
-/// Those of [`Process::open_with`] and [`Process::stop`], and of the call.
-pub fn stop_and_go(pid: i32) -> Result<(), Error> {
+/// Stops a subject, has it make a system call that changes nothing, and lets it go.
+fn stop_and_call(pid: i32) -> Result<(), Error> {
     let mut stopped = open(pid)?.stop()?;
     stopped.syscall(libc::SYS_getpid, [0; 6])?;
     stopped.resume().map(drop)
+}
+
+/// Stops a process and lets it go. It makes no system call, which a filter of its own might kill it
+/// for.
+pub fn stop_and_go(pid: i32) -> Finding {
+    held("it was stopped and let go", || {
+        open(pid)?.stop()?.resume().map(drop)
+    })
+}
+
+/// Makes an attempt on a process, and again if a session of Beeline's holds it at that moment.
+fn held(works: &str, mut attempt: impl FnMut() -> Result<(), Error>) -> Finding {
+    match patiently(|| Ok(attempt()?)) {
+        Ok(()) => Finding::ok(works),
+        Err(beeline_runtime::Error::Inject(error)) => no_tracing(&error),
+        Err(error) => Finding::no(error.to_string()),
+    }
 }
 
 /// Opens a process that may be under the filters of this one.

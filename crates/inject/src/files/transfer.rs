@@ -1,12 +1,13 @@
 //! Passing the descriptors of one batch to a target through a pair of sockets.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use beeline_uapi::linux::SCM_MAX_FD;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::Batch;
+use super::by_name::Named;
 use crate::Error;
 use crate::fd_limit::Room;
 use crate::regions::PAGE;
@@ -37,6 +38,11 @@ const HEADS_LEN: usize = CONTROL as usize + CMSG_HEAD - MSGHDR as usize;
 
 /// Descriptors that a target needs beside those that it is sent.
 const PAIR_OF_SOCKETS: usize = 2;
+
+/// True if a sandbox around Beeline, not the target, forbids to take descriptors.
+fn is_forbidden(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
+}
 
 /// True if the target has as many files open as it may.
 fn is_at_limit(error: &Error) -> bool {
@@ -88,12 +94,48 @@ impl Transfer<'_> {
     /// Sends the files into one end of the target's socket pair and has it receive them at the
     /// other. Returns their numbers there.
     fn receive(&mut self, [ours, theirs]: [i32; 2]) -> Result<Vec<i32>, Error> {
-        let taken = self.remote.process().take_descriptor(ours);
-        let end = taken.map_err(|source| Error::Local {
+        let fail = |source| Error::Local {
             what: "take a socket from the target",
             source,
-        })?;
-        self.send(&end)?;
+        };
+        match self.remote.process().take_descriptor(ours) {
+            Ok(end) => self.receive_from(&end, theirs),
+            Err(error) if is_forbidden(&error) => self.receive_by_name(),
+            Err(error) => Err(fail(error)),
+        }
+    }
+
+    /// Has the target connect to a socket of Beeline's, and receive the files there.
+    fn receive_by_name(&mut self) -> Result<Vec<i32>, Error> {
+        let fail = |source| Error::Local {
+            what: "have the target connect to a socket",
+            source,
+        };
+        let named = Named::new().map_err(fail)?;
+        let (place, address) = (self.scratch + PAYLOAD, named.address());
+        if address.len() > (CONTROL - PAYLOAD) as usize {
+            return Err(fail(io::ErrorKind::InvalidInput.into()));
+        }
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let arguments = [libc::AF_UNIX as u64, kind as u64, 0, 0, 0, 0];
+        let socket = self.remote.call(libc::SYS_socket, arguments)?;
+        let connect = [socket, place, address.len() as u64, 0, 0, 0];
+        let connected = self.remote.space.write(place, address);
+        let received = connected
+            .and_then(|()| self.remote.call(libc::SYS_connect, connect))
+            .and_then(|_| {
+                let pid = self.remote.process().pid();
+                let end = named.connection_of(pid).map_err(fail)?;
+                self.receive_from(&end, socket as i32)
+            });
+        let closed = self.close_all(&mut [socket as i32]);
+        received.and_then(|files| closed.map(|()| files))
+    }
+
+    /// Sends the files into one end of a connection and has the target receive them at the other.
+    /// Returns their numbers there.
+    fn receive_from(&mut self, end: &OwnedFd, theirs: i32) -> Result<Vec<i32>, Error> {
+        self.send(end)?;
         let heads = self.scratch + MSGHDR;
         self.remote.space.write(heads, &heads_for(self.scratch))?;
         let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;

@@ -28,6 +28,7 @@ impl Tracees {
         let deadline = Instant::now() + LONGEST;
         let openers = self.openers.lock().let_pass();
         self.waits.give_up_all();
+        self.trapped_programs.give_up_all();
         if let Some(watcher) = self.watcher.lock().take() {
             watcher.thread().unpark();
             self.join(watcher, deadline);
@@ -40,7 +41,8 @@ impl Tracees {
             self.join(servers, deadline);
         }
         self.registry.clear();
-        for thread in self.waits.threads() {
+        let waiters = self.waits.threads();
+        for thread in waiters.into_iter().chain(self.trapped_programs.threads()) {
             self.join(thread, deadline);
         }
         self.targets.table.clear();

@@ -29,6 +29,7 @@ impl UpcallServer {
         // was false.
         let waits = &self.tracees.waits;
         waits.give_up_exec(pid);
+        self.tracees.trapped_programs.give_up(tid);
         if self.gains_rights(&process, tid, request) {
             return Ok(false);
         }

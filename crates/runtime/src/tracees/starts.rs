@@ -18,7 +18,7 @@ impl Tracees {
     ///
     /// A copy of the tool is followed from here on. If it cannot be followed, it goes on unseen.
     pub fn begins_program(self: &Arc<Self>, pid: i32) {
-        if self.registry.follows_programs() {
+        if self.follows_programs() {
             let outcome = self.follows_start(pid);
             self.diagnostics.followed(pid, outcome.map(drop));
         }
@@ -71,7 +71,12 @@ impl Tracees {
         let follow = move || {
             let begun = |stopped: &mut Stopped| {
                 if tracees.targets.wanted_of_calls(pid).is_empty() {
-                    return ControlFlow::Continue(());
+                    tracees.prepare_tool(stopped);
+                    if tracees.registry.follows_programs() {
+                        return ControlFlow::Continue(());
+                    }
+                    tracees.waits.end_start(pid);
+                    return ControlFlow::Break(Ok(()));
                 }
                 // The loader's calls are the program's, too.
                 let outcome = tracees.has_run_exec(&process, stopped);

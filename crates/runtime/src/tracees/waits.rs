@@ -19,11 +19,11 @@ const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);
 
 /// The flag of one wait. It is set when the wait is over, and when the process cannot run the
 /// program.
-pub(super) type GivenUp = Arc<AtomicBool>;
+pub type GivenUp = Arc<AtomicBool>;
 
 /// See the module documentation. Its locks are leaves, but for [`Self::seizing`].
 #[derive(Default)]
-pub(super) struct Waits {
+pub struct Waits {
     /// True once the session ends: each wait that begins is given up at once.
     has_ended: AtomicBool,
     /// Processes that are about to run another program.

@@ -13,6 +13,15 @@ pub const O_NOFOLLOW: u64 = 0o400_000;
 
 // asm/stat.h
 layout! {
+    /// `struct epoll_event` (`linux/eventpoll.h`), which is packed on this machine.
+    pub struct EpollEvent {
+        events: u32,
+        /// Eight bytes of the caller's.
+        data: [u32; 2],
+    }
+}
+
+layout! {
     /// The beginning of `struct stat`, and all else of it.
     pub struct Stat {
         st_dev: u64,

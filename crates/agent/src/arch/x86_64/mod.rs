@@ -6,6 +6,7 @@ pub mod loads;
 mod memory;
 mod registers;
 mod signal_frame;
+mod signal_return;
 mod system_call;
 mod thread;
 
@@ -14,5 +15,6 @@ pub use handler_code::HandlerCode;
 pub use memory::{copy, shift, zero};
 pub use registers::PtRegs;
 pub use signal_frame::{BREAKPOINT_CODE, UserContext, is_breakpoint};
+pub use signal_return::return_from_signal;
 pub use system_call::syscall6;
 pub use thread::{call_on_stack, cpu, node, processor_flags, stop, thread_pointer, thread_word};

@@ -33,6 +33,19 @@ impl UserContext {
         self.0.uc_mcontext.ip
     }
 
+    /// Returns the number and the first five arguments of a system call that a seccomp filter has
+    /// trapped. The kernel has put the number back.
+    pub(crate) fn trapped_call(&self) -> (u64, [u64; 5]) {
+        let context = &self.0.uc_mcontext;
+        let arguments = [context.di, context.si, context.dx, context.r10, context.r8];
+        (context.ax, arguments)
+    }
+
+    /// Sets the result of a system call.
+    pub(crate) fn set_result(&mut self, result: i64) {
+        self.0.uc_mcontext.ax = result as u64;
+    }
+
     /// Returns the address of the breakpoint that the thread has run into.
     #[inline(always)]
     pub(crate) fn breakpoint_address(&self) -> u64 {
