@@ -1,17 +1,21 @@
 # What people type. `make` alone builds; see each target's line.
 
-.PHONY: build check test soak fuzz bench peers corpora demo deps
+.PHONY: build dist check test soak fuzz bench peers corpora demo deps
 
 # The release build: target/release/beeline, and beside it beeline-llvm, the optimizing compiler,
 # and beeline-guest, which runs in virtual machines: linked statically, it needs nothing but a
-# kernel. It is built last, and moved to its place whole.
+# kernel.
 TARGET = $${CARGO_TARGET_DIR:-target}
-STATIC = x86_64-unknown-linux-gnu
 build:
+	./scripts/check-build.sh
 	cargo build --release --workspace --bins --lib --examples
-	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile guest -p beeline-vm-proxy --bin guest --target $(STATIC)
-	strip -o $(TARGET)/release/beeline-guest.new $(TARGET)/$(STATIC)/guest/guest
-	mv $(TARGET)/release/beeline-guest.new $(TARGET)/release/beeline-guest
+	./scripts/static.sh $(TARGET)/release beeline-guest
+
+# What users get: target/dist/ with beeline and beeline-guest as static files, in an archive, a
+# package for Debian, one for RPM and an image for containers. The same bytes wherever it is made;
+# scripts/reproducible.sh tries that.
+dist:
+	./scripts/dist.sh
 
 # Quick, before each commit: format, lints, documentation, unit tests.
 check:

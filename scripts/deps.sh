@@ -3,8 +3,9 @@
 # Further packages are named as arguments. Only what is missing is fetched. Nothing asks a question.
 set -eu
 
-PACKAGES="bpftrace libbpf-tools nginx-light wrk gcc g++ libc6-dev binutils make python3 util-linux openssl ca-certificates curl clang clang-19 libbpf-dev llvm-19-dev
-    bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross strace perl bpfcc-tools linux-headers-amd64 musl-tools
+PACKAGES="bpftrace libbpf-tools nginx-light wrk gcc g++ libc6-dev binutils make python3 util-linux openssl ca-certificates curl python3-yaml podman crun clang clang-19
+    libbpf-dev llvm-19-dev bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross strace perl bpfcc-tools linux-headers-amd64 musl-tools libseccomp2
+    golang-github-containers-common
     $*"
 
 # These are in Debian 13's libbpf-tools only. They are unpacked beside the system, with the libraries that they were

@@ -1,12 +1,14 @@
 //! The two ways to run a tool: on the kernel, and under Beeline.
 
 use std::fmt;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use crate::{PATIENCE, until};
+use crate::{PATIENCE, Scratch, until};
 
 /// The engine that runs a tool's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +34,10 @@ impl Engine {
         match self {
             Engine::Kernel => Command::new(tool),
             Engine::Beeline => {
-                let mut command = Command::new(beeline());
+                let mut command = match is_wanted("sandbox") {
+                    true => sandboxed(beeline()),
+                    false => Command::new(beeline()),
+                };
                 command.arg("run");
                 if in_guest() {
                     command.args(["--guest", proxy()]);
@@ -118,7 +123,8 @@ pub fn compile_anew(command: &mut Command) {
 ///
 /// Both, unless `BEELINE_E2E_ENGINE` is `kernel` (which tries the tests themselves, without
 /// Beeline) or `beeline`. With `guest` it is both, and this machine's own kernel carries out the
-/// tool's calls for Beeline, through the proxy for guests.
+/// tool's calls for Beeline, through the proxy for guests. With `sandbox` it is both, and Beeline
+/// and the tool are [`sandboxed`].
 ///
 /// A missing kernel costs the comparison, not the test: the known counts are still checked.
 ///
@@ -130,10 +136,10 @@ pub fn engines() -> Result<Vec<Engine>, String> {
         "" => vec![Engine::Kernel, Engine::Beeline],
         "kernel" => vec![Engine::Kernel],
         "beeline" => vec![Engine::Beeline],
-        "guest" => vec![Engine::Kernel, Engine::Beeline],
+        "guest" | "sandbox" => vec![Engine::Kernel, Engine::Beeline],
         other => {
             return Err(format!(
-                "BEELINE_E2E_ENGINE={other} is neither kernel, beeline nor guest"
+                "BEELINE_E2E_ENGINE={other} is neither kernel, beeline, guest nor sandbox"
             ));
         }
     };
@@ -150,7 +156,24 @@ pub fn engines() -> Result<Vec<Engine>, String> {
 
 /// Returns whether tools are to be run as if this machine were a guest.
 pub fn in_guest() -> bool {
-    std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == "guest")
+    is_wanted("guest")
+}
+
+fn is_wanted(engine: &str) -> bool {
+    std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == engine)
+}
+
+/// Returns the command that runs `program` under a filter like that of a container without
+/// capabilities: `bpf(2)` and others fail (`workloads/sandbox.c`). The caller adds the arguments.
+pub fn sandboxed(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    // Nothing is left of it when this process ends.
+    static LAUNCHER: OnceLock<File> = OnceLock::new();
+    let build = || File::open(Scratch::new().build("sandbox.c")).expect("it has been built");
+    let launcher = LAUNCHER.get_or_init(build).as_raw_fd();
+    let path = format!("/proc/{}/fd/{launcher}", std::process::id());
+    let mut command = Command::new(path);
+    command.arg(program);
+    command
 }
 
 /// Returns the packaged policy for guests.

@@ -26,7 +26,7 @@ pub use case::{Case, Compare};
 pub use embedded::embedded_objects;
 pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, in_guest,
-    kernel_available, packaged_policy, proxy, with_kernel_headers, with_tracefs,
+    kernel_available, packaged_policy, proxy, sandboxed, with_kernel_headers, with_tracefs,
 };
 pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;

@@ -25,6 +25,7 @@ mod arch;
 pub mod builtin_probes;
 pub mod enter;
 pub mod fast_path;
+pub mod foreseen;
 mod handlers;
 pub mod helpers;
 pub mod objects;

@@ -2,7 +2,8 @@
 //!
 //! Where a container's own seccomp filter fails `bpf(2)` with an errno, that outranks a
 //! notification (seccomp(2) has the order of actions). The signal of `SECCOMP_RET_TRAP` outranks
-//! the errno, so the supervisor's filter raises one for these calls. Its handler is
+//! the errno, so the supervisor's filter raises one for these calls, and for those that would block
+//! the signal. Its handler is
 //! [`beeline_trapped`], which the runtime installs in every program that runs under the filter,
 //! before the first of its instructions. It makes a `prctl(2)` whose option no kernel knows
 //! ([`FORWARDED`]) and whose further arguments are the call's. Of that one the supervisor is
@@ -13,8 +14,8 @@ use core::mem::offset_of;
 use beeline_uapi::linux::{EPOLLET, EpollEvent, PAGE_SIZE};
 use beeline_uapi::nr;
 use beeline_uapi::signal::{
-    SA_NODEFER, SA_ONSTACK, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN, SIGSYS,
-    SYS_SECCOMP, SigInfo,
+    SA_NODEFER, SA_ONSTACK, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_BLOCK, SIG_DFL, SIG_IGN,
+    SIGSYS, SYS_SECCOMP, SigInfo,
 };
 
 use crate::abi::SignalAction;
@@ -97,6 +98,12 @@ pub unsafe extern "C" fn beeline_trapped(
         return;
     }
     let (number, arguments) = registers.trapped_call();
+    if number == nr::RT_SIGPROCMASK {
+        registers.set_result(set_mask(arguments));
+        // SAFETY: this is the kernel's own frame.
+        unsafe { arch::set_mask_behind(context, own_mask()) };
+        return;
+    }
     let mut forwarded = [FORWARDED | number, 0, 0, 0, 0, 0];
     forwarded[1..].copy_from_slice(&arguments);
     if number == nr::BPF {
@@ -117,6 +124,32 @@ pub unsafe extern "C" fn beeline_trapped(
 fn pass(number: u64, [first, second, third, fourth, fifth]: [u64; ARGUMENTS]) -> i64 {
     // SAFETY: this is the call that the program has made.
     unsafe { syscall6(number, [first, second, third, fourth, fifth, PASS_MARK]) }
+}
+
+/// Sets the thread's mask by the program's `rt_sigprocmask(how, set, old, bytes)`, without SIGSYS: a
+/// signal that a filter raises and the thread blocks kills it.
+fn set_mask(mut arguments: [u64; ARGUMENTS]) -> i64 {
+    let mut set = 0u64;
+    let (from, bytes) = (arguments[1], sys::SIGSET_BYTES);
+    // SAFETY: there is room for a mask.
+    let read = unsafe { sys::read_memory(sys::pid(), (&raw mut set).cast(), from, bytes) };
+    // Otherwise the kernel says what is wrong.
+    if read == bytes as i64 {
+        set &= !(1 << (SIGSYS - 1));
+        arguments[1] = &raw const set as u64;
+    }
+    pass(nr::RT_SIGPROCMASK, arguments)
+}
+
+/// Returns the mask of the thread.
+fn own_mask() -> u64 {
+    let mut mask = 0u64;
+    let place = &raw mut mask as u64;
+    pass(
+        nr::RT_SIGPROCMASK,
+        [SIG_BLOCK, 0, place, sys::SIGSET_BYTES, 0],
+    );
+    mask
 }
 
 /// Makes the program's `epoll_ctl(epoll, operation, descriptor, event)` for another descriptor.

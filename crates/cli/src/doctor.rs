@@ -24,7 +24,7 @@ use clap::Args;
 use serde_json::json;
 
 use child::{check_in_child, in_child};
-use conclusion::{Conclusion, conclude};
+use conclusion::{Conclusion, FILTERED, OTHERS, conclude};
 use finding::{Check, Finding, Status};
 use target::Target;
 
@@ -55,19 +55,19 @@ const PLACE: [OfPlace; 26] = [
     ("capabilities", rights::capabilities),
     ("no-new-privs", rights::no_new_privs),
     ("seccomp", filters::seccomp),
-    ("filtered-processes", filters::filtered_processes),
     ("calls", filters::calls),
     ("bpf", filters::bpf),
     ("perf_event_open", filters::perf_event_open),
     ("listener", filters::listener),
     ("interception", filters::interception),
     ("ptrace", tracing::own_child),
-    ("other-processes", tracing::other_process),
+    (OTHERS, tracing::other_process),
     ("process-vm", tracing::process_vm),
     ("process-mem", tracing::process_mem),
     ("memory-files", files::memory_files),
     ("executable-memory", files::executable_memory),
     ("injection", tracing::injection),
+    (FILTERED, filters::filtered_processes),
     ("scratch", files::scratch),
     ("cache", files::cache),
     ("llvm", machine::llvm),

@@ -10,6 +10,7 @@ use std::io::PipeWriter;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use anyhow::Context;
@@ -18,7 +19,7 @@ use beeline_supervisor::Tool;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::say;
+use crate::{run, say};
 
 /// The hidden command that does it.
 ///
@@ -119,6 +120,8 @@ pub fn serve() -> anyhow::Result<ExitCode> {
     // before.
     let watch = std::thread::Builder::new().name("beeline-holds".into());
     let _ = watch.spawn(move || Holds::watch(&counts));
-    beeline_supervisor::let_pass(listener, &lifeline, &last)?;
+    // There is nobody to tell: the standard error is the file of the last call.
+    let interception = run::interception(|| run::prepare_alone(Arc::new(|_: &str| ())))?;
+    beeline_supervisor::let_pass(listener, &lifeline, &last, &interception)?;
     Ok(ExitCode::SUCCESS)
 }

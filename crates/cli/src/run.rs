@@ -7,9 +7,10 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use beeline_runtime::{Rules, Runtime, Scope};
+use beeline_runtime::{Report, Rules, Runtime, Scope, TrappedPrograms};
 use beeline_supervisor::{Interception, Options, Prepare, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::{engines, fallback, memory, say};
 
@@ -51,7 +52,7 @@ pub fn run(
     };
     let options = Options {
         interception: interception(prepare)?,
-        pretend_root: !rustix::process::geteuid().is_root(),
+        pretend_root: lacks_rights(),
         is_for_guest: false,
         ignored_here,
     };
@@ -87,6 +88,24 @@ pub fn interception(
         true => Interception::Signals(prepare()?),
         false => Interception::Notifications,
     })
+}
+
+/// Returns whether this process lacks rights that tools look for before they make eBPF calls.
+pub fn lacks_rights() -> bool {
+    let wanted = CapabilitySet::SYS_ADMIN | CapabilitySet::BPF | CapabilitySet::PERFMON;
+    let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
+    !rustix::process::geteuid().is_root() || !has
+}
+
+/// Returns what gives programs the handler where there is no session here. `report` is told of those
+/// that cannot get it.
+///
+/// # Errors
+///
+/// Fails if memory cannot be made.
+pub fn prepare_alone(report: Report) -> anyhow::Result<Prepare> {
+    let programs = TrappedPrograms::new(report)?;
+    Ok(Arc::new(move |tid| programs.prepare(tid, |_| false)))
 }
 
 /// The tool, once it has been started. It is a pidfd, not a number: the tool's children may be

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_runtime::TrappedPrograms;
-use beeline_supervisor::{Options, Prepare, Tool};
+use beeline_supervisor::{Options, Tool};
 use beeline_vm_frontend::{Connection, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
@@ -84,15 +83,10 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     if let Some(monitor) = monitor.filter(|_| sharing.is_some()) {
         tell_of_the_end(monitor, &connection)?;
     }
-    let prepare = || {
-        let programs = TrappedPrograms::new(Arc::new(say))?;
-        let prepare: Prepare = Arc::new(move |tid| programs.prepare(tid, |_| false));
-        Ok(prepare)
-    };
     let options = Options {
-        pretend_root: !rustix::process::geteuid().is_root(),
+        pretend_root: run::lacks_rights(),
         is_for_guest: true,
-        interception: run::interception(prepare)?,
+        interception: run::interception(|| run::prepare_alone(Arc::new(say)))?,
         ignored_here: run::outlive_file_limit(),
     };
     let started = match Tool::spawn(tool, &options) {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
+use crate::Confinement;
 use crate::arch::PROGRAMS;
 
 /// An error of this crate. In every case the target has been let go and runs as before.
@@ -66,12 +67,12 @@ pub enum Error {
         thread: String,
     },
     /// A seccomp filter may kill the target for a system call that it would not make itself.
-    #[error(
-        "process {pid} is confined by seccomp: a system call made on its behalf could kill it; run Beeline with CAP_SYS_ADMIN and allow it to suspend seccomp for the moment"
-    )]
+    #[error("process {pid} is confined by seccomp: {why}")]
     Seccomp {
         /// The target.
         pid: i32,
+        /// The reason.
+        why: Confinement,
     },
     /// A thread did not stop in time.
     #[error(
@@ -265,6 +266,7 @@ pub fn with_remedy(error: &io::Error) -> String {
 /// Returns the name of a system call that Beeline has targets make.
 fn name_of(number: i64) -> String {
     let name = match number {
+        libc::SYS_close => "close",
         libc::SYS_close_range => "close_range",
         libc::SYS_madvise => "madvise",
         libc::SYS_mmap => "mmap",

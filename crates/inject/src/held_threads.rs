@@ -10,7 +10,7 @@ use rustix::thread::sched_yield;
 
 use crate::address_space::AddressSpace;
 use crate::alarm::PATIENCE;
-use crate::{Error, Process, Refusal, Seccomp, proc, ptrace, worker};
+use crate::{Confinement, Error, Process, Refusal, Seccomp, proc, ptrace, worker};
 
 pub(crate) use tracee::{State, Tracee};
 
@@ -110,9 +110,8 @@ impl HeldThreads {
     /// [`Error::Exited`] if the thread has ended; [`Error::Stuck`] or [`Error::Frozen`] if its
     /// process is in `execve` for too long; [`Error::Inspect`] if the reason cannot be read.
     pub fn seize_running(process: &Process, tid: i32, options: c_int) -> Result<Self, Error> {
-        let tracee = Tracee::new(process.pid(), tid);
-        ptrace::seize(tid, options | seccomp_option(process))
-            .map_err(|source| process.seize_error(tid, source))?;
+        let tracee = Tracee::new(process, tid, options);
+        ptrace::seize(tid, tracee.options).map_err(|source| process.seize_error(tid, source))?;
         Ok(Self::of(process, vec![tracee]))
     }
 
@@ -160,7 +159,6 @@ impl HeldThreads {
     /// Seizes all threads that are not seized yet, and asks them to stop. Returns whether there
     /// were any.
     fn seize_unknown(&mut self, refusals: &mut u32) -> Result<bool, Error> {
-        let options = seccomp_option(&self.process);
         let mut fresh = false;
         // The number of one that is gone may be another's by now: `execve` gives its thread that of
         // the first.
@@ -170,8 +168,8 @@ impl HeldThreads {
                 continue;
             }
             // Counted first: Beeline may be stopped at any moment.
-            let mut tracee = Tracee::new(self.process.pid(), tid);
-            match ptrace::seize(tid, options) {
+            let mut tracee = Tracee::new(&self.process, tid, 0);
+            match ptrace::seize(tid, tracee.options) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
                 // The kernel answers like this for a thread that has ended but is still listed: it
@@ -318,7 +316,7 @@ impl HeldThreads {
             .filter(|(_, tracee)| able(tracee))
         {
             // Filters belong to threads, not to processes.
-            let may_call = self.process.seccomp() != Seccomp::Refuse
+            let may_call = !matches!(self.process.seccomp(), Seccomp::Refuse)
                 || self.process.thread_status(tracee.tid)?.seccomp == 0;
             match may_call {
                 true if ptrace::awaits_any_fault(tracee.tid)? => faulted = faulted.or(Some(at)),
@@ -330,7 +328,9 @@ impl HeldThreads {
             return Ok(at);
         }
         if confined {
-            return Err(Error::Seccomp { pid });
+            let why = "it has come under a filter since it was opened".to_owned();
+            let why = Confinement::Unknown { why };
+            return Err(Error::Seccomp { pid, why });
         }
         Err(Error::NoAgent {
             pid,
@@ -357,13 +357,6 @@ impl Drop for HeldThreads {
     fn drop(&mut self) {
         // Whatever could not be let go has ended, or is let go by the kernel when this thread ends.
         let _ = self.let_go();
-    }
-}
-
-fn seccomp_option(process: &Process) -> c_int {
-    match process.seccomp() {
-        Seccomp::Suspend => ptrace::SUSPEND_SECCOMP,
-        Seccomp::Refuse | Seccomp::Trust => 0,
     }
 }
 

@@ -16,10 +16,11 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::filters::Judged;
 use crate::proc::{self, Asleep, Status};
 use crate::ptrace;
 use crate::regions::{self, Region};
-use crate::{Error, Stopped};
+use crate::{Error, Judge, Stopped};
 pub(crate) use dir::{ProcDir, read_all};
 pub(crate) use memory::Memory;
 
@@ -38,10 +39,13 @@ struct Inner {
     /// Its number in its own pid namespace, which is the same all its life.
     own: OnceLock<i32>,
     options: Options,
+    /// True if it was under seccomp when it was opened.
+    was_confined: OnceLock<bool>,
+    judged: Judged,
 }
 
 /// Options for the treatment of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
     /// The treatment of a target under seccomp.
     pub seccomp: Seccomp,
@@ -49,14 +53,15 @@ pub struct Options {
 
 /// The treatment of a target under seccomp, which might be killed for a system call that Beeline
 /// runs in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub enum Seccomp {
     /// Leave it alone: [`Error::Seccomp`].
     #[default]
     Refuse,
-    /// Suspend its filters while it is stopped. This takes CAP_SYS_ADMIN: without it, stopping
-    /// gives [`Error::Seccomp`].
-    Suspend,
+    /// Have the filters of each of its threads judged when it is stopped, and suspend them for the
+    /// calls that a thread makes for Beeline. For a process under filters this takes CAP_SYS_ADMIN:
+    /// see [`why_filters_are_hidden`](crate::why_filters_are_hidden).
+    Suspend(Judge),
     /// Leave its filters at work: they are known to let pass what Beeline does.
     Trust,
 }
@@ -75,7 +80,8 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::open`]. [`Error::Seccomp`] only with [`Seccomp::Refuse`].
+    /// Those of [`Self::open`]. [`Error::Seccomp`] only with [`Seccomp::Refuse`], and for a process
+    /// in strict mode.
     pub fn open_with(pid: i32, options: Options) -> Result<Self, Error> {
         let process = Self::find(pid, options)?;
         process.check()?;
@@ -350,6 +356,21 @@ impl Process {
     /// Returns how it is treated if it is under seccomp.
     pub(crate) fn seccomp(&self) -> Seccomp {
         self.0.options.seccomp
+    }
+
+    /// True if filters that it may have come under are judged whenever it is stopped.
+    pub fn judges_filters(&self) -> bool {
+        matches!(self.seccomp(), Seccomp::Suspend(_))
+    }
+
+    /// True if it was under seccomp when it was opened.
+    pub fn was_confined(&self) -> bool {
+        self.0.was_confined.get().is_some_and(|was| *was)
+    }
+
+    /// Returns the threads whose filters have been judged.
+    pub(crate) fn judged(&self) -> &Judged {
+        &self.0.judged
     }
 
     /// Returns its directory in `/proc`.

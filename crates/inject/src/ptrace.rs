@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use beeline_uapi::linux::{
     PTRACE_GET_RSEQ_CONFIGURATION, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
-    PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG, PTRACE_SYSCALL_BIT, PtraceRseqConfiguration,
-    PtraceSudConfig,
+    PTRACE_SECCOMP_GET_FILTER, PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG, PTRACE_SYSCALL_BIT,
+    PtraceRseqConfiguration, PtraceSudConfig,
 };
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{c_int, c_uint, pid_t};
@@ -19,8 +19,9 @@ use rustix::thread::sched_yield;
 
 use crate::{Error, alarm};
 
-/// `PTRACE_O_SUSPEND_SECCOMP`: the tracee's seccomp filters sleep while it is seized with this
-/// option.
+/// Options that each tracee has.
+pub(crate) const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD;
+/// The tracee's seccomp filters sleep while it has this option.
 pub(crate) const SUSPEND_SECCOMP: c_int = libc::PTRACE_O_SUSPEND_SECCOMP;
 /// Stop at the end of each `execve`.
 pub(crate) const TRACE_EXEC: c_int = libc::PTRACE_O_TRACEEXEC;
@@ -60,7 +61,81 @@ pub(crate) enum Event {
 ///
 /// ESRCH, EPERM; EINTR if its process has been in `execve` for all of [`alarm::PATIENCE`].
 pub(crate) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
-    alarm::seize(tid, options | libc::PTRACE_O_TRACESYSGOOD)
+    alarm::seize(tid, options)
+}
+
+/// Sets the options of a stopped thread.
+pub(crate) fn set_options(tid: pid_t, options: c_int) -> Result<(), Error> {
+    // SAFETY: PTRACE_SETOPTIONS takes no address and the options as data.
+    unsafe { request(libc::PTRACE_SETOPTIONS, tid, 0, options as usize) }
+        .map_err(named("SETOPTIONS", tid))
+}
+
+/// Returns the seccomp filters of a stopped thread, the oldest first. There are none if it is in
+/// strict mode, or if the kernel cannot show them.
+///
+/// # Errors
+///
+/// EACCES without CAP_SYS_ADMIN, or under a seccomp filter.
+pub(crate) fn filters(tid: pid_t) -> io::Result<Vec<Vec<libc::sock_filter>>> {
+    let mut filters = Vec::new();
+    loop {
+        // SAFETY: without data the request returns the number of instructions only.
+        let len = match unsafe { get_filter(tid, filters.len(), 0) } {
+            Ok(len) => len,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOENT) => return Ok(filters),
+                Some(libc::EINVAL) if filters.is_empty() => return Ok(filters),
+                _ => return Err(error),
+            },
+        };
+        let none = libc::sock_filter {
+            code: 0,
+            jt: 0,
+            jf: 0,
+            k: 0,
+        };
+        let mut filter = vec![none; len];
+        // SAFETY: the thread is stopped, so this is the same filter; there is room for all of it.
+        unsafe { get_filter(tid, filters.len(), filter.as_mut_ptr() as usize) }?;
+        filters.push(filter);
+    }
+}
+
+/// True if a stopped thread has this many seccomp filters.
+pub(crate) fn has_filters(tid: pid_t, count: u32) -> bool {
+    // SAFETY: without data the request returns the number of instructions only.
+    let next = unsafe { get_filter(tid, count as usize, 0) };
+    let none = if count == 0 {
+        libc::EINVAL
+    } else {
+        libc::ENOENT
+    };
+    next.is_err_and(|error| error.raw_os_error() == Some(none))
+}
+
+/// True if a stopped thread has a seccomp filter, or may have one.
+pub(crate) fn is_filtered(tid: pid_t) -> bool {
+    !has_filters(tid, 0)
+}
+
+/// Returns the number of instructions of one of a stopped thread's filters, and stores them at
+/// `data` unless that is 0.
+///
+/// # Safety
+///
+/// `data` is 0 or has room for all instructions.
+unsafe fn get_filter(tid: pid_t, index: usize, data: usize) -> io::Result<usize> {
+    // SAFETY: this request takes a number as address; the caller answers for data.
+    let len = unsafe {
+        libc::ptrace(
+            PTRACE_SECCOMP_GET_FILTER,
+            tid,
+            index as *mut c_void,
+            data as *mut c_void,
+        )
+    };
+    usize::try_from(len).map_err(|_| io::Error::last_os_error())
 }
 
 /// Asks a seized thread, running or not, to trap before it next runs user code.

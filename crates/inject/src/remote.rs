@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::address_space::AddressSpace;
 use crate::arch::Registers;
+use crate::foreseen::is_foreseen;
 use crate::gate::Gate;
 use crate::held_threads::{HeldThreads, State};
 use crate::ptrace::is_esrch;
@@ -38,10 +39,11 @@ pub(crate) struct Remote {
 }
 
 /// Calls after which the same is mapped as before.
-const MAP_NOTHING: [i64; 4] = [
+const MAP_NOTHING: [i64; 5] = [
     libc::SYS_socketpair,
     libc::SYS_recvmsg,
     libc::SYS_close_range,
+    libc::SYS_close,
     libc::SYS_rt_sigaction,
 ];
 
@@ -64,6 +66,7 @@ impl Remote {
         let mut remote = Self::of(HeldThreads::stop(process, release)?);
         remote.space.note_whole();
         remote.threads.bring_all_home(&remote.space)?;
+        remote.threads.check_filters()?;
         Ok(remote)
     }
 
@@ -75,11 +78,22 @@ impl Remote {
     pub fn stop_one(process: &Process, tid: i32, release: impl FnOnce()) -> Result<Self, Error> {
         let mut remote = Self::of(HeldThreads::stop_one(process, tid, release)?);
         remote.threads.bring_all_home(&remote.space)?;
+        remote.threads.check_filters()?;
         Ok(remote)
     }
 
     pub fn process(&self) -> &Process {
         &self.threads.process
+    }
+
+    /// True if the thread that makes calls is under filters, as far as that is known.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HeldThreads::agent`].
+    pub fn is_confined(&self) -> Result<bool, Error> {
+        let agent = &self.threads.tracees[self.threads.agent()?];
+        Ok(agent.is_confined(self.process().seccomp()))
     }
 
     /// Forgets the old program after `execve`: nothing is where it was.
@@ -124,6 +138,13 @@ impl Remote {
             self.space.forget_regions();
         }
         let at = self.threads.agent()?;
+        let seccomp = self.threads.process.seccomp();
+        if self.threads.tracees[at].is_confined(seccomp) && !is_foreseen(number, &arguments) {
+            return Err(Error::NoAgent {
+                pid: self.process().pid(),
+                why: "its filters have not been asked about this call",
+            });
+        }
         let mut thread = RemoteThread {
             tracee: &mut self.threads.tracees[at],
             space: &self.space,

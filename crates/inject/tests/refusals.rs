@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use beeline_inject::{Error, Options, Process, Refusal, Seccomp};
+use beeline_inject::{
+    Confinement, Error, Judge, MapFlags, Options, Process, ProtFlags, Refusal, Seccomp, Verdict,
+};
 use common::{Target, compile};
 
 fn target(task: &str) -> Target {
@@ -176,16 +178,43 @@ fn a_confined_process() {
     let process = Process::open_with(
         target.pid(),
         Options {
-            seccomp: Seccomp::Suspend,
+            seccomp: Seccomp::Suspend(|_| Ok(())),
         },
     )
     .unwrap();
     for _ in 0..100 {
         let mut stopped = process.stop().unwrap();
-        assert_eq!(
-            stopped.syscall(libc::SYS_getpid, [0; 6]).unwrap(),
-            target.pid() as u64
-        );
+        // Its filter would kill it for both.
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let mapped = stopped.mmap_anonymous(4096, access, MapFlags::empty(), 0);
+        stopped.munmap(mapped.unwrap(), 4096).unwrap();
+        // No filter has been asked about this one.
+        let unforeseen = stopped.syscall(libc::SYS_getpid, [0; 6]);
+        assert!(matches!(unforeseen, Err(Error::NoAgent { .. })));
+    }
+    target.finish_fine();
+}
+
+/// Its filter would kill it for the call by which the kernel resumes a sleep.
+#[test]
+fn a_confined_sleeper_is_not_made_to_restart_its_call() {
+    let target = target("sleeping");
+    let refuse: Judge = |filters| {
+        assert!(matches!(filters, [filter] if !filter.is_empty()));
+        Err(Confinement::Forbids {
+            number: libc::SYS_restart_syscall as u64,
+            call: "restart_syscall",
+            purpose: "a test",
+            verdict: Verdict::Kills,
+        })
+    };
+    let options = Options {
+        seccomp: Seccomp::Suspend(refuse),
+    };
+    let process = Process::open_with(target.pid(), options).unwrap();
+    for _ in 0..200 {
+        assert!(matches!(process.stop(), Err(Error::Seccomp { .. })));
+        std::thread::sleep(Duration::from_millis(1));
     }
     target.finish_fine();
 }

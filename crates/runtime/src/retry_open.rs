@@ -82,12 +82,3 @@ fn while_held<T>(
     }
     attempt()
 }
-
-/// Fails unless this process may be traced.
-///
-/// # Errors
-///
-/// Those of [`open`].
-pub fn check(pid: i32) -> Result<(), Error> {
-    open(pid, Seccomp::Refuse).map(drop)
-}

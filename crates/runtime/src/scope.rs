@@ -7,8 +7,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use crate::confinement;
 use crate::error::Error;
-use crate::retry_open;
 use crate::tracees::left_out;
 
 /// The meaning of "every process".
@@ -70,8 +70,8 @@ impl Scope {
 pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Error> {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     for pid in pids {
-        match retry_open::check(pid) {
-            Ok(()) => found.push(pid),
+        match confinement::open(pid) {
+            Ok(_) => found.push(pid),
             Err(error) => failed.push((pid, error)),
         }
     }

@@ -160,8 +160,10 @@ impl Runtime {
 
     /// Gives the program that a thread of the tool waits to run the handler by which its calls come
     /// to the supervisor. From then on each program that the tool or its children run gets it.
-    pub fn prepare_program(&self, tid: i32) {
-        self.tracees.prepare_program(tid);
+    ///
+    /// Returns false if that is not possible, which is told.
+    pub fn prepare_program(&self, tid: i32) -> bool {
+        self.tracees.prepare_program(tid)
     }
 
     /// Limits the memory that the tool's objects may take.

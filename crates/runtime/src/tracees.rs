@@ -276,10 +276,10 @@ impl Tracees {
     }
 
     /// Gives the program that the thread waits to run the handler by which its calls come to the
-    /// supervisor.
-    pub fn prepare_program(&self, tid: i32) {
-        self.trapped_programs
-            .prepare(tid, |pid| self.waits.has(pid));
+    /// supervisor. Returns false if that is not possible.
+    pub fn prepare_program(&self, tid: i32) -> bool {
+        let is_followed = |pid| self.waits.has(pid);
+        self.trapped_programs.prepare(tid, is_followed)
     }
 
     /// As [`Self::prepare_program`], for a program of the tool that stands before its first

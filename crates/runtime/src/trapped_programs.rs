@@ -62,21 +62,27 @@ impl TrappedPrograms {
     /// when this returns. `is_followed` says for a process that it is followed already, by somebody
     /// who calls [`Self::prepare_held`].
     ///
-    /// A program that cannot get the handler would be killed by its first eBPF call, so that is
-    /// told.
-    pub fn prepare(&self, tid: i32, is_followed: impl Fn(i32) -> bool) {
+    /// Returns false if the program cannot get the handler, which is told: its first eBPF call would
+    /// kill it.
+    pub fn prepare(&self, tid: i32, is_followed: impl Fn(i32) -> bool) -> bool {
         self.0.are_there.store(true, SeqCst);
         let Some(pid) = procfs::process_of(tid) else {
-            return;
+            return true;
         };
         // It is followed already if its last attempt at a program failed. Until it is answered it
         // can neither be stopped nor let go.
         if self.0.waits.has(tid) || is_followed(pid) {
-            return;
+            return true;
         }
-        if let Err(error) = self.follow(pid, tid) {
-            self.say_unprepared(pid, &error);
+        let outcome = self.follow(pid, tid);
+        if let Err(error) = &outcome
+            && procfs::process_of(pid).is_some()
+        {
+            (self.0.report)(&format!(
+                "process {pid} may not run another program, as that could not be served: {error}"
+            ));
         }
+        outcome.is_ok()
     }
 
     fn follow(&self, pid: i32, tid: i32) -> Result<(), Error> {
@@ -155,8 +161,13 @@ fn install(stopped: &mut Stopped, agent: &Agent) -> Result<(), Error> {
     let runs = ProtFlags::READ | ProtFlags::EXEC;
     let base = stopped.map_file(&mapping(agent.file(), agent.len(), runs))?;
     let changes = ProtFlags::READ | ProtFlags::WRITE;
-    let fixed = MapFlags::FIXED_NOREPLACE;
-    stopped.mmap_anonymous(KEPT_LEN, changes, fixed, KEPT_AT)?;
+    let kept = stopped.mmap_anonymous(KEPT_LEN, changes, MapFlags::empty(), KEPT_AT)?;
+    if kept != KEPT_AT {
+        return Err(Error::Target {
+            pid: stopped.process().pid(),
+            why: format!("there is no room at {KEPT_AT:#x}"),
+        });
+    }
     let points = agent.points();
     let action = trapped::action(base, points.trapped, points.trapped_return);
     write_action(stopped, HANDLER_AT, &action)?;

@@ -11,8 +11,10 @@ use std::sync::Arc;
 
 use beeline_agent::trapped;
 use beeline_inject::procfs;
+use beeline_uapi::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::call::Answer;
 use crate::installation::{await_descriptor, install, send_descriptor, socket_pair};
 use crate::notify::{Listener, Reply, Request};
 use crate::seccomp_filter;
@@ -20,8 +22,9 @@ use crate::tool_call::ToolCall;
 
 /// Prepares the program that a thread of the tool or of its children waits to run: it must have the
 /// agent's handler of SIGSYS before its first instruction. Called with the thread's id, which runs
-/// the program when this returns.
-pub type Prepare = Arc<dyn Fn(i32) + Send + Sync>;
+/// the program if this returns true. Otherwise its call fails: the program's first eBPF call would
+/// end it.
+pub type Prepare = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 
 /// The way by which the calls of a tool come to the supervisor.
 #[derive(Clone, Default)]
@@ -45,12 +48,17 @@ impl fmt::Debug for Interception {
 }
 
 impl Interception {
-    /// Prepares the program that a thread waits to run, if that is the call.
-    pub(crate) fn prepare(&self, request: &Request) {
-        if let Self::Signals(prepare) = self
-            && request.asked() == ToolCall::RunProgram
-        {
-            prepare(request.tid);
+    /// Returns the reply to a call that the kernel makes. If the call runs a program, that is
+    /// prepared.
+    pub(crate) fn pass(&self, request: &Request) -> Answer {
+        match self {
+            Self::Signals(prepare) if request.asked() == ToolCall::RunProgram => {
+                match prepare(request.tid) {
+                    true => Ok(Reply::Continue),
+                    false => Err(Errno(libc::EPERM)),
+                }
+            }
+            _ => Ok(request.pass()),
         }
     }
 

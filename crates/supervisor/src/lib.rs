@@ -21,6 +21,7 @@ mod arch;
 pub mod attr;
 pub mod bpffs;
 mod call;
+mod capabilities;
 mod hot_sites;
 mod installation;
 mod interception;
@@ -54,7 +55,8 @@ pub use tool_call::{FileOperation, PathCall, ToolCall};
 pub struct Options {
     /// The way by which the tool's calls come to the supervisor.
     pub interception: Interception,
-    /// Makes `geteuid()` return 0 to the tool, for tools that refuse to start otherwise.
+    /// Makes `geteuid()` return 0 and `capget()` all capabilities to the tool, for tools that refuse
+    /// to start otherwise.
     ///
     /// The tool gains no rights by it. Processes that are started by a process which makes eBPF
     /// calls are told the truth.

@@ -221,8 +221,7 @@ impl Listener {
             }
             match self.take() {
                 Some(request) if request.runs_program() => {
-                    interception.prepare(&request);
-                    self.answer(request.id, Ok(Reply::Continue));
+                    self.answer(request.id, interception.pass(&request));
                 }
                 Some(request) => {
                     *self.first.lock() = Some(request);

@@ -42,6 +42,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         Interception::Signals(_) => {
             code.extend(when(libc::SYS_prctl, &forwarded_calls()));
             code.extend(when(libc::SYS_rt_sigaction, &actions_for_trap()));
+            code.extend(when(libc::SYS_rt_sigprocmask, &blocking()));
             unless_marked(TRAP)
         }
     };
@@ -106,7 +107,9 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         code.extend(when(libc::SYS_read, &reads_of_values()));
     }
     if options.pretend_root {
-        code.extend(when(libc::SYS_geteuid, &[ret(NOTIFY)]));
+        for call in [libc::SYS_geteuid, libc::SYS_capget] {
+            code.extend(when(call, &[ret(NOTIFY)]));
+        }
     }
     code.push(ret(ALLOW));
     code
@@ -140,6 +143,21 @@ fn forwarded_calls() -> Vec<sock_filter> {
 fn actions_for_trap() -> Vec<sock_filter> {
     let mut code = vec![load(arg_low(0)), skip_if_equal(SIGSYS, 1), ret(ALLOW)];
     code.extend(unless_marked(NOTIFY));
+    code
+}
+
+/// Selects calls by which a thread may block SIGSYS.
+fn blocking() -> Vec<sock_filter> {
+    let mut code = vec![
+        load(arg_low(0)),
+        skip_unless_equal(libc::SIG_UNBLOCK as u32, 1),
+        ret(ALLOW),
+    ];
+    for half in [arg_low(1), arg_high(1)] {
+        code.extend([load(half), skip_if_equal(0, 6)]);
+        code.extend(unless_marked(TRAP));
+    }
+    code.push(ret(ALLOW));
     code
 }
 

@@ -23,6 +23,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use beeline_uapi::Errno;
 
 use crate::call::{Answer, Call};
+use crate::capabilities;
 use crate::interception::Interception;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
@@ -233,6 +234,10 @@ impl<D: Answers> Server<D> {
             let call = self.call(&request, &|| ());
             let own = match request.nr {
                 libc::SYS_geteuid => Some(Ok(self.name_caller(&request))),
+                libc::SYS_capget if self.tools.takes_for_root(request.process()) => {
+                    Some(capabilities::all(&call))
+                }
+                libc::SYS_capget => Some(Ok(request.pass())),
                 libc::SYS_rt_sigaction => Some(own_action::exchange(&call)),
                 _ => None,
             };
@@ -244,8 +249,8 @@ impl<D: Answers> Server<D> {
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
-            self.interception.prepare(&request);
-            self.listener.answer(request.id, Ok(request.pass()));
+            let answer = self.interception.pass(&request);
+            self.listener.answer(request.id, answer);
         }
     }
 
@@ -287,11 +292,10 @@ impl<D: Answers> Server<D> {
             self.answers.answer(&call, request.asked())
         }))
         .unwrap_or(Err(Errno(libc::EIO)));
-        self.interception.prepare(request);
-        let answer = answer.map(|reply| match reply {
-            Reply::Continue => request.pass(),
-            reply => reply,
-        });
+        let answer = match answer {
+            Ok(Reply::Continue) => self.interception.pass(request),
+            answer => answer,
+        };
         self.answers
             .deliver(&self.listener, request, answer, &let_lead);
         lead.take()

@@ -202,12 +202,17 @@ impl Tool {
 /// processes that are left under a filter.
 ///
 /// The calls run as if there were no filter. Returns when the last of the processes has ended.
-/// `listener` is the tool's, and `last` is the file that it was [left](Tool::leave_to) with.
+/// `listener` is the tool's, whose calls came by `interception`, and `last` is the file that it was [left](Tool::leave_to) with.
 ///
 /// # Errors
 ///
 /// The system's error if this process has no descriptors left, or the wait for `lifeline` fails.
-pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Result<()> {
+pub fn let_pass(
+    listener: OwnedFd,
+    lifeline: &OwnedFd,
+    last: &File,
+    interception: &Interception,
+) -> io::Result<()> {
     let listener = Listener::new(listener)?;
     if !listener.waits_for_hang_up(lifeline)? {
         return Ok(());
@@ -217,7 +222,7 @@ pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Resul
         listener.let_pass_until(u64::from_ne_bytes(cookie));
     }
     while let Some(request) = listener.receive() {
-        listener.answer(request.id, Ok(request.pass()));
+        listener.answer(request.id, interception.pass(&request));
     }
     Ok(())
 }

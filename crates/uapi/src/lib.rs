@@ -36,6 +36,7 @@
 //! | [`verifier`] | `linux/bpf_verifier.h` |
 //! | [`capability`] | `linux/capability.h` |
 //! | [`pagemap`] | `/proc/PID/pagemap` |
+//! | [`foreseen`] | what `struct seccomp_data` will hold |
 //! | [`linux`] | arguments and answers of other system calls |
 //!
 //! Its terms are in docs/glossary.md.
@@ -50,6 +51,7 @@ pub mod context;
 mod errno;
 pub mod fields;
 pub mod flags;
+pub mod foreseen;
 pub mod helper;
 pub mod info;
 pub mod kfunc;

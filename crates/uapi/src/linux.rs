@@ -143,6 +143,7 @@ pub const SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: u64 = 1;
 pub const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 // linux/ptrace.h
+pub const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
 pub const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 pub const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 pub const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
@@ -196,12 +197,36 @@ layout! {
 // linux/kcmp.h
 pub const KCMP_VM: u64 = 1;
 
+// linux/nsfs.h
+/// The inode of the first user namespace.
+pub const USER_NS_INIT_INO: u64 = 0xeffffffd;
+
 // linux/capability.h
-pub const CAP_SYS_PTRACE: u64 = 19;
 pub const CAP_SYS_ADMIN: u64 = 21;
+pub const CAP_SYS_PTRACE: u64 = 19;
 pub const CAP_PERFMON: u64 = 38;
 pub const CAP_BPF: u64 = 39;
-pub const CAP_LAST_CAP: u64 = 40;
+/// The highest capability.
+pub const CAP_LAST_CAP: u32 = 40;
+/// The version of capget(2) with sets of 64 bits.
+pub const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+/// The parts of 32 bits that a set has in that version.
+pub const LINUX_CAPABILITY_U32S_3: usize = 2;
+
+layout! {
+    /// `struct __user_cap_header_struct`.
+    pub struct CapUserHeader {
+        version: u32,
+        pid: i32,
+    }
+
+    /// `struct __user_cap_data_struct`.
+    pub struct CapUserData {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+}
 pub const VFS_CAP_REVISION_MASK: u64 = 0xff00_0000;
 /// The first revision of `struct vfs_cap_data`, with one word of each set only.
 pub const VFS_CAP_REVISION_1: u64 = 0x0100_0000;

@@ -8,6 +8,7 @@
 //! | [`PtRegs`] | `struct pt_regs`, with methods that name registers by their role: at any place, at a system call, at a function's first instruction and behind its return |
 //! | [`UserContext`] | the registers in the kernel's signal frame |
 //! | [`BREAKPOINT_CODE`], [`is_breakpoint`] | how a breakpoint shows |
+//! | [`set_mask_behind`] | the signals blocked behind a handler |
 //! | [`return_from_signal`] | the code by which a signal handler returns to the kernel |
 //! | [`HandlerCode`] | the code by which the kernel enters the agent's signal handler |
 //! | [`guarded_copy`], [`guarded_copy_string`], [`guarded_load`], [`fault_fixup()`] | reads whose faults the handler catches |

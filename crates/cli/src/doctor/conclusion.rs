@@ -5,7 +5,11 @@ use super::rights::{has_capability, is_in_inner_namespace};
 use super::target::comm;
 
 /// The checks that matter to processes in general, but not to one that can be traced.
-const OF_OTHERS: [&str; 2] = ["filtered-processes", "other-processes"];
+const OF_OTHERS: [&str; 2] = [FILTERED, OTHERS];
+/// The check of processes under the filters of this one.
+pub const FILTERED: &str = "filtered-processes";
+/// The check of processes that this one has not started.
+pub const OTHERS: &str = "other-processes";
 
 /// The conclusion.
 #[derive(Debug)]
@@ -34,7 +38,10 @@ pub fn conclude(place: &[Check], of_target: &[Check], target: Option<i32>) -> Co
     let finding = &check.finding;
     let what = match target {
         Some(target) => format!("cannot trace process {} here", target),
-        None if OF_OTHERS.contains(&check.name) => "cannot trace running processes here".to_owned(),
+        None if check.name == FILTERED => {
+            "cannot trace processes under its own filters here".to_owned()
+        }
+        None if check.name == OTHERS => "cannot trace running processes here".to_owned(),
         None => "does not work here".to_owned(),
     };
     Conclusion {

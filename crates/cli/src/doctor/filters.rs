@@ -2,7 +2,7 @@
 
 use std::io;
 
-use beeline_inject::with_remedy;
+use beeline_inject::{Confinement, Error, with_remedy};
 use beeline_runtime::traceable;
 use beeline_supervisor::Interception;
 use beeline_supervisor::trial::{listen, notifies};
@@ -13,7 +13,7 @@ use super::machine::release;
 use super::rights::{has_capability, is_bpf_for_the_privileged};
 use super::status::Status;
 use super::subject::Subject;
-use super::tracing::no_subject;
+use super::tracing::{confined, no_subject};
 
 /// The way out where there is a filter.
 pub const WITHOUT_FILTER: &str = "run without this seccomp filter: `docker run --security-opt seccomp=unconfined` (podman likewise), \
@@ -46,12 +46,20 @@ pub fn filtered_processes() -> Finding {
         Err(error) => return no_subject(&error),
     };
     match traceable(vec![subject.pid()], |_| {}) {
-        Ok(_) if is_filtered() => Finding::ok("processes under this process's filters can be traced"),
+        Ok(_) if is_filtered() => {
+            Finding::ok("processes under this process's filters can be traced")
+        }
         Ok(_) => Finding::ok("processes that this one starts are under no filter"),
-        Err(beeline_runtime::Error::Inject(beeline_inject::Error::Seccomp { .. })) => Finding::no(
-            "processes under this process's filter are refused: what Beeline has them do could kill them",
-        )
-        .fix(WITHOUT_FILTER),
+        Err(beeline_runtime::Error::Inject(Error::Seccomp { why, .. })) => {
+            let detail = format!(
+                "processes under this process's filters are refused: {}",
+                confined(&why).detail
+            );
+            Finding::no(detail).fix(match why {
+                Confinement::Forbids { call, .. } => allow(&[call]),
+                _ => WITHOUT_FILTER.to_owned(),
+            })
+        }
         // What stands in the way is told where tracing is tried.
         Err(error) => Finding::warn(format!("unknown: {error}")),
     }
@@ -73,9 +81,7 @@ pub fn calls() -> Finding {
         .iter()
         .map(|(name, answer)| format!("{name} ({})", answer.in_words()))
         .collect();
-    // A profile that is going to be changed is changed once.
-    let tools = refused(&[BPF, PERF_EVENT_OPEN]);
-    let names: Vec<_> = all.iter().chain(&tools).map(|(name, _)| *name).collect();
+    let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
     let (who, fix) = match is_filtered() {
         true => ("a seccomp filter", allow(&names)),
         false => (
@@ -99,7 +105,7 @@ fn refused(calls: &[Harmless]) -> Vec<(&'static str, Answer)> {
 }
 
 /// Returns what to change for calls that a filter refuses.
-fn allow(names: &[&str]) -> String {
+pub fn allow(names: &[&str]) -> String {
     format!(
         "let the seccomp profile allow {}; or {WITHOUT_FILTER}",
         names.join(", ")

@@ -10,7 +10,7 @@ use beeline_runtime::{detach, proc, traceable};
 use super::finding::Finding;
 use super::rights::{has_capability, is_in_inner_namespace};
 use super::status::Status;
-use super::tracing::{no_tracing, others_process, stop_and_go};
+use super::tracing::{confined, no_tracing, others_process, stop_and_go};
 
 /// A process that is asked about.
 #[derive(Debug)]
@@ -162,12 +162,13 @@ impl Target {
             (_, None) => "it is under filters".to_owned(),
         };
         match self.refusal() {
-            Some(error @ Error::Seccomp { .. }) => Finding {
-                detail: format!(
-                    "{filters}; such processes are refused: what Beeline has them do could kill them"
-                ),
-                ..no_tracing(error)
-            },
+            Some(Error::Seccomp { why, .. }) => {
+                let finding = confined(why);
+                Finding {
+                    detail: format!("{filters}; {}", finding.detail),
+                    ..finding
+                }
+            }
             _ => Finding::ok(filters),
         }
     }

@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
 use beeline_inject::{
-    Error, MapFlags, Mapping, Options, Process, ProtFlags, Refusal, Seccomp, with_remedy,
+    Confinement, Error, MapFlags, Mapping, Options, Process, ProtFlags, Refusal, Seccomp,
+    with_remedy,
 };
 use beeline_runtime::{patiently, proc};
 use beeline_uapi::linux::PAGE_SIZE;
@@ -14,7 +15,7 @@ use libc::c_long;
 
 use super::calls::{Answer, PTRACE};
 use super::files::memory_file;
-use super::filters::WITHOUT_FILTER;
+use super::filters::{WITHOUT_FILTER, allow};
 use super::finding::Finding;
 use super::rights::has_capability;
 use super::subject::{FIRST, Subject};
@@ -24,7 +25,7 @@ const SECOND: u64 = !FIRST;
 
 /// Checks that a child of this process can be stopped, and made to run a system call.
 pub fn own_child() -> Finding {
-    let works = "a child of this process was stopped, ran a system call and was let go";
+    let works = "a child of this process was stopped, made system calls and was let go";
     tried_by_ptrace(Subject::child, |pid| held(works, || stop_and_call(pid)))
 }
 
@@ -144,7 +145,8 @@ fn map_and_patch(pid: i32, file: &File) -> Result<(), Error> {
         offset: 0,
         len: PAGE_SIZE,
         protection: ProtFlags::READ | ProtFlags::EXEC,
-        flags: MapFlags::SHARED,
+        // As a session maps its code.
+        flags: MapFlags::SHARED | MapFlags::NORESERVE,
         address: 0,
     })?;
     stopped.munmap(address, PAGE_SIZE)?;
@@ -154,10 +156,12 @@ fn map_and_patch(pid: i32, file: &File) -> Result<(), Error> {
     stopped.resume().map(drop)
 }
 
-/// Stops a subject, has it make a system call that changes nothing, and lets it go.
+/// Stops a subject, has it make system calls whose effect is undone, and lets it go.
 fn stop_and_call(pid: i32) -> Result<(), Error> {
     let mut stopped = open(pid)?.stop()?;
-    stopped.syscall(libc::SYS_getpid, [0; 6])?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let page = stopped.mmap_anonymous(PAGE_SIZE, access, MapFlags::empty(), 0)?;
+    stopped.munmap(page, PAGE_SIZE)?;
     stopped.resume().map(drop)
 }
 
@@ -215,7 +219,7 @@ pub fn no_subject(error: &io::Error) -> Finding {
 pub fn no_tracing(error: &Error) -> Finding {
     match error {
         Error::NotPermitted { why, .. } => not_permitted(why),
-        Error::Seccomp { .. } => Finding::no(error.to_string()).fix(WITHOUT_FILTER),
+        Error::Seccomp { why, .. } => confined(why),
         Error::Traced { tracer, comm, .. } => Finding::no(format!(
             "{comm} (process {tracer}) traces it, and a process has one tracer"
         ))
@@ -227,6 +231,29 @@ pub fn no_tracing(error: &Error) -> Finding {
         }
         // The message says what to do, if anything.
         _ => Finding::no(error.to_string()),
+    }
+}
+
+/// Describes why a process under seccomp is left alone.
+pub fn confined(why: &Confinement) -> Finding {
+    match why {
+        Confinement::Forbids {
+            call,
+            purpose,
+            verdict,
+            ..
+        } => Finding::no(format!(
+            "a seccomp filter {verdict} {call}, which Beeline needs for {purpose}"
+        ))
+        .fix(allow(&[call])),
+        Confinement::Strict => Finding::no(
+            "strict seccomp mode, which kills for every system call but read, write, exit and sigreturn",
+        )
+        .fix("trace another process, or have it confine itself by a filter"),
+        Confinement::Unknown { why } => Finding::no(format!(
+            "what its seccomp filters allow is not known: {why}"
+        ))
+        .fix("run Beeline as root outside of the container (with CAP_SYS_ADMIN, under no filter), or inside as one of its processes"),
     }
 }
 

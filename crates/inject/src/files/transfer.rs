@@ -206,9 +206,16 @@ impl Transfer<'_> {
     }
 
     /// Closes all of them in the target, even if one fails. Consecutive ones, as new descriptors
-    /// mostly are, are closed by one call.
+    /// mostly are, are closed by one call, unless there is a filter: many are older than that call.
     fn close_all(&mut self, files: &mut [i32]) -> Result<(), Error> {
         files.sort_unstable();
+        if self.remote.is_confined()? {
+            let close = |file: &i32| {
+                let arguments = [*file as u64, 0, 0, 0, 0, 0];
+                self.remote.call(libc::SYS_close, arguments).map(drop)
+            };
+            return files.iter().map(close).fold(Ok(()), Result::and);
+        }
         let close = |run: &[i32]| {
             let (first, last) = (run[0] as u64, run[run.len() - 1] as u64);
             let arguments = [first, last, 0, 0, 0, 0];

@@ -11,7 +11,7 @@ use crate::holds::Hold;
 use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::remote::Borrowed;
 use crate::restart::Restart;
-use crate::{Error, worker};
+use crate::{Error, Process, Seccomp, worker};
 
 /// One seized thread, which is asked to stop, held, and let go.
 #[derive(Debug)]
@@ -23,6 +23,14 @@ pub(crate) struct Tracee {
     /// The registers that the thread will go on with. Unless it is borrowed the kernel has the
     /// same.
     pub regs: Registers,
+    /// Its options of ptrace(2).
+    pub options: c_int,
+    /// The number of its seccomp filters, which have been judged.
+    pub filters: u32,
+    /// True until its filters have been judged, if they are going to be.
+    pub are_filters_unknown: bool,
+    /// The registers that it was given so that it does not make `restart_syscall`.
+    pub repeats: Option<Registers>,
     /// Other state to put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
     /// Counts the thread as held. `None` while the thread may never reach the place where it is
@@ -41,12 +49,17 @@ pub(crate) enum State {
 }
 
 impl Tracee {
-    pub(super) fn new(pid: i32, tid: i32) -> Self {
+    /// `options` are those of ptrace(2) beside [`ptrace::OPTIONS`].
+    pub(super) fn new(process: &Process, tid: i32, options: c_int) -> Self {
         Self {
-            pid,
+            pid: process.pid(),
             tid,
             state: State::Running,
             regs: Registers::zero(),
+            options: options | ptrace::OPTIONS,
+            filters: 0,
+            are_filters_unknown: matches!(process.seccomp(), Seccomp::Suspend(_)),
+            repeats: None,
             borrowed: None,
             hold: Some(Hold::begin()),
         }
@@ -112,7 +125,8 @@ impl Tracee {
     pub(super) fn note_registers(&mut self) -> Result<bool, Error> {
         let noted = Registers::of(self.tid).and_then(|regs| {
             self.regs = regs;
-            self.mend_interrupted_call()
+            self.mend_interrupted_call()?;
+            self.avoid_restart_syscall()
         });
         match noted {
             Ok(()) => Ok(true),

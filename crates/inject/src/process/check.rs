@@ -12,8 +12,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Inner, Options, ProcDir, Process, Seccomp};
 use crate::alarm::PATIENCE;
+use crate::filters::Judged;
 use crate::proc::{self, Status, state_and_flags};
-use crate::{Error, Refusal};
+use crate::{Confinement, Error, Refusal};
 
 /// The magic number of ELF and the class byte for 64 bits.
 const ELF64: [u8; 5] = {
@@ -46,6 +47,8 @@ impl Process {
             dir,
             own: OnceLock::new(),
             options,
+            was_confined: OnceLock::new(),
+            judged: Judged::default(),
         }));
         // From now on it can be told from one that has ended, whatever cannot be opened.
         if let Err(error) = process.dir().stat() {
@@ -80,10 +83,17 @@ impl Process {
         candidate.check_tracer()?;
         candidate.check_access()?;
         self.check_class()?;
-        if candidate.status.seccomp != 0 && self.seccomp() == Seccomp::Refuse {
-            return Err(Error::Seccomp { pid });
-        }
-        Ok(())
+        let seccomp = candidate.status.seccomp;
+        let _ = self.0.was_confined.set(seccomp != 0);
+        let why = match (seccomp, self.seccomp()) {
+            (libc::SECCOMP_MODE_DISABLED, _) | (_, Seccomp::Trust) => return Ok(()),
+            (libc::SECCOMP_MODE_STRICT, _) => Confinement::Strict,
+            (_, Seccomp::Suspend(_)) => return Ok(()),
+            (_, Seccomp::Refuse) => Confinement::Unknown {
+                why: "it was not asked for".to_owned(),
+            },
+        };
+        Err(Error::Seccomp { pid, why })
     }
 
     /// Fails if the program is not a 64-bit one.
@@ -123,10 +133,6 @@ impl Process {
         };
         if let Err(traced) = candidate.check_tracer() {
             return traced;
-        }
-        // Seizing is all it takes to trace; suspending seccomp as well takes a capability.
-        if self.seccomp() == Seccomp::Suspend && self.dir().open_file("mem", OFlags::RDWR).is_ok() {
-            return Error::Seccomp { pid };
         }
         candidate.refusal(source)
     }

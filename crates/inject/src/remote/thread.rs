@@ -6,13 +6,13 @@ use beeline_uapi::fields::u64_at;
 use beeline_uapi::linux::{PtraceSudConfig, Rseq, RseqCs};
 use libc::c_int;
 
+use crate::Error;
 use crate::address_space::AddressSpace;
 use crate::arch::Registers;
 use crate::gate::Gate;
 use crate::held_threads::Tracee;
 use crate::ptrace::{self, Event, Go, is_esrch};
 use crate::restore_stub::BorrowedThread;
-use crate::{Error, Seccomp};
 
 /// The state that a borrowed thread gets back after its system calls, besides its registers.
 #[derive(Debug)]
@@ -72,7 +72,10 @@ impl RemoteThread<'_> {
         if dispatch.is_some() {
             ptrace::set_syscall_dispatch(tid, &PtraceSudConfig::default())?;
         }
-        ptrace::set_signal_mask(tid, u64::MAX)
+        ptrace::set_signal_mask(tid, u64::MAX)?;
+        // From here on it runs nothing of the target's.
+        let seccomp = self.space.process().seccomp();
+        self.tracee.suspend_filters(seccomp, true)
     }
 
     /// Writes the way home of the thread, if it is borrowed.
@@ -90,8 +93,7 @@ impl RemoteThread<'_> {
             call_mask: borrowed.call_mask,
             dispatch: borrowed.dispatch,
             sequence: borrowed.sequence.and_then(|sequence| sequence.anew),
-            // Under the other option no thread with a filter is borrowed.
-            is_confined: self.space.process().seccomp() != Seccomp::Refuse,
+            is_confined: self.tracee.is_confined(self.space.process().seccomp()),
         };
         gate.write(self.space, &thread)
     }
@@ -157,6 +159,8 @@ impl RemoteThread<'_> {
         if borrowed.away {
             self.return_to_trap()?;
         }
+        let seccomp = self.space.process().seccomp();
+        self.tracee.suspend_filters(seccomp, false)?;
         let (tid, own) = (self.tracee.tid, self.tracee.regs);
         // The way home does each of these as well, so it may be taken from between any two of them.
         if let Some(Sequence { pointer, .. }) = borrowed.sequence {

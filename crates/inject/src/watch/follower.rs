@@ -319,6 +319,7 @@ impl<'a> Follower<'a> {
         threads.await_all(now + PATIENCE)?;
         threads.note_registers()?;
         threads.bring_all_home(&self.remote.space)?;
+        threads.check_filters()?;
         match self.thread() {
             Some(tracee) if tracee.is_held() => Ok(()),
             _ => Err(self.ended()),

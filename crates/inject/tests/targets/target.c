@@ -383,6 +383,24 @@ static void confined(void) {
     CHECK(read(0, &byte, 1) == 0);
 }
 
+// Sleeps all the time, and may not resume a sleep. Ends with its standard input.
+static void sleeping(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_restart_syscall, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof code / sizeof *code, .filter = code};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    ready();
+    struct timespec while_ = {.tv_nsec = 20 * 1000 * 1000};
+    struct pollfd input = {.fd = 0, .events = POLLIN};
+    while (poll(&input, 1, 0) == 0)
+        CHECK(nanosleep(&while_, 0) == 0);
+}
+
 // Nobody but root may look into it.
 static void secretive(void) {
     CHECK(prctl(PR_SET_DUMPABLE, 0) == 0);
@@ -406,6 +424,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "vforked")) vforked();
     else if (!strcmp(what, "vforked alone")) vforked_alone();
     else if (!strcmp(what, "confined")) confined();
+    else if (!strcmp(what, "sleeping")) sleeping();
     else if (!strcmp(what, "secretive")) secretive();
     else if (!strcmp(what, "restartable")) restartable();
     else if (!strcmp(what, "dispatching")) dispatching();

@@ -5,16 +5,16 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 
 use beeline_agent::abi::{Control, MANIFEST_MAGIC, Manifest};
-use beeline_inject::{Process, Region, Seccomp};
+use beeline_inject::{Process, Region};
 
 use super::sites::{Restored, call_records, records, text_of};
 use super::witnesses::witnesses;
 use super::{Presence, read};
+use crate::confinement;
 use crate::error::Error;
 use crate::liveness::{PREFIX, SessionId};
 use crate::private::Private;
 use crate::proc::{self, all_processes, own_pid, start_time};
-use crate::retry_open;
 
 /// Returns all processes that a session is present in, as far as Beeline may look.
 pub fn everywhere() -> Vec<Presence> {
@@ -59,7 +59,7 @@ pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
 
 /// Opens a process that Beeline is present in, so its seccomp filters have let Beeline pass before.
 pub(crate) fn open(pid: i32) -> Result<Process, Error> {
-    retry_open::open(pid, Seccomp::Trust)
+    confinement::open_to_leave(pid)
 }
 
 /// Takes a quick look before a process is opened.

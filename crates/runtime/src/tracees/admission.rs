@@ -8,14 +8,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_codegen::worker::LLVM;
-use beeline_inject::{Process, Seccomp};
+use beeline_inject::{Confinement, Process, Seccomp};
 use parking_lot::Mutex;
 
 use super::descendants::Descendants;
 use super::process_table::ProcessTable;
 use super::program;
+use crate::confinement::{self, filters_of};
 use crate::error::Error;
-use crate::proc::{self, parent, start_time};
+use crate::proc::{parent, start_time};
 use crate::retry_open;
 use crate::scope::Scope;
 
@@ -64,7 +65,7 @@ impl Admission {
 
     /// Records that the tool has been started and is under no filter of its own yet.
     pub fn tool_started(&self, tool: i32) {
-        if let Some(filters) = seccomp_filters(tool) {
+        if let Some(filters) = filters_of(tool) {
             let _ = self.filters.set(filters);
         }
     }
@@ -132,7 +133,7 @@ impl Admission {
     /// Opens a process. New dismissals must have been noted.
     ///
     /// Descendants of the tool are under the supervisor's filter, which lets Beeline's calls pass.
-    /// A descendant with a further filter of its own is refused.
+    /// Other filters, and further ones, are looked at: see [`confinement`].
     ///
     /// # Errors
     ///
@@ -148,14 +149,12 @@ impl Admission {
         }
         let tool = self.tool();
         let is_ours = tool != 0
-            && self.filters.get().copied() == seccomp_filters(pid)
+            && self.filters.get().copied() == filters_of(pid)
             && self.descendants.has(pid, tool);
-        let seccomp = if is_ours {
-            Seccomp::Trust
-        } else {
-            Seccomp::Refuse
-        };
-        retry_open::open(pid, seccomp)
+        match is_ours {
+            true => retry_open::open(pid, Seccomp::Trust),
+            false => confinement::open(pid),
+        }
     }
 
     /// Notes that a process is being let go for the filter that it is about to install.
@@ -172,7 +171,11 @@ impl Admission {
         let mut confined = self.confined.lock();
         confined.retain(|_, since| since.elapsed() < LEFT_ALONE);
         match confined.contains_key(&pid) {
-            true => Err(beeline_inject::Error::Seccomp { pid }.into()),
+            true => {
+                let why = "it is just coming under a filter".to_owned();
+                let why = Confinement::Unknown { why };
+                Err(beeline_inject::Error::Seccomp { pid, why }.into())
+            }
             false => Ok(()),
         }
     }
@@ -209,15 +212,4 @@ pub(super) fn is_part_of_us(pid: i32) -> bool {
             || program(own).as_ref() == Some(file)
     };
     parent(pid) == Some(own) && program(pid).as_ref().is_some_and(is_compiler)
-}
-
-/// Returns the number of seccomp filters that a process is under.
-fn seccomp_filters(pid: i32) -> Option<u32> {
-    let status = proc::status(pid).ok()?;
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Seccomp_filters:"))?
-        .trim()
-        .parse()
-        .ok()
 }

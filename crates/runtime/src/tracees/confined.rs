@@ -5,15 +5,16 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::PtRegs;
 use beeline_agent::abi::syscalls::Request;
-use beeline_inject::{Process, Registers};
+use beeline_inject::{Confinement, Process, Registers};
+use libc::sock_filter;
 
 use super::serve_upcalls::{UpcallServer, thread_that_asks};
 use super::target_table::SharedTarget;
 use crate::arch::before_call;
+use crate::confinement;
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
-use crate::seccomp_analysis;
 
 impl UpcallServer {
     /// Lets a process go if its filter would not let Beeline's own calls pass.
@@ -29,14 +30,18 @@ impl UpcallServer {
         let Some(regs) = registers_at(&process, request.address.load(SeqCst)) else {
             return;
         };
-        if !harms_us(&process, &regs) {
+        let Some(further) = Further::of(&process, &regs) else {
             return;
-        }
+        };
+        let Err(why) = further.check() else {
+            confinement::note_seen(pid);
+            return;
+        };
         tracees.admission.confine(pid);
         let name = target.lock().name();
         let outcome = self.let_go(&process, target, request, &regs);
         if process.is_alive() {
-            tracees.diagnostics.confining(pid, &name, &outcome);
+            tracees.diagnostics.confining(pid, &name, &why, &outcome);
         }
     }
 
@@ -74,16 +79,40 @@ fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
     Some(unsafe { bytes.as_ptr().cast::<PtRegs>().read_unaligned() })
 }
 
-/// True if the filter that this call installs would harm a process that does something for Beeline.
-fn harms_us(process: &Process, regs: &PtRegs) -> bool {
-    let is_prctl = regs.call_number() == libc::SYS_prctl as u64;
-    let [first, second, third, ..] = regs.call_arguments();
-    // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
-    let (is_strict, filter) = match is_prctl {
-        true => (second == u64::from(libc::SECCOMP_MODE_STRICT), third),
-        false => (first == u64::from(libc::SECCOMP_SET_MODE_STRICT), third),
-    };
-    is_strict
-        || seccomp_analysis::filter_at(process, filter)
-            .is_some_and(|filter| !seccomp_analysis::lets_us_pass(&filter))
+/// What a process is about to be under.
+enum Further {
+    /// Strict mode.
+    Strict,
+    Filter(Vec<sock_filter>),
+}
+
+impl Further {
+    /// Returns what a call installs; `None` if the kernel would not take it.
+    fn of(process: &Process, regs: &PtRegs) -> Option<Self> {
+        let is_prctl = regs.call_number() == libc::SYS_prctl as u64;
+        let [first, second, third, ..] = regs.call_arguments();
+        // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
+        let is_strict = match is_prctl {
+            true => second == u64::from(libc::SECCOMP_MODE_STRICT),
+            // With flags or a filter it is libseccomp's question whether there is such a call.
+            false => first == u64::from(libc::SECCOMP_SET_MODE_STRICT) && (second, third) == (0, 0),
+        };
+        let is_filter = match is_prctl {
+            true => second == u64::from(libc::SECCOMP_MODE_FILTER),
+            false => first == u64::from(libc::SECCOMP_SET_MODE_FILTER),
+        };
+        match (is_strict, is_filter) {
+            (true, _) => Some(Self::Strict),
+            (_, true) => confinement::filter_at(process, third).map(Self::Filter),
+            _ => None,
+        }
+    }
+
+    /// Fails if it would harm a process that does something for Beeline.
+    fn check(self) -> Result<(), Confinement> {
+        match self {
+            Self::Strict => Err(Confinement::Strict),
+            Self::Filter(filter) => confinement::check_further(filter),
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use beeline_agent::abi::Session;
+use beeline_inject::Confinement;
 use parking_lot::Mutex;
 
 use super::{maps_file_of, program};
@@ -196,9 +197,9 @@ impl Diagnostics {
         }
     }
 
-    /// A process puts itself under a seccomp filter that forbids calls of Beeline's. `outcome` is
-    /// that of letting it go.
-    pub fn confining(&self, pid: i32, name: &str, outcome: &Result<(), Error>) {
+    /// A process puts itself under a seccomp filter that forbids calls of Beeline's, as `why` says.
+    /// `outcome` is that of letting it go.
+    pub fn confining(&self, pid: i32, name: &str, why: &Confinement, outcome: &Result<(), Error>) {
         let what = match outcome {
             Ok(()) => "it is not traced any more".to_owned(),
             Err(error) => error.to_string(),
@@ -206,7 +207,7 @@ impl Diagnostics {
         let key = (name.to_owned(), outcome.is_ok());
         if self.confining.lock().insert(key) {
             self.say(&format!(
-                "process {pid} ({name}) puts itself under a seccomp filter that forbids calls which Beeline makes in it: {what}"
+                "process {pid} ({name}) puts itself under a seccomp filter that forbids calls which Beeline makes in it ({why}): {what}"
             ));
         }
     }

@@ -97,7 +97,7 @@ impl Targets {
     /// Opens a process that asks under a target's tag.
     ///
     /// If it is the target, it has been opened before, and only a confined process has to be
-    /// checked again.
+    /// checked again, unless its filters are looked at in each stop.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl Targets {
     pub fn open_again(&self, pid: i32, owner: u32) -> Result<Process, Error> {
         let known = self.table.tagged(owner).map(|tagged| tagged.process);
         match known.filter(|process| process.pid() == pid) {
-            Some(process) if !process.is_confined()? => Ok(process),
+            Some(process) if process.judges_filters() || !process.is_confined()? => Ok(process),
             _ => self.open(pid),
         }
     }

@@ -14,7 +14,7 @@ pub use guarded_reads::{fault_fixup, guarded_copy, guarded_copy_string, guarded_
 pub use handler_code::HandlerCode;
 pub use memory::{copy, shift, zero};
 pub use registers::PtRegs;
-pub use signal_frame::{BREAKPOINT_CODE, UserContext, is_breakpoint};
+pub use signal_frame::{BREAKPOINT_CODE, UserContext, is_breakpoint, set_mask_behind};
 pub use signal_return::return_from_signal;
 pub use system_call::syscall6;
 pub use thread::{call_on_stack, cpu, node, processor_flags, stop, thread_pointer, thread_word};

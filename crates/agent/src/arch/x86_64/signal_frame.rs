@@ -1,6 +1,6 @@
 //! The registers that the kernel stores for a signal handler, and restores behind it.
 
-use beeline_uapi::linux::{self, __USER_CS, __USER_DS, UcontextRegs};
+use beeline_uapi::linux::{self, __USER_CS, __USER_DS, Ucontext, UcontextRegs};
 use beeline_uapi::signal::SI_KERNEL;
 
 use super::PtRegs;
@@ -24,6 +24,16 @@ pub struct UserContext(UcontextRegs);
 pub unsafe fn is_breakpoint(address: u64) -> bool {
     // SAFETY: the caller promises that there is code.
     unsafe { *(address as *const u8) == INT3 }
+}
+
+/// Sets the signals that the thread blocks once the handler has returned.
+///
+/// # Safety
+///
+/// The context is part of a frame that the kernel has made for a handler.
+pub unsafe fn set_mask_behind(context: *mut UserContext, mask: u64) {
+    // SAFETY: the caller promises a whole frame, of which the context is the first part.
+    unsafe { (*context.cast::<Ucontext>()).uc_sigmask = mask };
 }
 
 impl UserContext {

@@ -1,4 +1,4 @@
-//! The `beeline` command.
+//! The `beeline` command, for the program of that name and for what makes its manual pages.
 
 mod compile;
 mod detach;
@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use beeline_runtime::{Isolation, Rules};
 use beeline_verifier::program::Policy;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueHint};
 
 /// Run eBPF tools where the event happens: inside the traced process, without a kernel trap.
 #[derive(Debug, Parser)]
@@ -62,7 +62,7 @@ enum Command {
         #[command(flatten)]
         place: run_guest::Where,
         /// The tool and its arguments
-        #[arg(required = true, trailing_var_arg = true)]
+        #[arg(required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
         tool: Vec<OsString>,
     },
     /// Start a command so that the running sessions see it from its first system call on
@@ -71,7 +71,7 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         wait: u64,
         /// The command and its arguments
-        #[arg(required = true, trailing_var_arg = true)]
+        #[arg(required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
         command: Vec<OsString>,
     },
     /// List the processes that Beeline is present in, and what it has mapped and hooked there
@@ -112,7 +112,13 @@ enum Command {
     VcpuPin(vcpu_pin::Arguments),
 }
 
-fn main() -> ExitCode {
+/// Returns the definition of all commands and options.
+pub fn definition() -> clap::Command {
+    Arguments::command()
+}
+
+/// Carries out the command that this process was started with.
+pub fn main() -> ExitCode {
     memory::reserve_little();
     let arguments = Arguments::parse();
     beeline_trusted_dir::report_to(say);
