@@ -15,7 +15,15 @@ fn help_names_every_command_and_goes_to_stdout() {
         let ended = ask(arguments);
         assert!(ended.status.success(), "{ended:?}");
         assert!(ended.stderr.is_empty(), "{ended:?}");
-        for name in ["run", "ps", "compile", "prog", "detach", "--version"] {
+        for name in [
+            "run",
+            "ps",
+            "compile",
+            "prog",
+            "detach",
+            "doctor",
+            "--version",
+        ] {
             let named = |line: &String| line.split_whitespace().any(|word| word == name);
             assert!(ended.stdout.iter().any(named), "no {name} in {ended:?}");
         }
@@ -24,7 +32,7 @@ fn help_names_every_command_and_goes_to_stdout() {
 
 #[test]
 fn every_command_explains_itself() {
-    for name in ["run", "ps", "compile", "prog", "detach"] {
+    for name in ["run", "ps", "compile", "prog", "detach", "doctor"] {
         let ended = ask(&[name, "--help"]);
         assert!(ended.status.success(), "{ended:?}");
         assert!(

@@ -3,9 +3,10 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
-use beeline_e2e::{Scratch, Turn, beeline, beeline_wanted, find_program, need};
+use beeline_e2e::{Scratch, Turn, as_user, beeline, beeline_wanted, find_program, need};
 
 /// A separate user, so that no other processes count.
 const SOMEBODY: u32 = 65_321;
@@ -77,10 +78,9 @@ fn few_processes_are_told_with_what_to_do() {
     std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("it can be run");
     let mut is_told = false;
     for count in 1..10 {
-        let mut command = Command::new("setpriv");
+        let mut command = as_user(SOMEBODY, Path::new("bash"));
         command
-            .args([format!("--reuid={SOMEBODY}"), format!("--regid={SOMEBODY}")])
-            .args(["--clear-groups", "bash", "-c"])
+            .arg("-c")
             .arg(format!(
                 "ulimit -u {count}; exec \"$0\" run -- bpftrace -e \"$1\""
             ))

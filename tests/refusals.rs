@@ -2,8 +2,8 @@
 //! why, and the target does not notice.
 
 use beeline_e2e::{
-    Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
-    beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
+    Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user,
+    beeline, beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
 };
 use beeline_runtime::btf;
 use std::path::{Path, PathBuf};
@@ -79,10 +79,7 @@ fn another_users_process() {
     unharmed(|scratch, program, pid| {
         let copy = scratch.path().join("beeline");
         std::fs::copy(beeline(), &copy).expect("cannot copy beeline");
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .arg(copy);
+        let mut command = as_user(65534, &copy);
         command.args(["run", "--", "bpftrace", "-p", &pid.to_string(), "-e"]);
         command.arg(format!(
             "uprobe:{}:wl_add {{ @ = count(); }}",

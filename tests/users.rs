@@ -1,7 +1,7 @@
 //! An ordinary user can trace only that user's own processes.
 
 use beeline_e2e::{
-    Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
+    Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user, beeline,
     beeline_wanted, find_program, is_alive, map_counts, need, until,
 };
 use std::collections::BTreeMap;
@@ -43,11 +43,7 @@ impl Setting {
 
     /// Returns `command` as an ordinary user.
     fn as_nobody(&self, command: &Path) -> Command {
-        let mut setpriv = Command::new("setpriv");
-        setpriv
-            .arg(format!("--reuid={NOBODY}"))
-            .arg(format!("--regid={NOBODY}"));
-        setpriv.arg("--clear-groups").arg(command);
+        let mut setpriv = as_user(NOBODY, command);
         setpriv
             .env("HOME", "/nonexistent")
             .current_dir(self.scratch.path());

@@ -31,7 +31,9 @@ pub use engine::{
 pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;
 pub use output::{histogram_total, map_counts, shape, tidy, without_sizes};
-pub use process::{Footprint, is_alive, members_of_group, monotonic, send, statuses, until};
+pub use process::{
+    Footprint, as_user, is_alive, members_of_group, monotonic, send, statuses, until,
+};
 pub use scratch::{Scratch, file_offset, workload};
 pub use soak::{Dice, seed, soak, stay_on_one_cpu};
 pub use text::altered_text;

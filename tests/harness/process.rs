@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Waits until `condition` holds, at most for `patience`; returns whether it does.
@@ -27,6 +29,17 @@ pub fn statuses(pid: u32) -> Vec<String> {
     let status =
         |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status")).expect("it lives");
     threads.flatten().map(status).collect()
+}
+
+/// Returns a command that runs `program` as another user, which only root may.
+pub fn as_user(user: u32, program: &Path) -> Command {
+    let mut setpriv = Command::new("setpriv");
+    setpriv
+        .arg(format!("--reuid={user}"))
+        .arg(format!("--regid={user}"))
+        .arg("--clear-groups")
+        .arg(program);
+    setpriv
 }
 
 /// Sends a signal to a process that the test has started.

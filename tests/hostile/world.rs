@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub use beeline_e2e::as_user;
 use beeline_e2e::{Scratch, Workload, beeline, beeline_wanted, find_program};
 
 /// Users that exist on every Debian system: root, daemon and nobody.
@@ -61,17 +62,6 @@ fn beeline_with(arguments: &[&str], tool: impl AsRef<OsStr>) -> Command {
     command.args(arguments).arg(tool);
     command.env("BEELINE_CACHE", "");
     command
-}
-
-/// Returns `command` as an ordinary user, or as root.
-pub fn as_user(user: u32, command: &Path) -> Command {
-    let mut setpriv = Command::new("setpriv");
-    setpriv
-        .arg(format!("--reuid={user}"))
-        .arg(format!("--regid={user}"))
-        .arg("--clear-groups")
-        .arg(command);
-    setpriv
 }
 
 /// Beeline's memory files in a process that hold data, by inode: their names, and whether the

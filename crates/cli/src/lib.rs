@@ -2,6 +2,7 @@
 
 mod compile;
 mod detach;
+mod doctor;
 mod ending;
 mod engines;
 mod fallback;
@@ -95,6 +96,9 @@ enum Command {
         #[arg(long)]
         dead: bool,
     },
+    /// Report what works here and what does not, and the one thing to change; with a process, if
+    /// that one can be traced
+    Doctor(doctor::Arguments),
     /// Serve tools that the host of this virtual machine runs with `beeline run --guest`
     Guest(beeline_vm_proxy::Options),
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and
@@ -152,6 +156,10 @@ pub fn main() -> ExitCode {
         Command::Ps { json } => {
             end_with_the_reader();
             ps::ps(json)
+        }
+        Command::Doctor(arguments) => {
+            end_with_the_reader();
+            doctor::doctor(&arguments)
         }
         Command::Compile(arguments) => compile::compile(&arguments),
         Command::Verify(arguments) => {

@@ -40,5 +40,5 @@ pub use executable::Executable;
 pub use inline::{Inline, inlines};
 pub use interpreter::{Interpreter, Moment, Watch};
 pub use registers::RegisterSet;
-pub use store::CodeStore;
+pub use store::{CodeStore, named_directory};
 pub use worker::Worker;

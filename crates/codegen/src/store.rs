@@ -207,8 +207,9 @@ fn file_name(name: &Digest) -> String {
     format!("{name}{SUFFIX}")
 }
 
-/// Returns the directory that this user's code is to be kept in.
-fn named_directory() -> Option<PathBuf> {
+/// Returns the directory that this user's code is to be kept in, wherever its path leads. `None` if
+/// there is none, or none is wanted.
+pub fn named_directory() -> Option<PathBuf> {
     let absolute = |name: &str| {
         let value = PathBuf::from(std::env::var_os(name)?);
         value.is_absolute().then_some(value)

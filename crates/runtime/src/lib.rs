@@ -63,13 +63,16 @@ mod trapped_programs;
 mod vdso;
 mod verification;
 
+pub use arch::check as check_machine;
 pub use beeline_btf as btf;
 pub use beeline_inject::procfs as proc;
 pub use budget::{Budget, Charge};
 pub use error::Error;
 pub use liveness::SessionId;
 pub use map::shape_of;
+pub use memory::sealed;
 pub use newcomers::Seeker;
+pub use retry_open::patiently;
 pub use rules::{Isolation, Rules};
 pub use runner::{TestResult, TestRun};
 pub use scope::{Scope, traceable};

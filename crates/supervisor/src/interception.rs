@@ -114,7 +114,7 @@ const ANSWERED: i64 = 42;
 
 /// Returns of which calls a supervisor under the filters around this process would be notified:
 /// `bpf(2)`, `perf_event_open(2)`, and the one that forwards these. A child tries it.
-fn notified() -> io::Result<[bool; 3]> {
+pub(crate) fn notified() -> io::Result<[bool; 3]> {
     let (ours, theirs) = socket_pair()?;
     let filter = seccomp_filter::of_trial();
     // SAFETY: the child makes only async-signal-safe system calls on memory prepared here, and ends

@@ -36,6 +36,7 @@ mod seccomp_filter;
 mod server;
 mod spawn;
 mod tool_call;
+pub mod trial;
 mod waiting;
 
 pub use call::{Answer, Call, HERE};

@@ -8,6 +8,7 @@
 mod removal;
 
 use std::fmt::Write;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -32,13 +33,36 @@ impl Scratch {
     /// what is there. A place that is refused for that is told to the user.
     pub fn new(prefix: &str) -> Option<Self> {
         places().find_map(|(place, variable)| {
-            let place = open_place(&place, variable)?;
+            let place = match open_place(&place, variable) {
+                Ok(place) => place,
+                Err(Unusable::Distrusted(line)) => {
+                    report_once(&line);
+                    return None;
+                }
+                Err(Unusable::Absent(_)) => return None,
+            };
             remove_abandoned(&place, prefix);
             // Until the directory is locked, another session that is just looking may take it for
             // abandoned.
             const TRIES: usize = 8;
             (0..TRIES).find_map(|_| Self::make(&place, prefix))
         })
+    }
+
+    /// Makes a directory in each place where [`Self::new`] looks, and removes it again. Returns the
+    /// places, the best ones first, each with the reason if it cannot be used.
+    pub fn survey(prefix: &str) -> Vec<(PathBuf, Result<(), String>)> {
+        let attempt = |(path, variable): (PathBuf, Option<&'static str>)| {
+            let usable = match open_place(&path, variable) {
+                Ok(place) => Self::make(&place, prefix)
+                    .map(drop)
+                    .ok_or_else(|| format!("no directory can be made in {}", path.display())),
+                Err(Unusable::Distrusted(line)) => Err(line),
+                Err(Unusable::Absent(error)) => Err(format!("{}: {error}", path.display())),
+            };
+            (path, usable)
+        };
+        places().map(attempt).collect()
     }
 
     fn make(place: &TrustedDir, prefix: &str) -> Option<Self> {
@@ -80,13 +104,20 @@ fn places() -> impl Iterator<Item = (PathBuf, Option<&'static str>)> {
     places.into_iter().flatten()
 }
 
+/// The reason why a place is not used.
+enum Unusable {
+    /// Another user can change what is there: a line for the user.
+    Distrusted(String),
+    /// It cannot be opened.
+    Absent(io::Error),
+}
+
 /// Opens a place, unless another user can change what is there.
-fn open_place(path: &Path, variable: Option<&str>) -> Option<TrustedDir> {
-    let error = match TrustedDir::open_shared(path) {
-        Ok(place) => return Some(place),
-        Err(error) => error,
-    };
-    if let Some(distrust) = Distrust::of(&error) {
+fn open_place(path: &Path, variable: Option<&str>) -> Result<TrustedDir, Unusable> {
+    TrustedDir::open_shared(path).map_err(|error| {
+        let Some(distrust) = Distrust::of(&error) else {
+            return Unusable::Absent(error);
+        };
         let mut line = format!(
             "scratch files are not put into {}: {distrust}",
             path.display()
@@ -95,9 +126,8 @@ fn open_place(path: &Path, variable: Option<&str>) -> Option<TrustedDir> {
             // Writing to a string cannot fail.
             let _ = write!(line, " (by {variable}, or unset it)");
         }
-        report_once(&line);
-    }
-    None
+        Unusable::Distrusted(line)
+    })
 }
 
 /// Returns a name that nobody can foresee.

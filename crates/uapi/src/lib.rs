@@ -34,6 +34,7 @@
 //! | [`signal`] | `asm/signal.h`, `asm-generic/siginfo.h` |
 //! | [`limits`] | limits of programs, maps and helpers |
 //! | [`verifier`] | `linux/bpf_verifier.h` |
+//! | [`capability`] | `linux/capability.h` |
 //! | [`pagemap`] | `/proc/PID/pagemap` |
 //! | [`foreseen`] | what `struct seccomp_data` will hold |
 //! | [`linux`] | arguments and answers of other system calls |
@@ -45,6 +46,7 @@
 pub mod attr;
 mod bpf;
 pub mod btf;
+pub mod capability;
 pub mod context;
 mod errno;
 pub mod fields;

@@ -204,6 +204,8 @@ pub const USER_NS_INIT_INO: u64 = 0xeffffffd;
 // linux/capability.h
 pub const CAP_SYS_ADMIN: u64 = 21;
 pub const CAP_SYS_PTRACE: u64 = 19;
+pub const CAP_PERFMON: u64 = 38;
+pub const CAP_BPF: u64 = 39;
 /// The highest capability.
 pub const CAP_LAST_CAP: u32 = 40;
 /// The version of capget(2) with sets of 64 bits.

@@ -16,7 +16,7 @@ macro_rules! same {
 fn arguments_are_those_of_other_bindings() {
     same! {
         linux, general:
-        AT_FDCWD, F_SETSIG, CAP_SYS_ADMIN, CAP_SYS_PTRACE,
+        AT_FDCWD, F_SETSIG, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, CAP_LAST_CAP,
         O_WRONLY, O_CREAT, O_TRUNC, O_CLOEXEC, O_PATH, __O_TMPFILE, SEEK_CUR,
         PROT_READ, PROT_WRITE, PROT_EXEC, MAP_SHARED,
         MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE, CLONE_VM, CLONE_VFORK,

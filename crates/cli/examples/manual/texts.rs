@@ -43,6 +43,14 @@ const STATUS_OF_THE_TOOL: Section = (
     ],
 );
 
+const STATUS_OF_THE_DOCTOR: Section = (
+    "EXIT STATUS",
+    &[
+        "0 if `beeline run` works fully here, for the process if one is named; 1 if something that \
+         it needs is missing; 2 if the options are wrong.",
+    ],
+);
+
 const ENVIRONMENT: Section = (
     "ENVIRONMENT",
     &[
@@ -91,6 +99,38 @@ const TEXTS: &[(&str, Text)] = &[
             ],
             sections: &[EXIT_STATUS, ENVIRONMENT, FILES],
             see_also: &["bpf(2)", "seccomp_unotify(2)", "ptrace(2)"],
+        },
+    ),
+    (
+        "beeline-doctor",
+        Text {
+            description: &[
+                "Tries what Beeline does, on processes that it makes for that, and prints a line for \
+                 each check: `ok`, `warn` for what `beeline run` does without or with less, or `no` \
+                 for what it needs. The last lines say what does not work and the one thing to \
+                 change.",
+                "With a process, it also checks that process: its owner, tracer, seccomp filters, \
+                 namespaces and sessions. It holds the process for a moment, as a session would.",
+                "`--json` prints an object: `checks` is an array of objects with `name`, `status`, \
+                 `detail` and `fix`; `conclusion` is an object with `works`, `text` and `fix`.",
+            ],
+            examples: &[
+                (
+                    "Find out what a container allows:",
+                    "docker run --rm IMAGE beeline doctor",
+                ),
+                (
+                    "Find out why process 5495 cannot be traced:",
+                    "beeline doctor 5495",
+                ),
+            ],
+            sections: &[STATUS_OF_THE_DOCTOR],
+            see_also: &[
+                "beeline-run(1)",
+                "ptrace(2)",
+                "seccomp(2)",
+                "capabilities(7)",
+            ],
         },
     ),
     (
