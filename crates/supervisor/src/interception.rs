@@ -63,28 +63,28 @@ impl Interception {
     }
 
     /// Returns whether signals are needed, because a filter around this process answers `bpf(2)`,
-    /// `perf_event_open(2)` or `pidfd_getfd(2)` itself.
+    /// `perf_event_open(2)` or `pidfd_getfd(2)` itself. If no filter can be installed at all they
+    /// are not, and [`Tool::spawn`](crate::Tool::spawn) says so.
     ///
     /// # Errors
     ///
-    /// The filter forbids the call that would forward these; the kernel's error of seccomp(2) if no
-    /// filter can be installed; or this process is short of something.
+    /// The filter forbids the call that would forward these, or this process is short of something.
     pub fn needs_signals() -> io::Result<bool> {
         if !is_under_filter() {
             return Ok(false);
         }
-        if !takes_descriptors() {
-            return Ok(true);
-        }
-        let [bpf, perf_event_open, forward] = notified()?;
-        if bpf && perf_event_open {
+        let [bpf, perf_event_open, forward] = match notified() {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => return Ok(false),
+            outcome => outcome?,
+        };
+        if bpf && perf_event_open && takes_descriptors() {
             return Ok(false);
         }
         match forward {
             true => Ok(true),
             false => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "the seccomp filter around Beeline forbids bpf(2), and prctl(2) with an unknown option too",
+                "the seccomp filter around Beeline answers bpf(2) or pidfd_getfd(2), and prctl(2) with an unknown option too",
             )),
         }
     }
@@ -136,12 +136,14 @@ pub(crate) fn notified() -> io::Result<[bool; 3]> {
     let answered = answer();
     let mut status = 0;
     // SAFETY: writes one integer; the child is this function's own.
-    unsafe { libc::waitpid(child, &raw mut status, libc::__WALL) };
-    answered?;
+    if unsafe { libc::waitpid(child, &raw mut status, libc::__WALL) } != child {
+        return Err(io::Error::last_os_error());
+    }
     let came = libc::WEXITSTATUS(status);
-    match libc::WIFEXITED(status) && came & FAILED == 0 {
-        true => Ok([0, 1, 2].map(|call| came & 1 << call != 0)),
-        false => Err(io::Error::other("a trial of seccomp(2) ended early")),
+    match libc::WIFEXITED(status) {
+        true if came & FAILED != 0 => Err(io::ErrorKind::Unsupported.into()),
+        true => answered.map(|()| [0, 1, 2].map(|call| came & 1 << call != 0)),
+        false => Err(io::Error::other("a filter ended a trial of seccomp(2)")),
     }
 }
 

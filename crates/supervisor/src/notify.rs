@@ -495,3 +495,39 @@ impl Listener {
         Ok(result)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forwarded_call_is_taken_for_what_it_was() {
+        let forwarded = |nr: i64, args: [u64; 5]| {
+            let [a, b, c, d, e] = args;
+            let request = Request {
+                id: 1,
+                tid: 2,
+                nr: libc::SYS_prctl,
+                ip: 0x1000,
+                args: [trapped::FORWARDED | nr as u64, a, b, c, d, e],
+                is_forwarded: false,
+            };
+            request.unwrapped()
+        };
+        let bpf = forwarded(libc::SYS_bpf, [1, 0x2000, 120, 0, 0x4000]);
+        assert_eq!((bpf.nr, bpf.ip), (libc::SYS_bpf, 0x4000));
+        assert_eq!(bpf.args, [1, 0x2000, 120, 0, 0, 0]);
+        let open = forwarded(libc::SYS_perf_event_open, [1, 2, 3, 4, 5]);
+        assert_eq!((open.nr, open.ip), (libc::SYS_perf_event_open, 0x1000));
+        assert_eq!(open.args, [1, 2, 3, 4, 5, 0]);
+        assert!(matches!(open.pass(), Reply::Value(trapped::PASS)));
+        let own = Request {
+            args: [libc::PR_SET_NAME as u64, 0, 0, 0, 0, 0],
+            is_forwarded: false,
+            nr: libc::SYS_prctl,
+            ..open
+        };
+        assert_eq!(own.unwrapped().nr, libc::SYS_prctl);
+        assert!(matches!(own.unwrapped().pass(), Reply::Continue));
+    }
+}

@@ -424,6 +424,53 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_an_outer_filter_fails_raise_a_signal_once() {
+        let options = Options {
+            interception: Interception::Signals(std::sync::Arc::new(|_| true)),
+            ..Options::default()
+        };
+        let filtered = |nr: c_long, args| verdict(&options, SECCOMP_ARCH_NATIVE, nr as u32, args);
+        let mark = trapped::PASS_MARK;
+        for nr in [
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_epoll_ctl,
+        ] {
+            assert_eq!(filtered(nr, [1, 2, 3, 4, 5, 6]), TRAP);
+            assert_eq!(filtered(nr, [1, 2, 3, 4, 5, mark]), ALLOW);
+            for half in [mark as u32 as u64, mark >> 32 << 32] {
+                assert_eq!(filtered(nr, [1, 2, 3, 4, 5, half]), TRAP);
+            }
+            let forwarded = trapped::FORWARDED | nr as u64;
+            assert_eq!(
+                filtered(libc::SYS_prctl, [forwarded, 1, 2, 3, 4, 5]),
+                NOTIFY
+            );
+        }
+        let name = libc::PR_SET_NAME as u64;
+        assert_eq!(filtered(libc::SYS_prctl, [name, 0x1000, 0, 0, 0, 0]), ALLOW);
+        let action = |signal: i32, last| {
+            filtered(
+                libc::SYS_rt_sigaction,
+                [signal as u64, 0x1000, 0, 8, 0, last],
+            )
+        };
+        assert_eq!(action(libc::SIGUSR1, 0), ALLOW);
+        assert_eq!(action(libc::SIGSYS, 0), NOTIFY);
+        assert_eq!(action(libc::SIGSYS, mark), ALLOW);
+        let mask = |how: i32, set, last| {
+            filtered(libc::SYS_rt_sigprocmask, [how as u64, set, 0, 8, 0, last])
+        };
+        for how in [libc::SIG_BLOCK, libc::SIG_SETMASK] {
+            assert_eq!(mask(how, 0, 0), ALLOW);
+            assert_eq!(mask(how, 0x1000, 0), TRAP);
+            assert_eq!(mask(how, 1 << 32, 0), TRAP);
+            assert_eq!(mask(how, 0x1000, mark), ALLOW);
+        }
+        assert_eq!(mask(libc::SIG_UNBLOCK, 0x1000, 0), ALLOW);
+    }
+
+    #[test]
     fn foreign_entries_have_no_ebpf() {
         let options = Options::default();
         let foreign = |nr| verdict(&options, !SECCOMP_ARCH_NATIVE, nr, [0; 6]);
