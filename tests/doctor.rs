@@ -229,8 +229,14 @@ fn bad_usage_is_told_from_a_place_that_lacks_something() {
     }
 }
 
-/// A filter's answers, the calls that it refuses, and the checks that name that.
-const FILTERS: [(&str, &str, &[(&str, &str)]); 10] = [
+/// A filter's answer, the call that it refuses, and the checks that name that, with their statuses.
+type Filter = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+);
+
+const FILTERS: [Filter; 10] = [
     ("1", "bpf", &[("bpf", "warn"), ("interception", "ok")]),
     (
         "38",
