@@ -27,7 +27,8 @@ check:
 # Everything, on a Debian 12 as root; what a machine lacks is skipped, and said. In the release
 # profile, so that nothing is compiled twice (`make check` has the unit tests with overflow checks);
 # --show-output for the reasons of skips. Tools run once more with LLVM's code from the start, and
-# with their calls carried out as in a virtual machine's guest.
+# with their calls carried out as in a virtual machine's guest, and once under a filter like a
+# container's.
 test: deps build
 	@status=0; \
 	cargo test --release --workspace --no-fail-fast -- --show-output || status=$$?; \
@@ -37,6 +38,9 @@ test: deps build
 	echo "== with this machine's kernel as a guest's"; \
 	BEELINE_E2E_ENGINE=guest cargo test --release --no-fail-fast -p beeline-e2e \
 		--test scripts --test libbpf_tools --test mapped --test commands --test fast_path -- --show-output || status=$$?; \
+	echo "== under a container's filter"; \
+	BEELINE_E2E_ENGINE=sandbox cargo test --release --no-fail-fast -p beeline-e2e \
+		--test libbpf_tools --test commands --test fast_path --test callbacks -- --show-output || status=$$?; \
 	exit $$status
 
 # The tests that could go on for ever, each for so many seconds, with new random numbers each time.
@@ -53,9 +57,10 @@ soak: deps build
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler
 # (rustup toolchain install nightly) and cargo-fuzz (cargo install cargo-fuzz), and for the agent
 # its target (rustup target add --toolchain nightly x86_64-unknown-none). A target begins with its
-# seeds, what earlier runs found, and the libbpf tools' object files.
+# seeds, what earlier runs found, and the libbpf tools' object files. `session_page` and
+# `dead_session` trace a process that they start.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls relay_ring
+FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls relay_ring map_memory map_shards trace_ring session_page dead_session seccomp_filter
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
 fuzz:
 	cargo run --release -p beeline-fuzz-api --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes what users get, in target/dist: see PACKAGES in the text below, and SHA256SUMS for all. Needs what `make build`
-# needs except for LLVM, and python3, and builds cargo-deb and cargo-generate-rpm, once, from crates.io.
+# Makes what users get, in target/dist: an archive, a package for Debian, one for RPM, an image for containers, and their
+# SHA256SUMS. Needs what `make build` needs except for LLVM, and python3; builds cargo-deb and cargo-generate-rpm, once,
+# from crates.io.
 set -eu
 
 CARGO_DEB=3.8.0

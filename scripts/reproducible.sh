@@ -7,6 +7,7 @@ main() {
     tools=${CARGO_TARGET_DIR:-target}/dist-tools
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
+    trap 'exit 1' INT TERM
     SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
     export SOURCE_DATE_EPOCH
     build "$work/one"

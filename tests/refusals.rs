@@ -5,6 +5,7 @@ use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user,
     beeline, beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
 };
+use beeline_runtime::btf;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -357,6 +358,43 @@ fn probes_that_only_a_kernel_can_serve() {
                 ],
             );
         }
+    });
+}
+
+/// The id of a function in the kernel's BTF.
+fn kernel_function(name: &str) -> Result<u32, String> {
+    let data = std::fs::read("/sys/kernel/btf/vmlinux");
+    let data = data.map_err(|error| format!("the kernel has no BTF: {error}"))?;
+    let types = btf::Btf::parse(&data).ok_or("the kernel's BTF cannot be read")?;
+    match types.find([(btf::kind::FUNC, name)]) {
+        [0] => Err(format!("the kernel has no {name}")),
+        [id] => Ok(id),
+    }
+}
+
+#[test]
+fn programs_that_change_what_calls_return() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let id = need!(kernel_function("__x64_sys_sethostname"));
+    let attach = |scratch: &Scratch, pid: u32, options: &[&str]| {
+        let mut command = Command::new(beeline());
+        command.arg("run").args(options);
+        command.args(["--pid", &pid.to_string(), "--"]);
+        command.arg(scratch.build("modifies.c")).arg(id.to_string());
+        Tool::start(command).wait()
+    };
+    unharmed(|scratch, _, pid| {
+        let ended = attach(scratch, pid, &[]);
+        assert_refused(&ended, &["fmod_ret"]);
+        assert_eq!(ended.status.code(), Some(libc::EPERM), "{ended:?}");
+        let told = ended.stderr.iter().filter(|line| line.contains("--unsafe"));
+        assert_eq!(told.count(), 1, "{ended:?}");
+    });
+    unharmed(|scratch, _, pid| {
+        let ended = attach(scratch, pid, &["--unsafe"]);
+        assert!(ended.status.success(), "{ended:?}");
+        assert_eq!(ended.stdout, ["attached"]);
     });
 }
 

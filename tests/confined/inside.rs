@@ -101,9 +101,20 @@ fn interrupt(tool: &Tool) {
 
 #[test]
 fn a_container_traces_itself() {
+    traces_itself(&need!(rules_for_tools()));
+}
+
+/// As a container is without anybody's leave: the tool's own calls fail by an errno, which comes
+/// before what a supervisor would be told.
+#[test]
+fn a_container_whose_filter_forbids_ebpf_traces_itself() {
+    traces_itself(&need!(Rules::of_containers(Some(error(libc::EPERM)))));
+}
+
+fn traces_itself(rules: &Rules) {
     let _turn = Turn::take();
     need!(beeline_wanted());
-    let container = Container::new(&need!(rules_for_tools()));
+    let container = Container::new(rules);
     let (mut workload, pid) = container.start(None);
     let command = need!(container.enter(pid, Some(&container.rules)));
     let tool = Tool::bpftrace(command, &container.world.script());

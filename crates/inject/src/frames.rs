@@ -101,7 +101,7 @@ pub(crate) fn reached_from(
     while let Some(&sp) = stacks.get(at).filter(|_| at < DEPTH) {
         at += 1;
         for saved in frames_from(read, regions, sp) {
-            let is_known = |seen: &u64| *seen <= saved.sp && saved.sp < seen + REACH;
+            let is_known = |seen: &u64| saved.sp.wrapping_sub(*seen) < REACH;
             if !stacks.iter().any(is_known) {
                 stacks.push(saved.sp);
             }
@@ -165,6 +165,28 @@ pub(crate) struct Saved {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A process can put frames with any stack pointer on its stacks.
+    #[test]
+    fn a_frame_may_name_a_stack_at_the_end_of_all_addresses() {
+        const BASE: u64 = 0x10_0000;
+        let mut words = vec![0u64; 0x400];
+        for (ip_at, sp) in [(0x100, u64::MAX - 7), (0x200, u64::MAX)] {
+            words[ip_at..ip_at + 3].copy_from_slice(&[0x40_1000, 0x246, 0x33]);
+            words[ip_at - 1] = sp;
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let read = |at: u64, into: &mut [u8]| {
+            let there = (at - BASE) as usize;
+            into.copy_from_slice(&bytes[there..there + into.len()]);
+            true
+        };
+        let line = "100000-102000 rw-p 00000000 00:00 0";
+        let regions = crate::regions::parse(line.as_bytes());
+        let found = reached_from(&read, &regions, BASE);
+        let stacks: Vec<u64> = found.iter().map(|saved| saved.sp).collect();
+        assert_eq!(stacks, [u64::MAX - 7, u64::MAX]);
+    }
 
     /// A stack of 8 KiB, and above it an alternate one with a frame at its end.
     #[test]

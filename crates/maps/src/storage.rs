@@ -4,13 +4,7 @@
 
 use beeline_uapi::Errno;
 
-use crate::{
-    Caller, Kind, Map, flags,
-    hash::{HashTable, Keys},
-    memory::Memory,
-    values::Values,
-    words,
-};
+use crate::{Caller, Kind, Map, flags, hash::HashTable, memory::Memory, values::Values, words};
 
 /// A task storage: one value for each thread that has one.
 #[derive(Debug, Clone, Copy)]
@@ -95,29 +89,6 @@ impl<'m> TaskStorage<'m> {
     ///
     /// `EBUSY` as for [`Map::update`].
     pub fn forget(self, gone: &dyn Fn(u32) -> bool, caller: &Caller) -> Result<u32, Errno> {
-        let keys = Keys::new(self.memory);
-        let mut forgotten = 0u32;
-        let mut next = [0; 4];
-        let mut more = keys.next(None, &mut next, caller);
-        for _ in 0..self.memory.layout.entries {
-            let key = next;
-            match more {
-                Ok(()) => {}
-                Err(Errno::ENOENT) => break,
-                Err(error) => return Err(error),
-            }
-            // Read before its predecessor goes: after that the walk would begin again.
-            more = keys.next(Some(&key), &mut next, caller);
-            if gone(u32::from_ne_bytes(key)) {
-                let table = HashTable::new(self.memory);
-                // SAFETY: keys have 4 bytes.
-                match unsafe { table.delete(key.as_ptr(), caller, |_| Ok(())) } {
-                    Ok(()) => forgotten = forgotten.wrapping_add(1),
-                    Err(Errno::ENOENT) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        Ok(forgotten)
+        HashTable::new(self.memory).delete_if(&|key| gone(u32::from_ne_bytes(key)), caller)
     }
 }

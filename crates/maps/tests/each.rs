@@ -183,3 +183,27 @@ fn stable_elements_are_seen_once_while_others_churn() {
         rounds.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }
+
+/// Elements in a ring that belong to another bucket are not shown, and not followed for ever.
+#[test]
+fn a_walk_through_overwritten_chains_ends() {
+    const KEYS: u32 = 40;
+    let ours = Ours::new(&spec(MapType::HASH, 8, 8, KEYS), 1).unwrap();
+    for key in 0..u64::from(KEYS) {
+        ours.set(&key.to_ne_bytes(), &[1; 8], 0, &caller(1, 0))
+            .unwrap();
+    }
+    let layout = *ours.map.layout();
+    let store = |at: u64, link: u32| {
+        // SAFETY: an aligned half word of the map's memory, which nobody else uses.
+        unsafe { ours.memory.base.add(at as usize).cast::<u32>().write(link) };
+    };
+    // Each bucket leads to all nodes, and the last of them to the first.
+    (0..u64::from(layout.buckets())).for_each(|bucket| store(layout.table + 8 * bucket, 1));
+    for index in 0..KEYS {
+        let node = layout.nodes + layout.node_size * u64::from(index);
+        store(node, (index + 1) % KEYS + 1);
+    }
+    let calls = ours.map.for_each(0, 0, |_, _| true).unwrap();
+    assert!(calls <= KEYS + (1 << 16), "{calls}");
+}

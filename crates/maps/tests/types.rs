@@ -433,6 +433,39 @@ fn task_storages_forget_ended_tasks() {
     assert!(TaskStorage::of(&array.map).is_none());
 }
 
+/// A thread that has its id in a wrong place, because memory was overwritten, does not make the
+/// runtime go round.
+#[test]
+fn overwritten_task_storages_are_looked_at_once() {
+    let spec = Spec {
+        flags: flags::NO_PREALLOC,
+        ..spec(MapType::TASK_STORAGE, 4, 8, 0)
+    };
+    let ours = Ours::new(&spec, 2).unwrap();
+    let me = caller(7, 0);
+    ours.set(&[1, 0, 0, 0], &[1; 8], 0, &me).unwrap();
+    let mut bytes = ours.memory.bytes();
+    let nodes = ours.map.layout().nodes as usize;
+    let key = bytes[nodes..]
+        .windows(4)
+        .position(|word| word == [1, 0, 0, 0]);
+    let key = nodes + key.expect("the first node has the key");
+    // Some keys are in another bucket than the first.
+    for other in 2..10u32 {
+        bytes[key..key + 4].copy_from_slice(&other.to_ne_bytes());
+        // SAFETY: the file is mapped for its length, and nobody else uses it.
+        unsafe { std::ptr::copy(bytes.as_ptr(), ours.memory.base, bytes.len()) };
+        let asked = std::cell::Cell::new(0);
+        let is_gone = |_| {
+            asked.set(asked.get() + 1);
+            false
+        };
+        let storage = TaskStorage::of(&ours.map).unwrap();
+        assert_eq!(storage.forget(&is_gone, &me), Ok(0));
+        assert!(asked.get() <= 1, "{} times", asked.get());
+    }
+}
+
 /// Reads another CPU's value, by a program.
 #[test]
 fn values_of_other_cpus() {

@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use crate::error::Error;
 use crate::proc::{self, start_time};
 use crate::retry_open;
-pub use analysis::filter_at;
+pub use analysis::{decoded, filter_at, objection};
 
 /// The most outcomes that are remembered.
 const REMEMBERED: usize = 4096;
@@ -221,9 +221,7 @@ fn check(filters: &[Vec<sock_filter>], are_suspended: bool) -> Result<(), Confin
         .map(|call| (call, false));
     let all = must_pass.chain(ENTERING.iter().map(|call| (call, true)));
     for (call, may_fail) in all {
-        let mut objections = filters
-            .iter()
-            .filter_map(|one| analysis::objection(one, call));
+        let mut objections = filters.iter().filter_map(|one| objection(one, call));
         let found = objections.find(|verdict| !(may_fail && is_harmless(verdict)));
         if let Some(verdict) = found {
             return Err(forbids(call, verdict));

@@ -238,6 +238,11 @@ impl Presence {
         })
     }
 
+    /// Makes one attempt of [`Self::remove`]. Returns `None` if a thread is inside.
+    pub(crate) fn remove_once(&self, process: &Process) -> Result<Option<bool>, Error> {
+        process.stopped(|stopped| self.remove_now(stopped, |_| true))?
+    }
+
     fn remove_if(&self, process: &Process, may: fn(&Presence) -> bool) -> Result<bool, Error> {
         self.remove_by(process, |stopped| self.remove_now(stopped, may))
     }

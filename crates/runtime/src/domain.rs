@@ -114,10 +114,19 @@ impl Domain {
         })
     }
 
+    /// Makes a domain without processes, for fuzzing.
+    ///
+    /// # Errors
+    ///
+    /// Those of making its files.
+    pub fn without_processes(id: u32) -> io::Result<Arc<Self>> {
+        Self::new(DomainId(id), format!("user {id}"), None).map(Arc::new)
+    }
+
     /// Makes a domain without processes, for tests.
     #[cfg(test)]
     pub fn for_test(id: u32) -> Arc<Self> {
-        Arc::new(Self::new(DomainId(id), format!("user {id}"), None).expect("there is memory"))
+        Self::without_processes(id).expect("there is memory")
     }
 
     /// Takes in a target, by its tag. Returns false if the domain has been retired.

@@ -29,6 +29,7 @@ mod error;
 mod fanotify;
 pub mod fast_path;
 mod file_syscalls;
+pub mod fuzz_api;
 mod kernel_uprobes;
 mod link;
 mod liveness;

@@ -131,6 +131,11 @@ const FORBIDDEN: [(HelperId, &str); 2] = [
     ),
 ];
 
+/// The other thing that only [`Policy::AllowDestructive`] allows: attaching a program that
+/// [changes results](Program::changes_results).
+pub const CHANGING_RESULTS: &str =
+    "changing what calls return (fmod_ret) without `beeline run --unsafe`";
+
 /// Returns the forbidden actions of a program that was refused.
 pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
     let calls = |wanted: HelperId| {
@@ -267,6 +272,12 @@ impl Program {
             admitted.map_err(|errno| LoadError::new(errno.0, ""))?;
         }
         Ok((program, log))
+    }
+
+    /// True if its result becomes that of the call which it is attached to.
+    pub fn changes_results(&self) -> bool {
+        self.prog_type == ProgramType::TRACING
+            && self.expected_attach_type == AttachType::MODIFY_RETURN
     }
 
     /// True if it has code. A program that needs things which exist in the kernel only has none.

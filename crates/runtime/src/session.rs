@@ -142,6 +142,17 @@ impl Runtime {
         Ok(())
     }
 
+    /// Fails if attaching a program would let it do more than the session's policy allows.
+    ///
+    /// Helpers that are not allowed are refused when a program that calls them is loaded.
+    fn check_policy(&self, program: &Program) -> Result<(), Errno> {
+        if self.rules.policy == Policy::ObserveOnly && program.changes_results() {
+            self.unsupported(program::CHANGING_RESULTS);
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+
     /// Returns the source of a program's code, and the code that it has now.
     ///
     /// # Errors
@@ -472,6 +483,7 @@ impl Backend for Runtime {
 
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno> {
         let program = self.program(program)?;
+        self.check_policy(&program)?;
         self.check_runs(&program)
             .map_err(|error| self.refuse(&error))?;
         let charge = self.budget.charge(link::BYTES)?;

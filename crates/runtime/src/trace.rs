@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 
 use beeline_agent::abi::TraceLine;
 use beeline_maps::ringbuf::{self, Record};
+use beeline_uapi::flags::RINGBUF_HDR_SZ;
 use beeline_uapi::limits::MAX_BPRINTF_BUF;
 use beeline_uapi::{Errno, MapType};
 use beeline_verifier::sharding::Use;
@@ -30,6 +31,8 @@ use crate::notifier::{Notifier, Source, wakeup_fd};
 
 /// The size of the buffer in bytes: about as much as the kernel's has for one CPU.
 const BYTES: u32 = 1 << 20;
+/// The most records that it holds. While one is read, a hostile process can always publish another.
+const MOST_RECORDS: u32 = BYTES / RINGBUF_HDR_SZ;
 /// The kernel's flags for a program at a user-space probe: interrupts on, and no preemption.
 const FLAGS: &str = "...11";
 
@@ -106,9 +109,19 @@ impl Trace {
                 .spawn(move || shared.run());
             *thread = Some(started.map_err(errno)?);
         }
+        self.add_pipe(writer);
+        Ok(reader)
+    }
+
+    /// Adds a pipe's end, which does not block, for lines to come out of.
+    pub fn add_pipe(&self, writer: OwnedFd) {
         self.shared.pipes().push(writer);
         self.shared.wake();
-        Ok(reader)
+    }
+
+    /// Moves lines into the pipes, as the thread does.
+    pub fn pump(&self) {
+        self.shared.pump();
     }
 
     /// Ends the pipes. Returns the number of lines that were not read and of those that found no
@@ -125,7 +138,10 @@ impl Trace {
             return (0, 0);
         };
         let mut unread = 0;
-        while let Some(record) = ring.next_record() {
+        for _ in 0..MOST_RECORDS {
+            let Some(record) = ring.next_record() else {
+                break;
+            };
             ring.consumed(&record);
             unread += 1;
         }
@@ -152,15 +168,16 @@ impl Shared {
         self.pump();
     }
 
-    /// Moves lines into the pipes.
+    /// Moves lines into the pipes: as many as there can be at a time.
     fn pump(&self) -> Wait {
         let mut pipes = self.pipes();
         let Some(ring) = self.ring() else {
             return Wait::ForLines;
         };
-        while !pipes.is_empty()
-            && let Some(record) = ring.next_record()
-        {
+        for _ in 0..MOST_RECORDS {
+            let Some(record) = ring.next_record().filter(|_| !pipes.is_empty()) else {
+                return Wait::ForLines;
+            };
             // SAFETY: the map is mapped here as long as `self`, and a finished record stays until
             // it is consumed.
             let line = unsafe { line(&record) };
@@ -172,7 +189,7 @@ impl Shared {
             }
             ring.consumed(&record);
         }
-        Wait::ForLines
+        Wait::ForRoom
     }
 
     /// Waits until there may be something to do, and forgets pipes without readers.
@@ -292,6 +309,8 @@ fn errno(error: io::Error) -> Errno {
 mod tests {
     use std::fs::File;
     use std::io::{BufRead, BufReader};
+    use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -389,6 +408,32 @@ mod tests {
             fits += 1;
         }
         assert_eq!(setting.trace.close(), (fits, 1));
+    }
+
+    #[test]
+    fn a_process_that_always_publishes_more_keeps_nobody() {
+        let setting = Setting::new();
+        let base = setting.trace.map().memory.base();
+        // SAFETY: the first words of the first two pages, mapped as long as the setting.
+        let [consumer, producer] =
+            [0, crate::memory::PAGE].map(|at| unsafe { AtomicU64::from_ptr(base.add(at).cast()) });
+        let is_over = AtomicBool::new(false);
+        let publish = || {
+            let begin = Instant::now();
+            while !is_over.load(SeqCst) && begin.elapsed() < Duration::from_secs(5) {
+                // Records without data, as far as there is room.
+                producer.store(consumer.load(SeqCst) + u64::from(BYTES), SeqCst);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(publish);
+            while producer.load(SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            let (unread, _) = setting.trace.close();
+            is_over.store(true, SeqCst);
+            assert!(unread <= u64::from(MOST_RECORDS), "{unread}");
+        });
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod end;
 mod execs;
 mod followers;
 mod functions;
+pub(crate) mod fuzz_api;
 mod leftovers;
 mod moves;
 mod openers;
@@ -49,7 +50,7 @@ mod waits;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::SeqCst};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -109,6 +110,28 @@ impl Tracees {
         tool: Arc<AtomicI32>,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
+        let (tracees, news) = Self::new(shared, scope, tool, report);
+        let rounds = Rounds::new(tracees.clone());
+        let thread = std::thread::Builder::new()
+            .name("beeline-watch".into())
+            .spawn(move || rounds.run());
+        *tracees.watcher.lock() = Some(thread.map_err(os("starting a thread"))?);
+        let servers = UpcallServers::new(tracees.clone(), tracees.servers.clone());
+        let thread = std::thread::Builder::new()
+            .name("beeline-upcalls".into())
+            .spawn(move || servers.run(&news));
+        *tracees.upcall_servers.lock() = Some(thread.map_err(os("starting a thread"))?);
+        Ok(tracees)
+    }
+
+    /// Makes the parts, without the threads that watch processes and serve upcalls. The latter are
+    /// to get the news.
+    fn new(
+        shared: Arc<Shared>,
+        scope: Scope,
+        tool: Arc<AtomicI32>,
+        report: Report,
+    ) -> (Arc<Self>, Receiver<News>) {
         let registry = Arc::new(Registry::new(scope.clone()));
         let admission = Arc::new(Admission::new(scope, tool));
         let agent = shared.agent.clone();
@@ -133,19 +156,9 @@ impl Tracees {
             stop: AtomicBool::new(false),
             watcher: Mutex::default(),
             upcall_servers: Mutex::default(),
-            servers: servers.clone(),
+            servers,
         });
-        let rounds = Rounds::new(tracees.clone());
-        let thread = std::thread::Builder::new()
-            .name("beeline-watch".into())
-            .spawn(move || rounds.run());
-        *tracees.watcher.lock() = Some(thread.map_err(os("starting a thread"))?);
-        let servers = UpcallServers::new(tracees.clone(), servers);
-        let thread = std::thread::Builder::new()
-            .name("beeline-upcalls".into())
-            .spawn(move || servers.run(&news));
-        *tracees.upcall_servers.lock() = Some(thread.map_err(os("starting a thread"))?);
-        Ok(tracees)
+        (tracees, news)
     }
 
     /// True once the session ends.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use zerocopy::IntoBytes;
 
 use crate::memory::Memory;
-use crate::notify::{Listener, Reply};
+use crate::notify::{Listener, Reply, Request};
 
 const ENOENT: Errno = Errno(libc::ENOENT);
 
@@ -38,6 +38,21 @@ pub struct Call<'a> {
     pub is_forwarded: bool,
     /// See [`Self::let_others_lead`].
     pub let_lead: &'a dyn Fn(),
+}
+
+impl<'a> Call<'a> {
+    /// Refers to a call that waits for its answer.
+    pub fn new(listener: &'a Listener, request: &'a Request, let_lead: &'a dyn Fn()) -> Self {
+        Call {
+            memory: Memory::new(listener, request),
+            listener,
+            id: request.id,
+            tid: request.tid,
+            args: request.args,
+            is_forwarded: request.is_forwarded,
+            let_lead,
+        }
+    }
 }
 
 impl Call<'_> {

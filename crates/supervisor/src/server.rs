@@ -25,7 +25,6 @@ use beeline_uapi::Errno;
 use crate::call::{Answer, Call};
 use crate::capabilities;
 use crate::interception::Interception;
-use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
 use crate::own_action;
 use crate::root::Tools;
@@ -255,15 +254,7 @@ impl<D: Answers> Server<D> {
     }
 
     fn call<'a>(&'a self, request: &'a Request, let_lead: &'a dyn Fn()) -> Call<'a> {
-        Call {
-            memory: Memory::new(&self.listener, request),
-            listener: &self.listener,
-            id: request.id,
-            tid: request.tid,
-            args: request.args,
-            is_forwarded: request.is_forwarded,
-            let_lead,
-        }
+        Call::new(&self.listener, request, let_lead)
     }
 
     /// Answers a call. Returns the lead unless another thread has it now.

@@ -4,7 +4,6 @@
 //! The tables hold every helper of Linux 6.18. A helper whose arguments depend on the program type
 //! has an entry for each form.
 
-mod hooks;
 mod id;
 mod prototype;
 mod sets;
@@ -13,6 +12,7 @@ mod table;
 pub mod availability;
 pub mod cgroup;
 pub mod general;
+pub mod hooks;
 pub mod maps;
 pub mod packet;
 pub mod socket;

@@ -338,6 +338,14 @@ fn functions_and_hooks() {
     assert_eq!(refused(hook(SLEEPABLE, open)), Ok(()));
     let line = "bpf_lsm_task_free is not sleepable".to_owned();
     assert_eq!(refused(hook(SLEEPABLE, freed)), Err(line));
+    // Two that not all kernels have, and one that is not in the sources' list.
+    for name in ["bpf_lsm_path_unlink", "bpf_lsm_inode_removexattr"] {
+        let hook = hook(SLEEPABLE, name);
+        assert!(hook.attach_btf_id == 0 || refused(hook) == Ok(()), "{name}");
+    }
+    let unlisted = hook(SLEEPABLE, "bpf_lsm_inode_setintegrity");
+    let line = "bpf_lsm_inode_setintegrity is not sleepable".to_owned();
+    assert!(unlisted.attach_btf_id == 0 || refused(unlisted) == Err(line));
     let line = "vfs_read() is not modifiable".to_owned();
     assert_eq!(
         refused(tracing(AttachType::MODIFY_RETURN, 0, "vfs_read")),

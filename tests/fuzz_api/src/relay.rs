@@ -1,13 +1,11 @@
 //! The memory of rings that hostile processes write: what is relayed out of it is well-formed.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use beeline_maps::relay::{Broken, Relayed, State};
 use beeline_maps::{Caller, Map, PAGE, Spec, perf};
 use beeline_uapi::MapType;
 use beeline_uapi::perf::mmap_page::DATA_HEAD;
+
+use crate::placed::Placed;
 
 /// Bytes of a ring's data: one page.
 const SIZE: usize = PAGE as usize;
@@ -31,10 +29,20 @@ pub fn records_relayed(data: &[u8]) -> u64 {
     };
     if kind.is_multiple_of(2) {
         // Two pages with a position each, the data twice, and the control page.
-        let rings = [0; 3].map(|_| Placed::new(5 * SIZE, ring_buffer));
+        let rings = [0; 3].map(|_| {
+            Placed::new(5 * SIZE, |base| {
+                // SAFETY: zeroed pages of that length, kept as long as the ring.
+                unsafe { ring_buffer(base) }
+            })
+        });
         relay(rings, SIZE, 2 * SIZE, images)
     } else {
-        let rings = [0; 3].map(|_| Placed::new(2 * SIZE, perf_ring));
+        let rings = [0; 3].map(|_| {
+            Placed::new(2 * SIZE, |base| {
+                // SAFETY: zeroed pages of that length, kept as long as the ring.
+                unsafe { perf_ring(base) }
+            })
+        });
         relay(rings, DATA_HEAD, SIZE, images)
     }
 }
@@ -59,10 +67,10 @@ fn relay<R: Relayed>(
             source.store(contents + at, u64::from_le_bytes(word));
         }
         source.store(end, position.wrapping_add(ahead));
-        let is_whole = round(&source.ring, &mut state, &tools.ring);
-        let came_out = round(&tools.ring, &mut strict, &last.ring);
+        let is_whole = round(&source.view, &mut state, &tools.view);
+        let came_out = round(&tools.view, &mut strict, &last.view);
         relayed += came_out.expect("the tool's ring is well-formed");
-        assert!(!tools.ring.readable(&strict), "it is not finished");
+        assert!(!tools.view.readable(&strict), "it is not finished");
         if is_whole.is_err() {
             break;
         }
@@ -89,41 +97,6 @@ fn round<R: Relayed>(from: &R, state: &mut State, to: &R) -> Result<u64, Broken>
         }
     }
     panic!("a round does not end")
-}
-
-/// A ring in memory of its own.
-struct Placed<R> {
-    ring: R,
-    base: NonNull<u8>,
-    layout: Layout,
-}
-
-impl<R> Placed<R> {
-    fn new(len: usize, ring: unsafe fn(*mut u8) -> R) -> Self {
-        let layout = Layout::from_size_align(len, PAGE as usize).expect("whole pages");
-        // SAFETY: the layout has a size.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
-        let base = base.unwrap_or_else(|| handle_alloc_error(layout));
-        Self {
-            // SAFETY: zeroed pages of that length, kept as long as the ring.
-            ring: unsafe { ring(base.as_ptr()) },
-            base,
-            layout,
-        }
-    }
-
-    fn store(&self, at: usize, value: u64) {
-        assert!(at.is_multiple_of(8) && at < self.layout.size());
-        // SAFETY: an aligned word of the memory, accessed atomically by all.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }.store(value, Relaxed);
-    }
-}
-
-impl<R> Drop for Placed<R> {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and the ring is dropped with it.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
-    }
 }
 
 /// Returns a ring buffer at `base`.

@@ -43,6 +43,12 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
         "memory_tree" => crate::guest::memory_seeds(),
         "tool_calls" => crate::supervisor::seeds(),
         "relay_ring" => crate::relay::relay_seeds(),
+        "map_memory" => crate::maps::map_seeds(),
+        "map_shards" => crate::shards::shard_seeds(),
+        "trace_ring" => crate::trace::trace_seeds(),
+        "session_page" => crate::session_page::page_seeds(),
+        "dead_session" => crate::remains::dead_seeds(),
+        "seccomp_filter" => crate::filter::filter_seeds(),
         _ => Vec::new(),
     }
 }

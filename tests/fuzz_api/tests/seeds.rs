@@ -1,7 +1,10 @@
 //! The fuzz targets accept their seeds, and slightly changed ones. `make fuzz` goes further.
 
 use beeline_fuzz::Random;
-use beeline_fuzz_api::{TARGETS, records_relayed, seeds, tool_answers};
+use beeline_fuzz_api::{
+    TARGETS, lines_read, operations_done, operations_on_shards, passes, records_relayed,
+    remains_seen, requests_answered, seeds, tool_answers,
+};
 use beeline_uapi::Errno;
 
 /// Changed copies of each seed.
@@ -50,6 +53,74 @@ fn the_records_of_seeds_are_relayed() {
             _ => 24 * 16,
         };
         assert_eq!(records_relayed(&bytes), wanted, "{name}");
+    }
+}
+
+#[test]
+fn the_operations_of_seeds_reach_each_kind_of_map() {
+    for (name, bytes) in seeds::of("map_memory") {
+        let done = operations_done(&bytes);
+        assert!(done > 5, "{name}: {done}");
+    }
+    for (name, bytes) in seeds::of("map_shards") {
+        let done = operations_on_shards(&bytes);
+        assert!(done > 6, "{name}: {done}");
+    }
+}
+
+#[test]
+fn the_lines_of_seeds_are_read() {
+    for (name, bytes) in seeds::of("trace_ring") {
+        let lines = lines_read(&bytes);
+        assert_eq!(lines > 0, name != "ahead", "{name}");
+    }
+}
+
+#[test]
+fn the_filters_of_seeds_are_told_apart() {
+    for (name, bytes) in seeds::of("seccomp_filter") {
+        assert_eq!(passes(&bytes), name.starts_with("passes"), "{name}");
+    }
+}
+
+#[test]
+fn the_requests_of_seeds_are_answered() {
+    for (name, bytes) in seeds::of("session_page") {
+        let wanted = match name.as_str() {
+            "execs" => (2, true),
+            "others" | "false" => (3, true),
+            "counts" => (0, true),
+            // The target is left alone from then on.
+            "dismissed" | "confines" => (1, false),
+            _ => (1, true),
+        };
+        if let Some(answered) = requests_answered(&bytes) {
+            assert_eq!(answered, wanted, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_remains_of_seeds_are_seen_and_taken_out() {
+    for (name, bytes) in seeds::of("dead_session") {
+        let kind = name.trim_end_matches("-taken-out");
+        let (sites, calls) = match kind {
+            "functions" | "two" | "returns" => (2, 0),
+            "overlapping" => (1, 0),
+            "calls" => (0, 3),
+            "endless" => (0, 4),
+            _ => (0, 0),
+        };
+        // One of the two lies under the other.
+        let cleared = match kind {
+            _ if kind == name => 0,
+            "two" => 1,
+            _ => 2,
+        };
+        if let Some(seen) = remains_seen(&bytes) {
+            let found = (seen.sessions, seen.sites, seen.calls, seen.cleared);
+            assert_eq!(found, (2, sites, calls, cleared), "{name}");
+        }
     }
 }
 

@@ -46,13 +46,15 @@ impl<'m> Elements<'m> {
     ) -> u32 {
         let chains = self.chains;
         let mut links = [const { MaybeUninit::uninit() }; 32];
-        let mut seen = 0;
+        let (mut seen, mut walked) = (0u32, 0u32);
         for number in 0..=chains.memory.layout.mask {
             let bucket = chains.bucket(number);
             let mut from = None;
-            // Even in a map that is overwritten all the time a walk must end.
-            while seen < chains.longest_walk() {
+            // Even in a map that is overwritten all the time a walk must end, whether what it meets
+            // is shown or not.
+            while walked < chains.longest_walk() {
                 let (read, rest) = self.read_links(bucket, from, &mut links);
+                walked = walked.saturating_add(read.len() as u32);
                 for link in read {
                     let Some(node) = chains.node(*link).filter(|node| self.is_in(*node, bucket))
                     else {

@@ -13,6 +13,7 @@ mod evict;
 mod nodes;
 mod repair;
 mod special;
+mod sweep;
 mod walk;
 
 use core::sync::atomic::Ordering::Acquire;

@@ -9,6 +9,8 @@ use beeline_uapi::foreseen::ForeseenCall;
 use beeline_uapi::linux::{BPF_MAXINSNS, SECCOMP_ARCH_NATIVE, bpf_class, bpf_op};
 use libc::{seccomp_data, sock_filter};
 
+/// The highest error number of the kernel (`linux/err.h`).
+const MAX_ERRNO: u32 = 4095;
 /// The size of an instruction in bytes.
 const LEN: usize = size_of::<sock_filter>();
 
@@ -24,13 +26,18 @@ pub fn filter_at(process: &Process, address: u64) -> Option<Vec<sock_filter>> {
     }
     let mut bytes = vec![0; len * LEN];
     process.read_memory(place, &mut bytes).ok()?;
+    Some(decoded(&bytes))
+}
+
+/// Returns the instructions in the bytes of some `struct sock_filter`.
+pub fn decoded(bytes: &[u8]) -> Vec<sock_filter> {
     let instructions = bytes.chunks_exact(LEN).map(|one| sock_filter {
         code: u16::from_ne_bytes([one[0], one[1]]),
         jt: one[2],
         jf: one[3],
         k: u32::from_ne_bytes([one[4], one[5], one[6], one[7]]),
     });
-    Some(instructions.collect())
+    instructions.collect()
 }
 
 /// Returns a filter's answer to a call if it does not let the call pass, whatever the unknown
@@ -126,6 +133,10 @@ fn step(instruction: &sock_filter, state: &mut State, call: &ForeseenCall) -> St
         BPF_MISC if is(&[BPF_MISC, BPF_TXA]) => state.a = state.x,
         BPF_ALU => {
             let with = if code & BPF_X == 0 { Some(k) } else { state.x };
+            // The kernel takes a division by zero for `SECCOMP_RET_KILL_THREAD`.
+            if bpf_op(code) == libc::BPF_DIV && with.is_none_or(|by| by == 0) {
+                return Step::Ends(Some(with.map_or(Verdict::Depends, |_| Verdict::Kills)));
+            }
             state.a = computed(bpf_op(code), state.a, with);
         }
         BPF_JMP => return jump(instruction, *state),
@@ -180,8 +191,11 @@ fn verdict(answer: u32) -> Option<Verdict> {
     Some(match answer & libc::SECCOMP_RET_ACTION_FULL {
         libc::SECCOMP_RET_ALLOW | libc::SECCOMP_RET_LOG => return None,
         libc::SECCOMP_RET_ERRNO => {
-            let errno = answer & libc::SECCOMP_RET_DATA;
-            Verdict::Fails(Errno::from_raw_os_error(errno.cast_signed()))
+            // As the kernel does. Without a number, the call is not made and seems to succeed.
+            match (answer & libc::SECCOMP_RET_DATA).min(MAX_ERRNO) {
+                0 => Verdict::Depends,
+                errno => Verdict::Fails(Errno::from_raw_os_error(errno.cast_signed())),
+            }
         }
         libc::SECCOMP_RET_TRAP => Verdict::Traps,
         libc::SECCOMP_RET_TRACE | libc::SECCOMP_RET_USER_NOTIF => Verdict::Asks,
@@ -242,6 +256,38 @@ mod tests {
 
     fn end(action: u32) -> sock_filter {
         instruction(BPF_RET | BPF_K, action, 0, 0)
+    }
+
+    #[test]
+    fn any_error_number_is_taken_as_the_kernel_takes_it() {
+        for (number, passes) in [(0, false), (1, false), (4095, false), (0xffff, false)] {
+            let filter = [end(libc::SECCOMP_RET_ERRNO | number)];
+            assert_eq!(lets_us_pass(&filter), passes, "{number}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_may_divide_by_zero_does_not_let_pass() {
+        let one = |code, k| sock_filter {
+            code: code as u16,
+            jt: 0,
+            jf: 0,
+            k,
+        };
+        let divide = one(libc::BPF_ALU | libc::BPF_DIV | libc::BPF_X, 0);
+        let by = |value| one(libc::BPF_LDX | BPF_W | libc::BPF_IMM, value);
+        assert!(lets_us_pass(&[by(2), divide, end(ALLOW)]));
+        assert!(!lets_us_pass(&[by(0), divide, end(ALLOW)]));
+        let unknown = [
+            one(
+                BPF_LD | BPF_W | BPF_ABS,
+                offset_of!(seccomp_data, instruction_pointer) as u32,
+            ),
+            one(libc::BPF_MISC | libc::BPF_TAX, 0),
+        ];
+        assert!(!lets_us_pass(
+            &[&unknown[..], &[divide, end(ALLOW)]].concat()
+        ));
     }
 
     #[test]

@@ -69,6 +69,12 @@ pub(crate) fn maps_ours(pid: i32) -> bool {
     })
 }
 
+/// The most sessions in one process. Each that is read takes time and memory, and a process can map
+/// files of any name.
+pub(super) const MAX_SESSIONS: usize = 64;
+/// The end of all addresses that a process can have: those of five levels of page tables.
+pub(super) const USER_END: u64 = 1 << 56;
+
 /// Returns the sessions that are present in an open process.
 pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
     presences_among(process, &process.regions()?)
@@ -87,6 +93,16 @@ pub(crate) fn presences_among(
             continue;
         };
         unfinished.insert(session);
+        if unfinished.len().max(found.len()) > MAX_SESSIONS {
+            let pid = process.pid();
+            let why =
+                "it maps files that look like those of more sessions of Beeline than there can be";
+            tracing::info!(pid, "{why}");
+            return Err(Error::Target {
+                pid,
+                why: why.into(),
+            });
+        }
         // SAFETY: a manifest consists of integers and bytes, for which any bytes are valid.
         let Ok(manifest) = (unsafe { read::<Manifest>(process, region.start) }) else {
             continue;
@@ -95,6 +111,7 @@ pub(crate) fn presences_among(
         if !is_pool
             || manifest.magic != MANIFEST_MAGIC
             || manifest.first != 1
+            || !is_sound(&manifest)
             || named != (session.pid, session.start)
             || is_session(process.pid(), session)
         {
@@ -110,6 +127,20 @@ pub(crate) fn presences_among(
         found.push(presence(process, regions, session, (0, none)));
     }
     Ok(found)
+}
+
+/// True if all that a manifest names can be in a process. No session writes another one.
+fn is_sound(manifest: &Manifest) -> bool {
+    let Manifest {
+        private,
+        private_len,
+        returns,
+        signals,
+        handler,
+        ..
+    } = manifest;
+    let mut places = [private, private_len, returns, signals, handler].into_iter();
+    places.all(|place| (*place as u64) < USER_END)
 }
 
 /// True if a session has begun to map things here, and was killed before it said so in a manifest.
@@ -212,4 +243,28 @@ pub(super) fn is_a(region: &Region, kind: &str) -> bool {
 /// True if the region is a session page.
 pub(crate) fn is_page(region: &Region) -> bool {
     is_a(region, "-session")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_that_names_no_memory_is_none() {
+        // SAFETY: a manifest consists of integers and bytes, for which zeros are valid.
+        let zeros = || unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };
+        assert!(is_sound(&zeros()));
+        let changes: [fn(&mut Manifest); 5] = [
+            |manifest| manifest.private = usize::MAX,
+            |manifest| manifest.private_len = usize::MAX,
+            |manifest| manifest.returns = usize::MAX - 100,
+            |manifest| manifest.signals = usize::MAX - 4096,
+            |manifest| manifest.handler = 1 << 63,
+        ];
+        for change in changes {
+            let mut manifest = zeros();
+            change(&mut manifest);
+            assert!(!is_sound(&manifest), "{manifest:?}");
+        }
+    }
 }

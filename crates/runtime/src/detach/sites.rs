@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_agent::abi::syscalls::{Move, Patch, Patches, Unhookable};
 use beeline_agent::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
+use beeline_hook::SYSCALL_LEN;
 use beeline_inject::{Process, Region, Stopped};
 
+use super::find::USER_END;
 use super::{INT3, read};
 use crate::environment::AGENT;
 use crate::error::Error;
@@ -22,6 +24,14 @@ const MAX_PROGRAMS: usize = 1 << 10;
 const MAX_PROGRAMS_AT_ALL: usize = 1 << 16;
 /// The most sites in a list that was read from a process. More than this is taken for garbage.
 pub(crate) const MAX_SITES: usize = 1 << 16;
+
+/// True if a list goes on from the item at an address to one that may be its next. Each item of
+/// Beeline's is placed behind the ones before it, so a list that turns back, or whose items lie upon
+/// each other, is not Beeline's.
+pub(super) fn goes_on<T>(at: u64, next: usize) -> bool {
+    let end = (next as u64).checked_add(size_of::<T>() as u64);
+    end.is_some_and(|end| end <= at)
+}
 
 /// A place that a session has hooked at some time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,16 +129,14 @@ pub(super) fn records(
             is_patched: site.patched.load(Relaxed) != 0,
             number: 0,
             layer: site.layer,
-            traps: site.traps,
+            traps: site.traps.map(sound),
             body: site.body,
             programs: [&site.entry, &site.returns]
                 .into_iter()
                 .flat_map(|list| programs(process, list.load(Relaxed) as u64, &mut left))
                 .collect(),
         });
-        // Each site is placed behind the ones before it, so a list that turns back is not
-        // Beeline's.
-        if site.next as u64 >= next {
+        if !goes_on::<Site>(next, site.next) {
             break;
         }
         next = site.next as u64;
@@ -136,6 +144,14 @@ pub(super) fn records(
     let oldest_first = found.iter_mut().rev().enumerate();
     oldest_first.for_each(|(number, site)| site.number = number);
     found
+}
+
+/// Returns a trap, or none in place of one that is not behind anything.
+fn sound(trap: SiteTrap) -> SiteTrap {
+    match trap.behind {
+        0 => SiteTrap::default(),
+        _ => trap,
+    }
 }
 
 /// The sites of a session that have been restored for good, one bit for each; see
@@ -215,14 +231,14 @@ pub struct MappedCalls {
 impl CallFacts {
     /// Counts the content of one list with all calls in one mapping, at `address`.
     fn count(&mut self, regions: &[Region], address: u64, hooked: usize, unhookable: usize) {
-        self.hooked += hooked;
+        self.hooked = self.hooked.saturating_add(hooked);
         let Some(region) = regions.iter().find(|region| region.contains(address)) else {
             return;
         };
         let known = self.mappings.iter_mut();
         match known.into_iter().find(|known| known.name == region.path) {
             Some(known) => {
-                known.hooked += hooked;
+                known.hooked = known.hooked.saturating_add(hooked);
                 known.unhookable += unhookable;
             }
             None => self.mappings.push(MappedCalls {
@@ -260,20 +276,27 @@ pub(super) fn call_records(
     let is_ours = |place: u64| mappings.iter().any(|mapping| mapping.contains(place));
     let mut found = CallFacts::default();
     let mut next = manifest.first_patches.load(Relaxed) as u64;
-    while found.patches.len() < MAX_SITES && is_ours(next) {
+    let (mut lists, mut left) = (0, [MAX_SITES; 3]);
+    let [left_patches, left_moves, left_unhookable] = &mut left;
+    while lists < MAX_SITES && is_ours(next) {
+        lists += 1;
         // SAFETY: the type consists of integers, for which any bytes are valid.
         let Ok(head) = (unsafe { read::<Patches>(process, next) }) else {
             break;
         };
         // SAFETY: `Patch`, `Move` and `Unhookable` consist of integers and bytes, for which any
         // bytes are valid.
-        let patches: Vec<Patch> = unsafe { read_array(process, head.patches, head.patch_count) };
+        let mut patches: Vec<Patch> =
+            unsafe { read_array(process, head.patches, head.patch_count, left_patches) };
+        patches.retain(|patch| patch.address < USER_END);
         // SAFETY: any bytes are a valid `Move`.
-        let moves = unsafe { read_array(process, head.moves, head.move_count) };
-        found.moves.extend::<Vec<Move>>(moves);
+        let moves: Vec<Move> =
+            unsafe { read_array(process, head.moves, head.move_count, left_moves) };
+        found.moves.extend(moves.into_iter().filter(is_sound));
+        let (place, count) = (head.unhookable, head.unhookable_count);
         // SAFETY: any bytes are a valid `Unhookable`.
         let unhookable: Vec<Unhookable> =
-            unsafe { read_array(process, head.unhookable, head.unhookable_count) };
+            unsafe { read_array(process, place, count, left_unhookable) };
         let first = patches.first().map(|patch| patch.address);
         let place = first.or(unhookable.first().map(|one| one.address));
         found.count(regions, place.unwrap_or(0), head.calls, unhookable.len());
@@ -282,9 +305,7 @@ pub(super) fn call_records(
             .iter()
             .map(|one| (one.address, text_of(&one.why)));
         found.unhookable.extend(unhookable);
-        // Each list is placed behind the ones before it, so a list that turns back is not
-        // Beeline's.
-        if head.next as u64 >= next {
+        if !goes_on::<Patches>(next, head.next) {
             break;
         }
         next = head.next as u64;
@@ -295,13 +316,26 @@ pub(super) fn call_records(
     found
 }
 
-/// Copies an array out of a process. Returns nothing of an array that is not all there.
+/// True if a call can have been moved like that.
+fn is_sound(one: &Move) -> bool {
+    let is_address = |address: u64| (SYSCALL_LEN..USER_END).contains(&address);
+    is_address(one.moved) && (one.behind == 0 || is_address(one.behind)) && one.regs < USER_END
+}
+
+/// Copies an array out of a process, up to the number of elements that are `left` to be read. Returns
+/// nothing of an array that is not all there.
 ///
 /// # Safety
 ///
 /// As for [`read`].
-unsafe fn read_array<T: Copy>(process: &Process, address: usize, count: usize) -> Vec<T> {
-    let count = count.min(MAX_SITES);
+unsafe fn read_array<T: Copy>(
+    process: &Process,
+    address: usize,
+    count: usize,
+    left: &mut usize,
+) -> Vec<T> {
+    let count = count.min(*left);
+    *left -= count;
     let mut values = vec![MaybeUninit::<T>::zeroed(); count];
     // SAFETY: the slice covers exactly the values' own bytes, which are initialised to zero.
     let bytes = unsafe {
@@ -393,6 +427,52 @@ mod tests {
         let contains = |number| restored.contains(&breakpoint(number, FILE, FILE));
         let known = [0, 1, 7, 8, 9, 99].map(contains);
         assert_eq!(known, [false, true, false, true, false, false]);
+    }
+
+    #[test]
+    fn lists_go_on_to_what_lies_before_only() {
+        const SIZE: u64 = size_of::<Site>() as u64;
+        let goes_on = |next: u64| goes_on::<Site>(0x1000, next as usize);
+        assert!(goes_on(0x1000 - SIZE) && goes_on(0));
+        for next in [0x1000 - SIZE + 1, 0xfff, 0x1000, 0x2000, u64::MAX] {
+            assert!(!goes_on(next), "{next:#x}");
+        }
+    }
+
+    #[test]
+    fn what_no_session_writes_is_not_believed() {
+        let one = Move {
+            moved: 0x1000,
+            behind: 0,
+            regs: 64,
+        };
+        assert!(is_sound(&one));
+        for (moved, behind, regs) in [
+            (1, 0, 0),
+            (u64::MAX, 0, 0),
+            (0x1000, 1, 0),
+            (0x1000, u64::MAX, 0),
+            (0x1000, 0, u64::MAX),
+        ] {
+            let one = Move {
+                moved,
+                behind,
+                regs,
+            };
+            assert!(!is_sound(&one), "{one:?}");
+        }
+        let trap = |behind| SiteTrap {
+            resume: 0x1000,
+            behind,
+            ..SiteTrap::default()
+        };
+        assert_eq!(sound(trap(0)), SiteTrap::default());
+        assert_eq!(sound(trap(2)), trap(2));
+        let mut calls = CallFacts::default();
+        for _ in 0..2 {
+            calls.count(&[], 0, usize::MAX, 0);
+        }
+        assert_eq!(calls.hooked, usize::MAX);
     }
 
     #[test]

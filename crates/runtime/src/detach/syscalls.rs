@@ -118,20 +118,27 @@ impl Presence {
     /// stack pointer there.
     fn home_of(&self, stopped: &Stopped, ip: u64, sp: u64) -> Option<(u64, u64)> {
         // The kernel moves back by the instruction to restart a call.
-        let of = |one: &&Move| ip == one.moved || ip + SYSCALL_LEN == one.moved;
+        let back = |one: &Move| one.moved.wrapping_sub(ip);
+        let of = |one: &&Move| [0, SYSCALL_LEN].contains(&back(one));
         let one = self.calls.moves.iter().find(of)?;
-        let back = one.moved - ip;
+        let back = back(one);
         if one.behind != 0 {
-            return Some((one.behind - back, sp));
+            return Some((one.behind.wrapping_sub(back), sp));
         }
-        let at = sp + one.regs;
+        // Its own stack says where, and what: a thread can be sent anywhere by that, but only by itself.
+        let at = sp.wrapping_add(one.regs);
         let word = |field: usize| {
             let mut word = [0; 8];
-            stopped.read(at + field as u64, &mut word).ok()?;
+            stopped
+                .read(at.wrapping_add(field as u64), &mut word)
+                .ok()?;
             Some(u64::from_ne_bytes(word))
         };
         let behind = word(offset_of!(linux::PtRegs, ip))?;
-        Some((behind - back, word(offset_of!(linux::PtRegs, sp))?))
+        Some((
+            behind.wrapping_sub(back),
+            word(offset_of!(linux::PtRegs, sp))?,
+        ))
     }
 }
 

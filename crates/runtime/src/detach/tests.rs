@@ -1,4 +1,9 @@
+use beeline_inject::{MapFlags, Mapping, ProtFlags};
+
+use super::find::MAX_SESSIONS;
 use super::*;
+use crate::fuzz_api::Sleeper;
+use crate::memory::{Memory, PAGE};
 
 const FILE: [u8; 5] = [0x8b, 0x47, 0x10, 0x89, 0xc2];
 const PATCH: [u8; 5] = [JUMP, 0x47, 0x10, INT3, 0x02];
@@ -56,4 +61,38 @@ fn a_jump_under_a_kernel_uprobe_is_not_taken_for_the_breakpoint_that_was_to_repl
     assert_eq!(hooked(uprobe(PATCH)), [(0, Hook::Covered)]);
     assert_eq!(hooked(uprobe(FILE)), [(1, Hook::Ours)]);
     assert_eq!(hooked(FILE), []);
+}
+
+/// A process can map files of any name, and each session that is read takes time and memory.
+#[test]
+fn a_process_with_too_many_sessions_is_not_read() {
+    let sleeper = Sleeper::start().unwrap();
+    let process = match open(sleeper.pid()) {
+        Ok(process) => process,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let map = |number: usize| {
+        let session = SessionId {
+            pid: i32::MAX,
+            start: number as u64,
+        };
+        let pool = Memory::new(&session.name("trampolines"), PAGE).unwrap();
+        let mapping = Mapping {
+            file: pool.file(),
+            offset: 0,
+            len: PAGE as u64,
+            protection: ProtFlags::READ,
+            flags: MapFlags::SHARED,
+            address: 0,
+        };
+        process
+            .stopped(|stopped| stopped.map_files(&[mapping]))
+            .unwrap()
+            .unwrap();
+    };
+    (0..MAX_SESSIONS).for_each(map);
+    assert_eq!(presences(&process).unwrap().len(), MAX_SESSIONS);
+    map(MAX_SESSIONS);
+    let refused = presences(&process).unwrap_err().to_string();
+    assert!(refused.contains("more sessions of Beeline"), "{refused}");
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use beeline_agent::abi::{Manifest, Witness};
 use beeline_inject::{Process, Region};
 
+use super::sites::goes_on;
 use super::{MAX_SITES, read};
 use crate::memory::PAGE;
 
@@ -18,15 +19,17 @@ pub(super) fn witnesses(
 ) -> Vec<Region> {
     let mut found = Vec::new();
     let mut next = manifest.first_witness.load(Relaxed) as u64;
-    while found.len() < MAX_SITES && mappings.iter().any(|mapping| mapping.contains(next)) {
+    let is_ours = |place: u64| mappings.iter().any(|mapping| mapping.contains(place));
+    for _ in 0..MAX_SITES {
+        if !is_ours(next) {
+            break;
+        }
         // SAFETY: the type consists of integers, for which any bytes are valid.
         let Ok(witness) = (unsafe { read::<Witness>(process, next) }) else {
             break;
         };
         found.extend(still_there(&witness, regions));
-        // Each witness is placed behind the ones before it, so a list that turns back is not
-        // Beeline's.
-        if witness.next as u64 >= next {
+        if !goes_on::<Witness>(next, witness.next) {
             break;
         }
         next = witness.next as u64;

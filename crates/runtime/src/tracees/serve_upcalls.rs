@@ -205,7 +205,7 @@ impl UpcallServer {
     }
 
     /// Answers all upcalls, unless this thread must end. Returns the time that is not to be charged.
-    fn answer_all(&self) -> Duration {
+    pub fn answer_all(&self) -> Duration {
         let page = self.page();
         let mut used = Duration::ZERO;
         if page.blocked.swap(0, SeqCst) != 0 {

@@ -30,10 +30,10 @@ pub enum Policy {
     /// Programs only observe the processes that they run in.
     #[default]
     ObserveOnly,
-    /// Programs may be destructive: change what calls return (`override_return`), write into the
-    /// processes (`probe_write_user`).
+    /// Programs may be destructive: change what calls return (`override_return`, `fmod_ret`), write
+    /// into the processes (`probe_write_user`).
     ///
-    /// The first needs a kernel built for injecting errors; lockdown takes the second away.
+    /// The first two need a kernel built for injecting errors; lockdown takes the last away.
     AllowDestructive,
 }
 

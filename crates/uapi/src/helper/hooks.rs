@@ -1,7 +1,7 @@
 //! The rights at hooks of security modules: sleeping, and options of sockets.
 
 /// Returns whether a program at this hook (`bpf_lsm_NAME`) may sleep (`bpf_lsm_is_sleepable_hook`).
-pub(super) fn is_sleepable_hook(function: &str) -> bool {
+pub fn is_sleepable_hook(function: &str) -> bool {
     hook(function).is_some_and(|name| SLEEPABLE.binary_search(&name).is_ok())
 }
 
@@ -23,8 +23,12 @@ fn hook(function: &str) -> Option<&str> {
     function.strip_prefix("bpf_lsm_")
 }
 
-/// In alphabetical order.
+/// The hooks that are called where sleeping is allowed, in alphabetical order: `sleepable_lsm_hooks`
+/// of `kernel/bpf/bpf_lsm.c`, with those that depend on the kernel's configuration. The kernel asks
+/// this one set whether a program may sleep, and whether it may call helpers that need that.
 const SLEEPABLE: &[&str] = &[
+    "bdev_alloc_security",
+    "bdev_setintegrity",
     "bpf",
     "bpf_map",
     "bpf_map_create",
@@ -56,8 +60,10 @@ const SLEEPABLE: &[&str] = &[
     "inode_getxattr",
     "inode_mknod",
     "inode_need_killpriv",
+    "inode_post_removexattr",
     "inode_post_setxattr",
     "inode_readlink",
+    "inode_removexattr",
     "inode_rename",
     "inode_rmdir",
     "inode_setattr",
@@ -119,6 +125,7 @@ mod tests {
         assert!(super::SLEEPABLE.is_sorted());
         assert!(super::is_sleepable_hook("bpf_lsm_file_open"));
         assert!(!super::is_sleepable_hook("bpf_lsm_inode_permission"));
+        assert!(!super::is_sleepable_hook("bpf_lsm_inode_setintegrity"));
         assert!(!super::is_sleepable_hook("file_open"));
     }
 }

@@ -2,6 +2,7 @@
 //! (`check_attach_btf_id`, `bpf_check_attach_target`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::helper::hooks::is_sleepable_hook;
 use beeline_uapi::limits::{MAX_BPF_FUNC_ARGS, MAX_FUNC_ARG_SIZE};
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
@@ -324,7 +325,7 @@ impl Place<'_> {
                     let is_injectable = self.is_injectable(name);
                     is_injectable && !INJECTABLE_ASLEEP.contains(&name) || name == MODIFIABLE_ASLEEP
                 }
-                _ => lsm::SLEEPABLE.contains(&name),
+                _ => is_sleepable_hook(name),
             };
             if !good {
                 return refuse(format!("{name} is not sleepable"));
