@@ -59,8 +59,7 @@ impl TrappedPrograms {
     }
 
     /// Gives the program that a thread waits to run the handler of SIGSYS. The thread may run it
-    /// when this returns. `is_followed` says for a process that it is followed already, by somebody
-    /// who calls [`Self::prepare_held`].
+    /// when this returns. `is_followed` says for a process that it is followed and prepared already.
     ///
     /// Returns false if the program cannot get the handler, which is told: its first eBPF call would
     /// kill it.

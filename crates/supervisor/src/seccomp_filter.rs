@@ -107,7 +107,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         code.extend(when(libc::SYS_read, &reads_of_values()));
     }
     if options.pretend_root {
-        for call in [libc::SYS_geteuid, libc::SYS_capget] {
+        for call in [libc::SYS_geteuid, libc::SYS_capget, libc::SYS_capset] {
             code.extend(when(call, &[ret(NOTIFY)]));
         }
     }

@@ -236,7 +236,10 @@ impl<D: Answers> Server<D> {
                 libc::SYS_capget if self.tools.takes_for_root(request.process()) => {
                     Some(capabilities::all(&call))
                 }
-                libc::SYS_capget => Some(Ok(request.pass())),
+                libc::SYS_capset if self.tools.takes_for_root(request.process()) => {
+                    Some(capabilities::real(&call))
+                }
+                libc::SYS_capget | libc::SYS_capset => Some(Ok(request.pass())),
                 libc::SYS_rt_sigaction => Some(own_action::exchange(&call)),
                 _ => None,
             };
