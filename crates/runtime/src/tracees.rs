@@ -267,6 +267,10 @@ impl Tracees {
     ///
     /// See [`Admission::open`].
     pub fn check(&self, pid: i32) -> Result<(), Error> {
+        // Beeline itself holds it until its program is loaded, and attaches what there is then.
+        if self.waits.is_starting(pid) {
+            return Ok(());
+        }
         self.targets.open(pid).map(drop)
     }
 
