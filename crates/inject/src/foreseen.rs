@@ -24,6 +24,7 @@ const OF_CHECKPOINTS: &str = "/proc/sys/kernel/ns_last_pid";
 
 const ENTER: &str = "mapping the code of probes";
 const LOOK: &str = "looking at the code and leaving it as it was";
+const TAKE: &str = "taking memory back from the tool";
 const RETURN: &str = "giving a thread back what it was doing";
 
 /// The calls without which a process cannot be left, even if Beeline is killed: filters must let
@@ -103,9 +104,27 @@ pub const CONNECTING: &[ForeseenCall] = &[
     call("connect", libc::SYS_connect, ENTER),
 ];
 
+/// The calls that put fresh memory in the place of other memory in the tool's own processes. The
+/// supervisor's filter lets them pass.
+const REPLACING: &[ForeseenCall] = &[
+    mmap(
+        "mmap",
+        PROT_READ,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+        TAKE,
+    ),
+    mmap(
+        "mmap",
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+        TAKE,
+    ),
+];
+
 /// True if a thread under a filter may be made to make this call.
 pub(crate) fn is_foreseen(number: c_long, arguments: &[u64; 6]) -> bool {
-    let mut all = LEAVING.iter().chain(ENTERING).chain(CONNECTING);
+    let entering = LEAVING.iter().chain(ENTERING).chain(CONNECTING);
+    let mut all = entering.chain(REPLACING);
     all.any(|call| call.is(number.cast_unsigned(), arguments))
 }
 
