@@ -1,4 +1,4 @@
-//! What users get beside the program: manual pages, completions, examples for containers, and the
+//! The files that users get beside the program: manual pages, completions, examples for containers, and the
 //! program itself as one static file.
 
 use std::collections::BTreeSet;
@@ -403,7 +403,7 @@ fn the_static_program_needs_nothing_but_proc_and_sys() {
     workload.finish();
 }
 
-/// What is installed by copying one file has to stay small.
+/// A program that is installed by copying one file has to stay small.
 #[test]
 fn the_static_program_is_small_and_static() {
     let program = need!(static_program());

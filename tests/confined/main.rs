@@ -121,7 +121,7 @@ fn a_service_of_systemd() {
     }
 }
 
-/// What the workload itself calls. (`exit_group` is how it ends.)
+/// The calls of the workload itself, which ends by `exit_group`.
 const OWN: [&str; 7] = [
     "read",
     "write",
@@ -286,7 +286,7 @@ fn a_target_that_comes_under_a_forbidding_filter_is_let_go() {
     workload.finish();
 }
 
-/// What the tool starts comes under a filter of its own beside the supervisor's.
+/// A program that the tool starts comes under a filter of its own beside the supervisor's.
 #[test]
 fn children_of_the_tool_that_confine_themselves() {
     let _turn = Turn::take();

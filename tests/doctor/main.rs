@@ -60,7 +60,7 @@ impl Place {
     }
 }
 
-/// What `beeline doctor --json` has said.
+/// The output of `beeline doctor --json`.
 #[derive(Debug)]
 struct Report {
     code: i32,

@@ -48,7 +48,7 @@ pub enum Confinement {
         number: u64,
         /// The call's name.
         call: &'static str,
-        /// What Beeline makes it for.
+        /// The purpose of the call.
         purpose: &'static str,
         /// The filter's answer.
         verdict: Verdict,

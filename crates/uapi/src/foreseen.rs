@@ -10,7 +10,7 @@ pub struct ForeseenCall {
     pub number: u64,
     /// Its arguments, as far as they are always the same.
     pub arguments: [Option<u64>; 6],
-    /// What cannot be done without it.
+    /// The work that needs it.
     pub purpose: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What a dead session has left in a process, as a hostile process forges it: it is read, and taken
+//! The remains of a dead session in a process, as a hostile process forges them: read, and taken
 //! out of that process, and nothing else happens.
 
 use std::mem::offset_of;

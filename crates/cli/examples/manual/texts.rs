@@ -1,10 +1,10 @@
-//! What manual pages say beyond the command's own help.
+//! The parts of manual pages that the command's own help lacks.
 
 /// The additions to one command's page. In all texts, words between backticks are set in bold.
 pub struct Text {
     /// The paragraphs under DESCRIPTION.
     pub description: &'static [&'static str],
-    /// What stands under EXAMPLES.
+    /// The text under EXAMPLES.
     pub examples: &'static [Example],
     /// The sections behind the examples: a heading each, and its paragraphs.
     pub sections: &'static [Section],

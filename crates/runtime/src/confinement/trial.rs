@@ -33,7 +33,7 @@ const UNKNOWN: i32 = -1;
 
 /// Memory that the calls get addresses in. The child has a copy.
 struct Scratch {
-    /// What calls read and write: zeroes.
+    /// Zeroes that calls read and write.
     bytes: Vec<u64>,
     /// Pages to be changed, replaced or unmapped.
     pages: u64,

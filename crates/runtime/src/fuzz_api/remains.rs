@@ -1,4 +1,4 @@
-//! What killed sessions have left in a process, as a hostile process forges it.
+//! The remains of killed sessions in a process, as a hostile process forges them.
 
 use beeline_agent::abi::Session;
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags};

@@ -79,7 +79,7 @@ fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
     Some(unsafe { bytes.as_ptr().cast::<PtRegs>().read_unaligned() })
 }
 
-/// What a process is about to be under.
+/// The confinement that a process is about to enter.
 enum Further {
     /// Strict mode.
     Strict,

@@ -1,4 +1,4 @@
-//! What programs and the tool do with a map.
+//! The operations of programs and the tool on a map.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
