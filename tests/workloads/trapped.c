@@ -107,6 +107,18 @@ static void children(void)
     }
     wait(&status);
     printf("a SIGSYS of its own, by default: %d\n", WIFSIGNALED(status) ? WTERMSIG(status) : -1);
+    fflush(stdout);
+    if (fork() == 0) {
+        struct sigaction once = {.sa_sigaction = on_sigsys, .sa_flags = SA_SIGINFO | SA_RESETHAND};
+        sigaction(SIGSYS, &once, NULL);
+        raise(SIGSYS);
+        printf("once: %d, works: %d\n", sent, works(6));
+        fflush(stdout);
+        raise(SIGSYS);
+        _exit(0);
+    }
+    wait(&status);
+    printf("twice: %d\n", WIFSIGNALED(status) ? WTERMSIG(status) : -1);
 }
 
 int main(void)

@@ -5,8 +5,7 @@
 //! unwinders that meet them ([`unwinding`]), the signal handlers ([`signals`]) and what keeps them
 //! in place ([`builtin_probes`]), and what runs at the target's system calls ([`syscalls`]). In a
 //! tool it does the tool's own map operations ([`fast_path`]), and forwards calls that cannot be
-//! intercepted otherwise ([`trapped`]). The private module `arch` is all
-//! that knows the machine.
+//! intercepted otherwise ([`trapped`]). The private module `arch` is all that knows the machine.
 //!
 //! The crate is built twice. As a library it is part of the runtime, which lays out its structures
 //! ([`abi`]) and runs timer programs with it. As a freestanding program for `x86_64-unknown-none`

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use beeline_uapi::nr;
 use beeline_uapi::signal::{
     SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
-    SIGTRAP, SigInfo,
+    SIGSYS, SIGTRAP, SigInfo,
 };
 
 use crate::abi::{
@@ -244,34 +244,52 @@ unsafe fn hand_on(
     let Some(saved) = saved_at(signal, level).and_then(|index| saved.get_mut(index)) else {
         return;
     };
-    let action = *saved;
+    let set_default = || {
+        // SAFETY: the default action has no handler.
+        unsafe { sys::set_signal_action(signal, &SignalAction::default()) };
+    };
+    // SAFETY: this is the kernel's own frame, and the action that the agent's copies flags and mask
+    // of.
+    unsafe { take(saved, signal, info, context, set_default) };
+}
+
+/// Takes an action that the agent's handler of a signal stands in for, as the kernel would.
+/// `set_default` gives the signal its default action.
+///
+/// # Safety
+///
+/// The signal, its information and the context are those of the handler, which has been entered
+/// with the mask and on the stack that the action asks for.
+pub(crate) unsafe fn take(
+    own: &mut SignalAction,
+    signal: u32,
+    info: *mut SigInfo,
+    context: *mut UserContext,
+    set_default: impl FnOnce(),
+) {
+    let action = *own;
     // SAFETY: this is the kernel's own siginfo.
     let raised_by_fault = unsafe { (*info).si_code } > 0;
     match action.handler {
         SIG_IGN if !raised_by_fault => {}
         // A fault cannot be ignored: the kernel takes the default action then.
         SIG_DFL | SIG_IGN => {
-            // SAFETY: this sets the default action, and raises the signal once more for it to be
-            // taken as soon as this handler returns. A fault would also repeat by itself; a trap
-            // would not.
-            unsafe {
-                sys::set_signal_action(signal, &SignalAction::default());
+            set_default();
+            // A fault repeats by itself; a trap, and a call that a filter has refused, do not.
+            if !raised_by_fault || matches!(signal, SIGTRAP | SIGSYS) {
                 let (pid, tid) = (sys::pid().into(), sys::tid().into());
-                if !raised_by_fault || signal == SIGTRAP {
-                    sys::syscall(
-                        nr::RT_TGSIGQUEUEINFO,
-                        [pid, tid, u64::from(signal), info as u64],
-                    );
-                }
+                let again = [pid, tid, u64::from(signal), info as u64];
+                // SAFETY: this raises the signal once more, to be taken as soon as this handler
+                // returns.
+                unsafe { sys::syscall(nr::RT_TGSIGQUEUEINFO, again) };
             }
         }
         handler => {
             if action.flags & SA_RESETHAND != 0 {
-                *saved = SignalAction::default();
+                *own = SignalAction::default();
             }
-            // SAFETY: this is the target's own handler, on the same frame that the kernel would
-            // give it. The mask and the stack are as it asked for, because the agent's action
-            // copies its flags and mask.
+            // SAFETY: this is the program's own handler, on the same frame that the kernel would
+            // give it; the caller promises the mask and the stack.
             unsafe {
                 let handler: extern "C" fn(u32, *mut SigInfo, *mut UserContext) =
                     core::mem::transmute(handler);

@@ -3,31 +3,31 @@
 //! Where a container's own seccomp filter fails `bpf(2)` with an errno, that outranks a
 //! notification (seccomp(2) has the order of actions). The signal of `SECCOMP_RET_TRAP` outranks
 //! the errno, so the supervisor's filter raises one for these calls, and for those that would block
-//! the signal. Its handler is
-//! [`beeline_trapped`], which the runtime installs in every program that runs under the filter,
-//! before the first of its instructions. It makes a `prctl(2)` whose option no kernel knows
-//! ([`FORWARDED`]) and whose further arguments are the call's. Of that one the supervisor is
-//! notified; its reply is the call's result, or asks the handler to make the call itself.
+//! the signal. Its handler is [`beeline_trapped`], which the runtime installs in every program that
+//! runs under the filter, before the first of its instructions. It makes a `prctl(2)` whose option
+//! no kernel knows ([`FORWARDED`]) and whose further arguments are the call's. The supervisor is
+//! notified of that one; its reply is the call's result, or asks the handler to make the call
+//! itself.
 
 use core::mem::offset_of;
 
 use beeline_uapi::linux::{EPOLLET, EpollEvent, PAGE_SIZE};
 use beeline_uapi::nr;
 use beeline_uapi::signal::{
-    SA_NODEFER, SA_ONSTACK, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_BLOCK, SIG_DFL, SIG_IGN,
-    SIGSYS, SYS_SECCOMP, SigInfo,
+    SA_NODEFER, SA_ONSTACK, SA_RESTART, SA_RESTORER, SA_SIGINFO, SIG_BLOCK, SIGSYS, SYS_SECCOMP,
+    SigInfo,
 };
 
 use crate::abi::SignalAction;
 pub use crate::arch::return_from_signal;
 use crate::arch::{self, UserContext, syscall6};
-use crate::sys;
+use crate::{signals, sys};
 
 /// The value of `si_errno` that the supervisor's filter gives: its `SECCOMP_RET_DATA`.
 pub const FILTER_DATA: u16 = 0xbee;
 
 /// The option of `prctl(2)` that forwards a call, plus the call's number. No kernel has such
-/// options: they are in a range that begins with the letters of none.
+/// options.
 pub const FORWARDED: u64 = 0x0bee_1000;
 /// The bits of an option that hold the forwarded call's number.
 pub const NUMBER_MASK: u64 = 0xfff;
@@ -173,39 +173,18 @@ fn watch(number: u64, mut arguments: [u64; ARGUMENTS], descriptor: u64) -> i64 {
 ///
 /// The arguments are those of the handler.
 unsafe fn hand_on(signal: u32, info: *mut SigInfo, context: *mut UserContext) {
-    // SAFETY: the memory is mapped as long as the handler is installed. The supervisor changes it
-    // while the program waits for it.
-    let own = unsafe { (OWN_AT as *const SignalAction).read_volatile() };
-    // SAFETY: this is the kernel's own siginfo.
-    let is_forced = unsafe { (*info).si_code } == SYS_SECCOMP;
-    match own.handler {
-        SIG_IGN if !is_forced => {}
-        SIG_DFL | SIG_IGN => {
-            let (pid, tid) = (sys::pid().into(), sys::tid().into());
-            let (default, bytes) = (SignalAction::default(), size_of::<u64>() as u64);
-            let set = [
-                SIGSYS.into(),
-                &raw const default as u64,
-                0,
-                bytes,
-                0,
-                PASS_MARK,
-            ];
-            // SAFETY: this sets the default action, which only reads the local structure, and raises
-            // the signal again, to be taken at once.
-            unsafe {
-                syscall6(nr::RT_SIGACTION, set);
-                let again = [pid, tid, u64::from(signal), info as u64];
-                sys::syscall(nr::RT_TGSIGQUEUEINFO, again);
-            }
-        }
-        handler => {
-            // SAFETY: this is the program's own handler, on the frame that the kernel has made.
-            unsafe {
-                let handler: extern "C" fn(u32, *mut SigInfo, *mut UserContext) =
-                    core::mem::transmute(handler);
-                handler(signal, info, context);
-            }
-        }
+    let set_default = || {
+        let default = SignalAction::default();
+        let (place, bytes) = (&raw const default as u64, sys::SIGSET_BYTES);
+        let set = [signal.into(), place, 0, bytes, 0, PASS_MARK];
+        // SAFETY: this only reads the local structure, which has no handler.
+        unsafe { syscall6(nr::RT_SIGACTION, set) };
+    };
+    // SAFETY: the memory is mapped as long as the handler is installed, and the supervisor changes it
+    // only while a thread waits for that. The frame is the kernel's own. The handler's own mask and
+    // stack stand for what the action asks for.
+    unsafe {
+        let own = &mut *(OWN_AT as *mut SignalAction);
+        signals::take(own, signal, info, context, set_default);
     }
 }

@@ -43,22 +43,23 @@ pub fn status(pid: i32) -> io::Result<String> {
     text(format!("/proc/{pid}/status"))
 }
 
+/// Reads a field of `/proc/PID/status`, by its name with the colon.
+pub fn status_field(pid: i32, name: &str) -> Option<String> {
+    let status = status(pid).ok()?;
+    let field = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(field.trim().to_owned())
+}
+
 /// Returns its number in its own, innermost pid namespace.
 pub fn own_pid(pid: i32) -> i32 {
-    let own = |status: String| {
-        let mut lines = status.lines();
-        let line = lines.find_map(|line| line.strip_prefix("NSpid:"))?;
-        line.split_whitespace().last()?.parse().ok()
-    };
-    status(pid).ok().and_then(own).unwrap_or(pid)
+    let numbers = status_field(pid, "NSpid:");
+    let own = numbers.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
+    own.unwrap_or(pid)
 }
 
 /// Returns the process that a thread belongs to.
 pub fn process_of(tid: i32) -> Option<i32> {
-    let status = status(tid).ok()?;
-    let mut lines = status.lines();
-    let line = lines.find_map(|line| line.strip_prefix("Tgid:"))?;
-    line.trim().parse().ok()
+    status_field(tid, "Tgid:")?.parse().ok()
 }
 
 /// Returns where a thread goes on that sleeps in a system call, or is about to. `None` if it is

@@ -148,7 +148,7 @@ impl TrappedPrograms {
     fn say_unprepared(&self, pid: i32, error: &Error) {
         if procfs::process_of(pid).is_some() {
             (self.0.report)(&format!(
-                "process {pid}: its eBPF calls cannot be answered, and would end it: {error}"
+                "process {pid}: its system calls cannot be served, and one of them may end it: {error}"
             ));
         }
     }
@@ -176,4 +176,18 @@ fn install(stopped: &mut Stopped, agent: &Agent) -> Result<(), Error> {
     // The signal of a thread that blocks it is not handled, but kills.
     stopped.unblock(libc::SIGSYS)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sigaction::RESTORER;
+
+    #[test]
+    fn the_handler_returns_by_the_bytes_that_unwinders_look_for() {
+        let agent = Agent::new().unwrap();
+        let code = (agent.here() + agent.points().trapped_return) as *const [u8; RESTORER.len()];
+        // SAFETY: the agent is mapped here, and this code of it is as long.
+        assert_eq!(unsafe { code.read() }, RESTORER);
+    }
 }

@@ -92,10 +92,7 @@ impl Call<'_> {
     ///
     /// ESRCH if the thread has ended.
     pub fn process(&self) -> Result<i32, Errno> {
-        let status = procfs::status(self.tid).map_err(|_| Errno(libc::ESRCH))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-        line.and_then(|number| number.trim().parse().ok())
-            .ok_or(Errno(libc::ESRCH))
+        procfs::process_of(self.tid).ok_or(Errno(libc::ESRCH))
     }
 
     /// Returns the number in a path `/proc/self/DIRECTORY/NUMBER`, in any of the forms by which the

@@ -87,9 +87,5 @@ fn halves(set: u64) -> [u32; LINUX_CAPABILITY_U32S_3] {
 
 /// Reads the capabilities that a thread may have.
 fn permitted(tid: i32) -> Option<u64> {
-    let status = procfs::status(tid).ok()?;
-    let set = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapPrm:"))?;
-    u64::from_str_radix(set.trim(), 16).ok()
+    u64::from_str_radix(&procfs::status_field(tid, "CapPrm:")?, 16).ok()
 }

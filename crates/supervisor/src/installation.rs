@@ -109,7 +109,7 @@ pub(crate) fn await_descriptor(socket: &OwnedFd, begun: BorrowedFd<'_>) -> io::R
     receive_descriptor(socket.as_raw_fd())
 }
 
-pub(crate) fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
+fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
     let mut byte = [0u8; 1];
     let mut part = libc::iovec {
         iov_base: byte.as_mut_ptr().cast(),

@@ -91,11 +91,9 @@ impl Interception {
 }
 
 /// Returns whether this process is under a seccomp filter.
-pub(crate) fn is_under_filter() -> bool {
-    let status = procfs::status(std::process::id() as i32).unwrap_or_default();
-    let mut lines = status.lines();
-    let mode = lines.find_map(|line| line.strip_prefix("Seccomp:"));
-    mode.is_some_and(|mode| mode.trim() != "0")
+fn is_under_filter() -> bool {
+    let mode = procfs::status_field(std::process::id() as i32, "Seccomp:");
+    mode.is_some_and(|mode| mode != "0")
 }
 
 /// Returns whether this process may take descriptors of others, as it would of itself.

@@ -52,12 +52,7 @@ impl Request {
 
     /// Returns the process that the thread belongs to; the thread's own number if it is gone.
     pub fn process(&self) -> i32 {
-        let status = procfs::status(self.tid);
-        let status = status.unwrap_or_default();
-        let mut lines = status.lines();
-        lines
-            .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
-            .unwrap_or(self.tid)
+        procfs::process_of(self.tid).unwrap_or(self.tid)
     }
 
     /// Returns whether the thread is about to run another program.
@@ -202,8 +197,8 @@ impl Listener {
     /// Lets the kernel run the first program under the filter, until `begun` hangs up.
     ///
     /// The hang-up says that the program has started, or cannot. A call that the program itself
-    /// makes meanwhile waits for [`Self::receive`]. The program is
-    /// prepared for `interception`.
+    /// makes meanwhile waits for [`Self::receive`]. The program is prepared
+    /// for `interception`.
     pub fn let_begin(&self, begun: BorrowedFd<'_>, interception: &Interception) {
         loop {
             let mut ready = [
