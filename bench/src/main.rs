@@ -12,6 +12,7 @@ mod moments;
 mod operations;
 mod scale;
 mod session;
+mod strace;
 mod table;
 mod users;
 mod verify;
@@ -72,6 +73,8 @@ enum Topic {
     Scale,
     /// Processes of one user, and of many.
     Users,
+    /// Opens counted under a container's filter; the kernel's column is strace's.
+    Strace,
     /// Programs that live for a moment, and libraries that are loaded for one.
     Moments,
     /// A tool here with its kernel in a virtual machine; the kernel's column is the tool inside the
@@ -85,7 +88,7 @@ enum Topic {
     Demo,
 }
 
-const USUAL: [Topic; 14] = [
+const USUAL: [Topic; 15] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -97,6 +100,7 @@ const USUAL: [Topic; 14] = [
     Topic::Calls,
     Topic::Scale,
     Topic::Users,
+    Topic::Strace,
     Topic::Moments,
     Topic::Compile,
     Topic::Verify,
@@ -184,6 +188,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Calls => calls::all(engines),
         Topic::Scale => scale::all(engines),
         Topic::Users => users::all(engines),
+        Topic::Strace => strace::all(),
         Topic::Moments => moments::all(engines),
         Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),

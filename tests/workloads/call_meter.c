@@ -1,6 +1,7 @@
 /* The target of the benchmark of system calls: it measures itself. Says "ready", then answers each line of input.
  *
  *   time CALL CALLS ROUNDS   "PICOSECONDS": CPU time of a call, the best round
+ *   wait CALL CALLS ROUNDS   likewise, the time that passes
  *   spawn HOW TIMES          "PICOSECONDS": from the fork of a child that runs /bin/true to its end, the quickest
  *
  * CALL is getppid or getuid (by libc's functions of these names), syscall (getppid by libc's syscall()), or open (and close,
@@ -34,7 +35,8 @@ static void time_call(const char *line)
 {
     char name[32];
     long count, rounds, best = -1;
-    if (sscanf(line, "time %31s %ld %ld", name, &count, &rounds) != 3) {
+    clockid_t clock = strncmp(line, "wait ", 5) == 0 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
+    if (sscanf(line, "%*s %31s %ld %ld", name, &count, &rounds) != 3) {
         puts("which call, how many calls, how many rounds?");
         return;
     }
@@ -42,10 +44,10 @@ static void time_call(const char *line)
         if (strcmp(calls[i].name, name) != 0)
             continue;
         for (long round = 0; round < rounds; round++) {
-            long begin = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+            long begin = clock_ns(clock);
             for (long n = 0; n < count; n++)
                 calls[i].call();
-            long spent = clock_ns(CLOCK_THREAD_CPUTIME_ID) - begin;
+            long spent = clock_ns(clock) - begin;
             if (best < 0 || spent < best)
                 best = spent;
         }

@@ -98,7 +98,7 @@ pub struct Target {
     /// [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
     /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`OF_PROCESSOR`], [`IS_CHILD`], [`USERS_SEEN`],
-    /// [`ROOMY_STACKS`], [`TRAPS_NEEDED`].
+    /// [`ROOMY_STACKS`], [`TRAPS_NEEDED`], [`UNDER_FILTER`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -179,6 +179,9 @@ pub const ROOMY_STACKS: u32 = 32;
 /// trap, so nothing in the target may block SIGTRAP. The kernel ends a process if a thread that
 /// blocks it comes to one.
 pub const TRAPS_NEEDED: u32 = 64;
+/// In [`Target::flags`]: the tool or a child of it has started the process, which is therefore
+/// under the filter of the tool's supervisor.
+pub const UNDER_FILTER: u32 = 128;
 const _: () = assert!(
     (FAULTS_CAUGHT
         ^ TRAPS_CAUGHT
@@ -186,9 +189,10 @@ const _: () = assert!(
         ^ IS_CHILD
         ^ USERS_SEEN
         ^ ROOMY_STACKS
-        ^ TRAPS_NEEDED)
+        ^ TRAPS_NEEDED
+        ^ UNDER_FILTER)
         .count_ones()
-        == 7,
+        == 8,
     "each flag has a bit of its own"
 );
 /// The most sites of one target that can be hooked by breakpoints.
@@ -378,6 +382,9 @@ pub struct Session {
     /// 1 once a thread has found no slot free for some time: the runtime takes back those that
     /// nobody alive holds.
     pub blocked: AtomicU32,
+    /// 1 once a path that does not show it may lead to what the supervisor stands in for: something
+    /// has a name in the session's BPF file system, or a process is in one of its directories.
+    pub any_path: AtomicU32,
 }
 
 /// The most processes that a session can be taken out of between two looks of the runtime.

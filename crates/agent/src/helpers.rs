@@ -21,7 +21,7 @@ mod maps;
 mod objects;
 mod output;
 mod parse;
-mod read;
+pub(crate) mod read;
 pub(crate) mod signal;
 mod stack;
 mod task;

@@ -9,6 +9,7 @@
 mod actions;
 mod function;
 mod masks;
+mod paths;
 mod process_events;
 mod restored;
 mod seen;
@@ -20,7 +21,7 @@ use core::sync::atomic::Ordering::Acquire;
 use beeline_maps::PAGE;
 use beeline_uapi::nr;
 
-use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
+use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, MARKABLE, Record};
 use crate::abi::{
     Control, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs, Slot, Target,
 };
@@ -39,9 +40,12 @@ const MADE: u64 = 1;
 ///
 /// # Safety
 ///
-/// For stubs only: `regs` are the registers at the call, `calls` are the target's own.
+/// For stubs only: `regs` are the registers at the call, `calls` are the target's own, with
+/// [`MARKABLE`] in the address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Calls) -> u64 {
+    let is_markable = calls.addr() & MARKABLE != 0;
+    let calls = unmarkable(calls);
     // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     let Some(call) = (unsafe { Call::new(&*regs, &*calls, ENTER) }) else {
         return MAKE;
@@ -52,6 +56,9 @@ pub unsafe extern "C" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Cal
         _ => Some(overridden.result),
     };
     let Some(result) = result else {
+        let is_marked = is_markable && paths::is_plainly_kernels(&call);
+        // SAFETY: these are the stub's own registers, and the borrow of them has ended.
+        unsafe { paths::mark(&mut *regs, is_marked) };
         return MAKE;
     };
     // SAFETY: these are the stub's own registers, and the borrow of them has ended.
@@ -85,6 +92,9 @@ unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
 /// As for [`beeline_call_enter`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Calls) {
+    let calls = unmarkable(calls);
+    // SAFETY: these are the stub's own registers.
+    unsafe { paths::mark(&mut *regs, false) };
     // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
         process_events::handle(&call);
@@ -101,7 +111,7 @@ pub unsafe extern "C" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Call
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn beeline_call_compact_enter(record: *const Record, calls: *const Calls) {
     // SAFETY: this is the stub's own record, and what the runtime laid out for it.
-    unsafe { run_briefly(&*record, &*calls, ENTER) }
+    unsafe { run_briefly(&*record, &*unmarkable(calls), ENTER) }
 }
 
 /// Handles such a call that has returned.
@@ -112,7 +122,7 @@ pub unsafe extern "C" fn beeline_call_compact_enter(record: *const Record, calls
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn beeline_call_compact_exit(record: *const Record, calls: *const Calls) {
     // SAFETY: this is the stub's own record, and what the runtime laid out for it.
-    unsafe { run_briefly(&*record, &*calls, EXIT) }
+    unsafe { run_briefly(&*record, &*unmarkable(calls), EXIT) }
 }
 
 /// Runs the programs of one side of a call that see a [`Record`].
@@ -135,6 +145,12 @@ unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
     } else {
         run_leased(target, own.control(), links, &record);
     }
+}
+
+/// Returns the address itself.
+#[inline(always)]
+fn unmarkable(calls: *const Calls) -> *const Calls {
+    calls.map_addr(|address| address & !MARKABLE)
 }
 
 /// Returns the programs of a call.

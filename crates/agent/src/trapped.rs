@@ -33,8 +33,8 @@ pub const FORWARDED: u64 = 0x0bee_1000;
 pub const NUMBER_MASK: u64 = 0xfff;
 /// The number of arguments that are forwarded.
 pub const ARGUMENTS: usize = 5;
-/// The last argument of a call that the supervisor's filter lets pass, in a register that the
-/// kernel does not read for it.
+/// The mark of a call that the supervisor's filter lets pass: the value of a sixth argument, in a
+/// register that the kernel does not read for the call.
 pub const PASS_MARK: u64 = 0x0bee_9a55_c0de_0bee;
 
 /// A reply: the handler makes the call.

@@ -43,10 +43,15 @@ impl Local {
     /// # Errors
     /// Fails if this process has no descriptors left.
     pub fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
+        let bpffs = BpfFs::default();
+        // The tool begins in this directory, too.
+        if let Ok(here) = std::env::current_dir() {
+            bpffs.enter(&here);
+        }
         Ok(Local {
             backend,
             fds: Descriptors::new()?,
-            bpffs: BpfFs::default(),
+            bpffs,
             event_types: EventTypes::read(),
             tracefs: TraceFs::default(),
             tracepoint_ids: KernelIds::default(),
@@ -61,7 +66,11 @@ impl Local {
 
 impl Answers for Local {
     fn answer(&self, call: &Call<'_>, asked: ToolCall) -> Answer {
-        Dispatcher::new(self, call).answer(asked)
+        let answer = Dispatcher::new(self, call).answer(asked);
+        if self.bpffs.is_used() {
+            self.backend.let_no_path_pass();
+        }
+        answer
     }
 
     fn is_plainly_kernels(&self, call: &Call<'_>, asked: ToolCall) -> bool {

@@ -47,8 +47,8 @@ pub use patch::{ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
 pub use survey::branches_sometimes;
 pub use syscalls::{
-    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, LONGEST_FUNCTION, Unhookable,
-    UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
+    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, LONGEST_FUNCTION, MARKABLE,
+    Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
 };
 pub use trampoline::{
     Direct, EmitError, Full, RelocateError, SystemCall, Trampoline, TrampolineSpec, displaced, emit,

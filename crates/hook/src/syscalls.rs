@@ -49,7 +49,7 @@ pub(crate) use choose::Targets;
 pub use find::LONGEST_FUNCTION;
 pub(crate) use ranges::Ranges;
 pub(crate) use spec::NUMBERS;
-pub use spec::{CallSpec, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN};
+pub use spec::{CallSpec, MARKABLE, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN};
 pub use stub::{CallPatch, CallStub};
 
 /// The `syscall` instructions of a text. Made once for a file.
@@ -181,6 +181,9 @@ pub struct CallPlan {
     /// True if the code behind it reads arithmetic flags that were set before it. Only where the
     /// number is known.
     pub(crate) keeps_flags: bool,
+    /// True if code before the call may change the register of a sixth argument, where the call has
+    /// none: nothing behind the call reads that register.
+    pub(crate) is_markable: bool,
     pub(crate) shape: Shape,
 }
 
@@ -309,6 +312,7 @@ impl CallPlan {
             call: self.call.wrapping_add(bias),
             number: self.number,
             keeps_flags: self.keeps_flags,
+            is_markable: self.is_markable,
             shape,
         }
     }

@@ -223,10 +223,7 @@ fn the_kernel_sees_the_same() {
         for got in &seen {
             let (is_exit, regs) = wanted.next().unwrap();
             assert_eq!(got.is_exit, is_exit);
-            let plan = plans
-                .iter()
-                .find(|plan| plan.call == got.descriptor)
-                .unwrap();
+            let plan = plans.iter().find(|plan| plan.call == got.call).unwrap();
             let in_place = plan.form() == CallForm::InPlace;
             moved += u32::from(!in_place);
             for (place, (got, wanted)) in got.regs.iter().zip(regs).enumerate() {

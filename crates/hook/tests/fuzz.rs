@@ -130,7 +130,7 @@ fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
         let near =
             |plan: &beeline_hook::CallPlan| plan.reach().is_some_and(|reach| reach.contains(&at));
         let plan = plan.at(bias);
-        match plan.emit(at, &common, 1) {
+        match plan.emit(at, &common, 2) {
             Ok(stub) => {
                 assert!(stub.bytes.len() < 1000);
                 for patch in stub.patches {

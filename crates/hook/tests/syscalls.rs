@@ -329,7 +329,7 @@ fn a_record_holds_the_number_and_the_arguments_or_the_result() {
             "{name}"
         );
         for (full, compact) in full.iter().zip(&compact) {
-            assert_eq!(compact.descriptor, full.descriptor, "{name}");
+            assert_eq!(compact.call, full.call, "{name}");
             assert_eq!(compact.regs[..2], [0, GETPID], "{name}");
             let regs = full.regs;
             let arguments = [14, 13, 12, 7, 9, 8].map(|i| regs[i]);
@@ -357,7 +357,7 @@ fn hooks_see_what_the_kernel_shows() {
         assert_eq!((enter.is_exit, exit.is_exit), (false, true));
         let behind = plans[0].call + 2;
         for seen in [enter, exit] {
-            assert_eq!(seen.descriptor, plans[0].call);
+            assert_eq!(seen.call, plans[0].call);
             assert_eq!(
                 (seen.regs[16], seen.regs[11]),
                 (behind, behind),

@@ -339,7 +339,7 @@ fn a_call_that_sleeps_is_taken_into_the_hook() {
         wait_for_read(child);
 
         let sites = CallSites::of(&[Function { start, code: &code }], |_| None);
-        let stub = sites.plans[0].emit(place, &hooks.common, 1).unwrap();
+        let stub = sites.plans[0].emit(place, &hooks.common, 2).unwrap();
         // SAFETY: a child of this process, stopped from here to the detach; room for its registers.
         unsafe {
             libc::ptrace(libc::PTRACE_ATTACH, child, 0, 0);

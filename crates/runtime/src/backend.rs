@@ -537,6 +537,10 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Notes that from now on any path may lead into the session's BPF file system: also one that
+    /// begins there, because a process is there or has opened a directory there.
+    fn let_no_path_pass(&self) {}
+
     /// Notes that a process under the tool's filter waits to run another program. It may run it
     /// when this returns.
     fn begins_program(&self, pid: i32) {

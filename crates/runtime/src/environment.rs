@@ -305,6 +305,13 @@ impl Environment {
         }
     }
 
+    /// Says that the process is under the filter of the tool's supervisor.
+    pub fn expect_filter(&self) {
+        for target in self.records() {
+            target.flags.fetch_or(abi::UNDER_FILTER, SeqCst);
+        }
+    }
+
     /// Lets programs see process `pid` as their task from now on. `write` stores into private
     /// memory.
     ///

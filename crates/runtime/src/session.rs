@@ -512,6 +512,10 @@ impl Backend for Runtime {
         self.tracees.follows_programs()
     }
 
+    fn let_no_path_pass(&self) {
+        self.tracees.let_no_path_pass();
+    }
+
     fn begins_program(&self, pid: i32) {
         self.tracees.begins_program(pid);
     }

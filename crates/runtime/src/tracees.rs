@@ -173,6 +173,13 @@ impl Tracees {
         }
     }
 
+    /// Has the supervisor see every path of processes that the tool has started.
+    pub fn let_no_path_pass(&self) {
+        for domain in self.shared.domains.all() {
+            domain.page().any_path.store(1, SeqCst);
+        }
+    }
+
     /// Runs `attempt` for each named process.
     ///
     /// If there are several, those that fail are left out and reported. It is an error if all of

@@ -17,6 +17,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
@@ -73,6 +75,8 @@ pub struct BpfFs<P> {
     tree: OnceLock<Option<Scratch>>,
     /// The pinned objects by inode.
     pins: Mutex<HashMap<u64, Pin<P>>>,
+    /// See [`BpfFs::is_used`].
+    is_used: AtomicBool,
 }
 
 /// An object and its file. The file shows whether the object still has a name.
@@ -86,6 +90,7 @@ impl<P> Default for BpfFs<P> {
         Self {
             tree: OnceLock::new(),
             pins: Mutex::default(),
+            is_used: AtomicBool::new(false),
         }
     }
 }
@@ -99,6 +104,23 @@ pub struct Place {
 }
 
 impl<P: Clone> BpfFs<P> {
+    /// True once a path may lead into it that does not show that: something has a name in it, or a
+    /// process is in one of its directories or has opened one.
+    pub fn is_used(&self) -> bool {
+        self.is_used.load(Acquire)
+    }
+
+    fn note_use(&self) {
+        self.is_used.store(true, Release);
+    }
+
+    /// Notes that a process begins in this directory.
+    pub fn enter(&self, directory: &Path) {
+        if self.inside(directory.as_os_str().as_bytes()).is_some() {
+            self.note_use();
+        }
+    }
+
     /// Returns the path below the root, if an absolute path of the tool's leads into this file
     /// system.
     pub fn inside(&self, path: &[u8]) -> Option<PathBuf> {
@@ -160,6 +182,7 @@ impl<P: Clone> BpfFs<P> {
         let file = rustix::fs::openat(&place.directory, &place.name, flags, mode).map_err(errno)?;
         let inode = rustix::fs::fstat(&file).map_err(errno)?.st_ino;
         pins.insert(inode, Pin { object, file });
+        self.note_use();
         Ok(())
     }
 
@@ -218,6 +241,7 @@ impl<P: Clone> BpfFs<P> {
                 Err(Errno(libc::EIO))
             }
             Ok(_) => {
+                self.note_use();
                 let flags = OFlags::from_bits_retain(flags as u32 & kept as u32) | OFlags::CLOEXEC;
                 rustix::fs::openat(&place.directory, &place.name, flags, Mode::empty())
                     .map_err(errno)

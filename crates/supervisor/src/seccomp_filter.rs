@@ -56,15 +56,11 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     for call in [
         libc::SYS_openat,
         arch::OPEN,
-        // Calls that take paths in the BPF file system, or descriptors.
         arch::MKDIR,
         libc::SYS_mkdirat,
         arch::UNLINK,
         libc::SYS_unlinkat,
         arch::RMDIR,
-        arch::RENAME,
-        libc::SYS_renameat,
-        libc::SYS_renameat2,
         arch::ACCESS,
         libc::SYS_faccessat,
         libc::SYS_faccessat2,
@@ -75,9 +71,18 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         libc::SYS_listxattr,
         libc::SYS_llistxattr,
         libc::SYS_statfs,
-        libc::SYS_fstatfs,
         arch::READLINK,
         libc::SYS_readlinkat,
+    ] {
+        code.extend(when(call, &unless_marked(NOTIFY)));
+    }
+    // Calls that take several paths in the BPF file system, or a descriptor, or stay there.
+    for call in [
+        arch::RENAME,
+        libc::SYS_renameat,
+        libc::SYS_renameat2,
+        libc::SYS_fstatfs,
+        libc::SYS_chdir,
     ] {
         code.extend(when(call, &[ret(NOTIFY)]));
     }
@@ -161,7 +166,8 @@ fn blocking() -> Vec<sock_filter> {
     code
 }
 
-/// Decides for `action` unless the agent has marked the call to pass.
+/// Decides for `action` unless the agent has marked the call to pass. It marks calls with paths that
+/// lead to nothing of the supervisor's, in processes that it traces.
 fn unless_marked(action: u32) -> Vec<sock_filter> {
     const MARK: [u32; 2] = [trapped::PASS_MARK as u32, (trapped::PASS_MARK >> 32) as u32];
     vec![
@@ -243,12 +249,13 @@ fn with_any(count: u32) -> Vec<sock_filter> {
 /// Selects calls with a path. The C library makes every `fstat` a call without a path, and the
 /// flags say so.
 fn with_a_path(flags: u32) -> Vec<sock_filter> {
-    vec![
+    let mut code = vec![
         load(arg_low(flags)),
         branch(libc::BPF_JSET, libc::AT_EMPTY_PATH as u32, 0, 1),
         ret(ALLOW),
-        ret(NOTIFY),
-    ]
+    ];
+    code.extend(unless_marked(NOTIFY));
+    code
 }
 
 /// Selects shared mappings of files. `MAP_SHARED` and `MAP_SHARED_VALIDATE` have bit 0,
@@ -407,6 +414,25 @@ mod tests {
             libc::SYS_clone,
         ] {
             assert_eq!(native(nr, [0; 6]), ALLOW);
+        }
+    }
+
+    #[test]
+    fn calls_with_a_path_that_is_marked_are_let_pass() {
+        const PATHS: [c_long; 4] = [
+            libc::SYS_openat,
+            libc::SYS_newfstatat,
+            libc::SYS_statx,
+            libc::SYS_readlinkat,
+        ];
+        let mark = trapped::PASS_MARK;
+        for nr in PATHS {
+            assert_eq!(native(nr, [1, 2, 0, 0, 5, 0]), NOTIFY);
+            assert_eq!(native(nr, [1, 2, 0, 0, 5, mark]), ALLOW);
+            assert_eq!(native(nr, [1, 2, 0, 0, 5, mark & !0xff]), NOTIFY);
+        }
+        for nr in [libc::SYS_chdir, libc::SYS_renameat2, libc::SYS_bpf] {
+            assert_eq!(native(nr, [1, 2, 3, 4, 5, mark]), NOTIFY);
         }
     }
 

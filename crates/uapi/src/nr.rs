@@ -9,3 +9,17 @@ mod x86_64;
 
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
+
+/// Returns the position, from 0, of the path of a call that names a file by one path and has at
+/// most five arguments; `None` for all other calls.
+#[inline(always)]
+pub fn path_argument(number: u64) -> Option<usize> {
+    match number {
+        OPEN | STAT | LSTAT | ACCESS | MKDIR | RMDIR | UNLINK | READLINK | STATFS | GETXATTR
+        | LGETXATTR | LISTXATTR | LLISTXATTR => Some(0),
+        OPENAT | MKDIRAT | NEWFSTATAT | UNLINKAT | READLINKAT | FACCESSAT | FACCESSAT2 | STATX => {
+            Some(1)
+        }
+        _ => None,
+    }
+}

@@ -20,11 +20,17 @@ pub const WATCHED: u8 = 1;
 /// In [`Calls::watched`]: the agent has to see a [`Record`].
 pub const WATCHED_COMPACTLY: u8 = 2;
 
+/// In the address of [`Calls`] that a stub hands on: the register of a sixth argument, which the
+/// call does not have, may be changed before it.
+pub const MARKABLE: usize = 1;
+
 /// The number of calls that can have programs of their own. Linux's calls end below
 /// (`asm/unistd.h`).
 pub const CALL_NUMBERS: usize = 512;
 
 /// The system calls of one target. In the pool.
+///
+/// Stubs hand its address on, with [`MARKABLE`] in it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Calls {

@@ -15,8 +15,9 @@
 //!   [`guarded_jump`] turn the fixed bytes of one into addresses and back. [`second_trap`] is a
 //!   breakpoint's. [`kernel_call_len`] knows the call that the kernel puts in an instruction's
 //!   place, and [`begins_function`] what it takes for the start of a function.
-//! - **State.** The general registers ([`Registers`], [`STACK_POINTER`]) and the liveness of flags
-//!   ([`flags_needed`], [`flags_wanted_behind_call`]).
+//! - **State.** The general registers ([`Registers`], [`STACK_POINTER`]), and the liveness of flags
+//!   ([`flags_needed`], [`flags_wanted_behind_call`]) and of a call's sixth argument
+//!   ([`is_last_argument_dead_behind`]).
 //! - **Shapes of code.** The end of a frame ([`torn_down`]), unwinders ([`unwinder_exits`],
 //!   [`returns_by_jump`]) and the tables of a `switch` ([`JumpTable`]).
 //! - **Trampolines.** [`trampoline_head`] writes the part that calls the hook; [`AssembleError`] is
@@ -48,6 +49,7 @@ pub(crate) use machine::{
     JUMP_REACH, JUMP_REACH_IN_WORDS, JumpTable, RESTORER_MOVES, STACK_POINTER, call_number_before,
     call_number_right_before, call_stub, calls_one_of, cancellation_points, decode,
     disturbed_targets, flags_needed, flags_wanted_behind_call, guarded_jump, guarded_len,
-    guarded_targets, guards, jump, jump_anywhere, leads_to_cancellation_point, relocate,
-    returns_by_jump, second_trap, torn_down, trampoline_head,
+    guarded_targets, guards, is_last_argument_dead_behind, jump, jump_anywhere,
+    leads_to_cancellation_point, relocate, returns_by_jump, second_trap, torn_down,
+    trampoline_head,
 };

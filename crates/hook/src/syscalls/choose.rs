@@ -113,6 +113,7 @@ struct Site {
     call: u64,
     number: Option<u32>,
     keeps_flags: bool,
+    is_markable: bool,
     outcome: Result<Vec<Choice>, Unhookable>,
 }
 
@@ -140,6 +141,7 @@ pub(super) fn plan_function(
                     call,
                     number: site.number,
                     keeps_flags: site.keeps_flags,
+                    is_markable: site.is_markable,
                     shape: choices.swap_remove(choice).shape,
                 });
                 continue;
@@ -217,6 +219,8 @@ impl Look<'_> {
             Some(_) => Flags::Dead,
             None => arch::flags_wanted_behind_call(self.survey, index),
         };
+        // The function that makes the call for others has the argument on its stack.
+        let is_markable = calls.is_some() || arch::is_last_argument_dead_behind(self.survey, index);
         let outcome = match (calls, self.unhookable(index, number)) {
             (Some(_), _) => self
                 .caller(index)
@@ -232,6 +236,7 @@ impl Look<'_> {
             call: calls.unwrap_or(at),
             number,
             keeps_flags: flags.live(),
+            is_markable,
             outcome,
         }
     }

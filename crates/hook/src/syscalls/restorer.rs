@@ -44,6 +44,7 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
         number: Some(RT_SIGRETURN),
         // The flags of the frame come into force.
         keeps_flags: false,
+        is_markable: false,
         shape: Shape::InPlace {
             entry: Window {
                 start,

@@ -10,7 +10,14 @@ pub const WATCHED: u8 = 1;
 /// Not for clone, vfork, clone3 and `rt_sigreturn`.
 pub const WATCHED_COMPACTLY: u8 = 2;
 
+/// In the descriptor that functions get, which is even: the call may be *marked*. If it has no sixth
+/// argument, `enter` may change that one's register, `r9`: the register keeps what is stored there,
+/// and no code of the process's reads that.
+pub const MARKABLE: u64 = 1;
+
 /// The functions that are called around system calls.
+///
+/// Each gets the descriptor with which the stub was written, and [`MARKABLE`] in it.
 ///
 /// All functions are of the System V calling convention and use general registers only: vector and
 /// x87 state is not kept for them. The direction flag is clear and the stack aligned when they are

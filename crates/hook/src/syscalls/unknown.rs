@@ -88,6 +88,7 @@ fn plan(
         call: start.wrapping_add(call as u64),
         number: Some(number),
         keeps_flags: flags.live(),
+        is_markable: false,
         shape: Shape::Moved {
             before: vec![before],
             behind: Vec::new(),

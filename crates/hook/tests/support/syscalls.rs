@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use beeline_hook::{
-    CallPlan, CallSites, CallSpec, CallStub, CommonCode, Function, WATCHED_LEN, reach,
+    CallPlan, CallSites, CallSpec, CallStub, CommonCode, Function, MARKABLE, WATCHED_LEN, reach,
 };
 
 use super::elf::Library;
@@ -142,7 +142,9 @@ global_asm!(
 pub struct Seen {
     pub is_exit: bool,
     pub is_compact: bool,
-    pub descriptor: u64,
+    /// The address of the `syscall`.
+    pub call: u64,
+    pub is_markable: bool,
     /// `struct pt_regs`; or the record, in as many words as that has.
     pub regs: [u64; 21],
 }
@@ -152,7 +154,8 @@ impl Seen {
         Self {
             is_exit: kind & 1 != 0,
             is_compact: kind & 2 != 0,
-            descriptor,
+            call: descriptor >> 1,
+            is_markable: descriptor & MARKABLE != 0,
             regs,
         }
     }
@@ -275,11 +278,11 @@ impl Hooks {
         Self { pool, common }
     }
 
-    /// Puts a stub into the pool. Its descriptor is the call's address.
+    /// Puts a stub into the pool. Its descriptor is twice the call's address, and therefore even.
     pub fn stub(&mut self, plan: &CallPlan) -> CallStub {
         let at = self.pool.next();
         assert!(plan.reach().is_some_and(|reach| reach.contains(&at)));
-        let stub = plan.emit(at, &self.common, plan.call).unwrap();
+        let stub = plan.emit(at, &self.common, plan.call << 1).unwrap();
         self.pool.push(&stub.bytes);
         stub
     }

@@ -59,6 +59,8 @@ pub struct Wanted {
     /// True if Beeline is notified when the process forks, runs another program, or maps code. It
     /// is always notified if `links` is not empty.
     pub follows: bool,
+    /// True if the process is under the filter of the tool's supervisor.
+    pub is_under_filter: bool,
 }
 
 impl Wanted {
@@ -152,6 +154,10 @@ impl Syscalls {
         if sites.memory.environment.is_none() {
             return Ok(());
         }
+        if wanted.is_under_filter && !missing.is_empty() {
+            // Without them the agent reads paths at a higher cost.
+            let _ = sites.catch(&[libc::SIGBUS, libc::SIGSEGV], hold);
+        }
         if let Some(calls) = &mut self.calls {
             calls.slipped.forget_code();
         }
@@ -160,6 +166,9 @@ impl Syscalls {
             let calls = self.lay_out(&mut sites.memory)?;
             calls.follows |= follows;
             calls.hooks_all = hooks_all;
+            if wanted.is_under_filter {
+                sites.memory.environment()?.expect_filter();
+            }
             for link in missing {
                 self.add_link(&mut sites.memory, link)?;
             }

@@ -47,6 +47,7 @@ impl HostilePage {
         let wanted = Wanted {
             links: Vec::new(),
             follows: true,
+            is_under_filter: false,
         };
         tracees.hook_calls_of(&process, &wanted, &mut Hold::Brief)?;
         let missing = |what: &str| Error::Target {

@@ -284,7 +284,9 @@ impl Targets {
         };
         let mut is_new = false;
         let begin = |domain: &Domain| {
-            domain.page().seeks.store(self.registry.seeks(), SeqCst);
+            let (page, home) = (domain.page(), domains.home().page());
+            page.seeks.store(self.registry.seeks(), SeqCst);
+            page.any_path.store(home.any_path.load(SeqCst), SeqCst);
             is_new = true;
         };
         let domain = domains.enter(&credentials, (process.pid(), owner), begin);
@@ -367,6 +369,7 @@ impl Targets {
         Wanted {
             links: self.registry.calls(),
             follows: self.is_followed(pid),
+            is_under_filter: self.admission.is_child(pid),
         }
     }
 

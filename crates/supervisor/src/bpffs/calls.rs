@@ -51,8 +51,17 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
             libc::SYS_getxattr | libc::SYS_lgetxattr => self.xattr(a, Err(Errno(libc::EOPNOTSUPP))),
             libc::SYS_listxattr | libc::SYS_llistxattr => self.xattr(a, Ok(0)),
             libc::SYS_fstatfs => self.fstatfs(a, b),
+            libc::SYS_chdir => self.chdir(a),
             _ => return None,
         })
+    }
+
+    /// Lets the kernel answer `chdir(path)`.
+    fn chdir(&self, path: u64) -> Answer {
+        if self.inside(HERE, path).is_some() {
+            self.owner.bpffs().note_use();
+        }
+        Ok(Reply::Continue)
     }
 
     /// Answers `mkdir(path, mode)`.
@@ -62,6 +71,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         };
         let place = self.owner.bpffs().place(&inside)?;
         let mode = Mode::from_bits_truncate(mode as u32);
+        self.owner.bpffs().note_use();
         rustix::fs::mkdirat(&place.directory, &place.name, mode).map_err(|error| match error {
             // This is the root's name here.
             rustix::io::Errno::INVAL => Errno(libc::EEXIST),

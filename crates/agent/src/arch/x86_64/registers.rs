@@ -69,6 +69,18 @@ impl PtRegs {
         ]
     }
 
+    /// Returns the sixth argument.
+    #[inline(always)]
+    pub(crate) fn last_argument(&self) -> u64 {
+        self.0.r9
+    }
+
+    /// Changes the sixth argument.
+    #[inline(always)]
+    pub(crate) fn set_last_argument(&mut self, to: u64) {
+        self.0.r9 = to;
+    }
+
     /// Returns the result of a call or a function that has returned.
     #[inline(always)]
     pub(crate) fn result(&self) -> u64 {

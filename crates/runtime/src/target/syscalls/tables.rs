@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
-use beeline_agent::abi::TRAPS_NEEDED;
 use beeline_agent::abi::syscalls::{self, CALL_NUMBERS, ENTER, EXIT, WATCHED, WATCHED_COMPACTLY};
+use beeline_agent::abi::{TRAPS_NEEDED, UNDER_FILTER};
+
+use beeline_uapi::nr;
 
 use super::process_events::{MASKS, NEVER_COMPACT, PROCESS_EVENTS, SIGRETURN};
 use super::{Attached, Calls};
@@ -52,6 +54,9 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
             false => [PROCESS_EVENTS[index], masks],
         };
         let is_event = |number| events.iter().any(|events| events.contains(&number));
+        // The agent marks these, and takes the mark away behind them.
+        let has_paths = flags & UNDER_FILTER != 0 && !here.links.is_empty();
+        let has_path = |number| has_paths && nr::path_argument(number).is_some();
         // SAFETY: the record was placed in the home pool as a `Calls`.
         let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
         table.all[index].store(common as usize, Release);
@@ -61,7 +66,7 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
         for (number, watched) in table.watched[index].iter().enumerate() {
             let list = lists.get(number).copied().unwrap_or(common);
             let how = match list {
-                _ if is_event(number as libc::c_long) => WATCHED,
+                _ if is_event(number as libc::c_long) || has_path(number as u64) => WATCHED,
                 _ if number == SIGRETURN && edge == Edge::Enter && is_return_seen => WATCHED,
                 0 => 0,
                 _ if environment.needs_registers(list) || NEVER_COMPACT.contains(&number) => {

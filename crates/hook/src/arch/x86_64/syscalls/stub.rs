@@ -10,7 +10,7 @@ use super::opcodes::*;
 use super::{SYSCALL, SYSCALL_LEN};
 use crate::arch::x86_64::jump::displacement;
 use crate::arch::x86_64::relocate::Displaced;
-use crate::syscalls::{CallPatch, CallPlan, CallStub, Shape, WATCHED, Window};
+use crate::syscalls::{CallPatch, CallPlan, CallStub, MARKABLE, Shape, WATCHED, Window};
 use crate::trampoline::EmitError;
 
 /// Writes a stub, to be placed at `at`, in reach of the site and of `common`.
@@ -475,7 +475,8 @@ impl Stub<'_> {
         for gap in std::mem::take(&mut self.record) {
             self.code.fill(gap);
         }
-        for word in [descriptor, self.behind()].iter().chain(places) {
+        let markable = if self.plan.is_markable { MARKABLE } else { 0 };
+        for word in [descriptor | markable, self.behind()].iter().chain(places) {
             self.code.put_address(*word);
         }
         Ok(CallStub {

@@ -1,0 +1,246 @@
+//! The liveness of the register of a system call's sixth argument.
+
+use iced_x86::{
+    FlowControl, Instruction as Decoded, InstructionInfoFactory, Mnemonic, OpAccess, Register,
+    UsedRegister,
+};
+
+use super::instruction::Instruction;
+use crate::survey::Survey;
+
+/// The register of the sixth argument.
+const LAST: Register = Register::R9;
+/// The register of a function's fourth argument, which a system call destroys.
+const FOURTH: Register = Register::RCX;
+
+/// True if no code behind the `syscall` of that index reads what the register of a sixth argument
+/// holds before it.
+///
+/// The calling conventions decide where a function is called, or ends: nobody reads the register
+/// behind a return, and a function takes a sixth argument only together with a fourth. A `syscall`
+/// destroys that one's register.
+pub(crate) fn is_last_argument_dead_behind(survey: &Survey, index: usize) -> bool {
+    let mut seen = vec![[false; 2]; survey.instructions.len()];
+    let mut open = vec![(index + 1, false)];
+    let mut factory = InstructionInfoFactory::new();
+    while let Some((at, has_fourth)) = open.pop() {
+        // A loop leads back to the call itself.
+        if at == index {
+            continue;
+        }
+        let Some(instruction) = survey.instructions.get(at) else {
+            match ends_with_call(survey) {
+                // What is called does not return.
+                true => continue,
+                false => return false,
+            }
+        };
+        if std::mem::replace(&mut seen[at][usize::from(has_fourth)], true) {
+            continue;
+        }
+        if instruction.is_system_call() {
+            return false;
+        }
+        let decoded = instruction.decoded();
+        let used = factory.info(decoded).used_registers();
+        if is_used(used, LAST, reads) {
+            return false;
+        }
+        if is_used(used, LAST, replaces) {
+            continue;
+        }
+        let has_fourth = has_fourth || is_used(used, FOURTH, writes);
+        let next = match decoded.flow_control() {
+            FlowControl::Return | FlowControl::Exception => [None, None],
+            FlowControl::Next => [Some(at + 1), None],
+            // What was called may have changed the register, or not.
+            FlowControl::Call | FlowControl::IndirectCall if !has_fourth => [Some(at + 1), None],
+            FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
+                let taken = survey.index_of(decoded.near_branch_target());
+                // A jump to another function is a call of it.
+                if taken.is_none() && (has_fourth || is_inside(survey, decoded)) {
+                    return false;
+                }
+                [taken, instruction.goes_on().then_some(at + 1)]
+            }
+            _ => return false,
+        };
+        open.extend(next.into_iter().flatten().map(|at| (at, has_fourth)));
+    }
+    true
+}
+
+/// True if the last instruction of a function calls another one, but for padding.
+fn ends_with_call(survey: &Survey) -> bool {
+    let is_filler = |one: &&Instruction| one.decoded().mnemonic() == Mnemonic::Nop;
+    let mut backwards = survey.instructions.iter().rev();
+    let last = backwards.find(|one| !is_filler(one));
+    last.is_some_and(|last| last.is_call() && !last.is_system_call())
+}
+
+/// True if a branch leads into the function's code, at an instruction's start or not.
+fn is_inside(survey: &Survey, branch: &Decoded) -> bool {
+    let start = survey.instructions.first().map_or(0, Instruction::address);
+    (start..survey.end).contains(&branch.near_branch_target())
+}
+
+/// True if an instruction uses any part of a register in this way.
+fn is_used(used: &[UsedRegister], register: Register, way: fn(&UsedRegister) -> bool) -> bool {
+    let mut used = used.iter();
+    used.any(|used| used.register().full_register() == register && way(used))
+}
+
+fn reads(used: &UsedRegister) -> bool {
+    !matches!(
+        used.access(),
+        OpAccess::None | OpAccess::Write | OpAccess::CondWrite | OpAccess::NoMemAccess
+    )
+}
+
+fn writes(used: &UsedRegister) -> bool {
+    !matches!(
+        used.access(),
+        OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+    )
+}
+
+/// True if nothing of the register's value is left. A write of 32 bits clears the others.
+fn replaces(used: &UsedRegister) -> bool {
+    used.access() == OpAccess::Write && matches!(used.register().size(), 4 | 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::IcedError;
+    use iced_x86::code_asm::{CodeAssembler, eax, ecx, edi, ptr, r9, r9b, r9d, rax, rbx, rsp};
+
+    use super::*;
+    use crate::plan::Function;
+
+    const AT: u64 = 0x1000;
+    const ELSEWHERE: u64 = 0x9000;
+
+    /// Looks behind the first `syscall` of a function.
+    fn is_dead(write: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> bool {
+        let mut asm = CodeAssembler::new(64).unwrap();
+        write(&mut asm).unwrap();
+        let code = asm.assemble(AT).unwrap();
+        let survey = Survey::of(&Function {
+            start: AT,
+            code: &code,
+        });
+        let mut calls = survey.instructions.iter();
+        let index = calls.position(Instruction::is_system_call).unwrap();
+        is_last_argument_dead_behind(&survey, index)
+    }
+
+    #[test]
+    fn it_is_dead_where_nothing_reads_it() {
+        assert!(is_dead(|asm| {
+            asm.syscall()?;
+            asm.ret()
+        }));
+        assert!(is_dead(|asm| {
+            asm.syscall()?;
+            asm.xor(r9d, r9d)?;
+            asm.mov(rax, r9)?;
+            asm.ret()
+        }));
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.mov(rbx, r9)?;
+            asm.ret()
+        }));
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.mov(eax, ptr(rsp + r9 * 4))?;
+            asm.ret()
+        }));
+        // Seven bytes of it are left.
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.mov(r9b, 1)?;
+            asm.mov(rax, r9)?;
+            asm.ret()
+        }));
+    }
+
+    #[test]
+    fn both_ways_of_a_branch_count() {
+        let branch = |reads: bool| {
+            is_dead(move |asm| {
+                let mut failed = asm.create_label();
+                asm.syscall()?;
+                asm.cmp(rax, -4095)?;
+                asm.jae(failed)?;
+                asm.ret()?;
+                asm.set_label(&mut failed)?;
+                if reads {
+                    asm.mov(rbx, r9)?;
+                }
+                asm.ret()
+            })
+        };
+        assert!(branch(false));
+        assert!(!branch(true));
+    }
+
+    #[test]
+    fn the_same_call_again_reads_nothing_and_another_may() {
+        assert!(is_dead(|asm| {
+            let mut again = asm.create_label();
+            asm.set_label(&mut again)?;
+            asm.mov(eax, 2)?;
+            asm.syscall()?;
+            asm.cmp(rax, -4)?;
+            asm.je(again)?;
+            asm.ret()
+        }));
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.mov(eax, 9)?;
+            asm.syscall()?;
+            asm.ret()
+        }));
+    }
+
+    #[test]
+    fn a_function_takes_it_only_with_a_fourth_argument() {
+        let calls = |has_fourth: bool, jumps: bool| {
+            is_dead(move |asm| {
+                asm.syscall()?;
+                asm.mov(edi, eax)?;
+                if has_fourth {
+                    asm.mov(ecx, 7)?;
+                }
+                if jumps {
+                    return asm.jmp(ELSEWHERE);
+                }
+                asm.call(ELSEWHERE)?;
+                asm.ret()
+            })
+        };
+        for jumps in [false, true] {
+            assert!(calls(false, jumps), "{jumps}");
+            assert!(!calls(true, jumps), "{jumps}");
+        }
+        // A register-indirect jump may stay in the function.
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.jmp(rax)
+        }));
+    }
+
+    #[test]
+    fn a_function_may_end_with_a_call_that_does_not_return() {
+        assert!(is_dead(|asm| {
+            asm.syscall()?;
+            asm.call(ELSEWHERE)?;
+            asm.nop()
+        }));
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.nop()
+        }));
+    }
+}

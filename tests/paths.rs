@@ -1,0 +1,110 @@
+//! Calls with paths of what a tool has started: those that only the kernel has an answer to do not
+//! wait for the supervisor, and the others still do.
+
+use std::fs::write;
+use std::process::Command;
+
+use beeline_e2e::{
+    Ended, Engine, Scratch, Tool, Turn, beeline_wanted, find_program, map_counts, need,
+    with_tracefs,
+};
+
+/// Calls of each kind.
+const CALLS: u64 = 500;
+/// The kinds: see `paths.c`.
+const KINDS: [&str; 5] = ["open", "relative", "stat", "access", "readlink"];
+
+/// Runs a command by bpftrace, which counts its calls that open files.
+fn traced(engine: Engine, command: &str) -> Ended {
+    const OPENS: &str = "tracepoint:syscalls:sys_enter_openat \
+        /str(args->filename) == \"/etc/passwd\"/ { @opens = count(); }";
+    let bpftrace = find_program("bpftrace").expect("it was looked for");
+    let mut tool: Command = match engine {
+        Engine::Kernel => with_tracefs(&bpftrace),
+        Engine::Beeline => engine.command(&bpftrace),
+    };
+    tool.args(["-e", OPENS, "-c", command]);
+    Tool::start(tool).wait()
+}
+
+#[test]
+fn calls_that_are_the_kernels_do_not_wait() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftrace"));
+    let program = Scratch::new();
+    let path = program.build("paths.c");
+    for engine in need!(beeline_e2e::engines()) {
+        let ended = traced(engine, &format!("{} {CALLS}", path.display()));
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        let opens = map_counts(&ended.stdout).get("@opens").copied();
+        assert_eq!(opens, Some(2 * CALLS), "{engine}: {ended:?}");
+        let said = |start: &str| {
+            let line = ended
+                .stdout
+                .iter()
+                .find_map(|line| line.strip_prefix(start));
+            let number = line.and_then(|rest| rest.strip_suffix(" switches")?.parse::<u64>().ok());
+            number.unwrap_or_else(|| panic!("{engine}: no {start} in {ended:?}"))
+        };
+        for kind in KINDS {
+            for thread in ["alone: ", "beside: "] {
+                // A busy machine makes a process wait now and then.
+                let switches = said(&format!("{thread}{kind} "));
+                assert!(
+                    switches < CALLS / 4,
+                    "{engine}: {thread}{kind}: {switches} waits in {CALLS} calls"
+                );
+            }
+        }
+    }
+}
+
+/// Looks into the session's BPF file system in all ways that need no name of it, between calls that
+/// are the kernel's.
+const LOOKS: &str = r#"
+set -e
+cat /etc/passwd >/dev/null
+ls -d /sys/fs/bpf
+cd /sys/fs/bpf
+"$1" map create held type array key 4 value 4 entries 1 name held
+cat /etc/passwd >/dev/null
+ls
+stat -c %F ../bpf/held
+cd /
+ls -d sys/fs/bpf/held
+python3 -c '
+import os
+directory = os.open("/sys/fs/bpf", os.O_RDONLY)
+os.close(os.open("/etc/passwd", os.O_RDONLY))
+print(os.listdir(directory), os.path.isfile("/sys/fs/bpf/held"))
+print(os.stat("held", dir_fd=directory).st_size)
+'
+"#;
+
+#[test]
+fn paths_into_the_bpf_file_system_are_found() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftrace"));
+    let bpftool = need!(find_program("bpftool"));
+    let scratch = Scratch::new();
+    let script = scratch.path().join("script");
+    write(&script, LOOKS).unwrap();
+    let child = format!("/bin/sh {} {}", script.display(), bpftool.display());
+    let ended = traced(Engine::Beeline, &child);
+    assert!(ended.status.success(), "{ended:?}");
+    let seen = [
+        "/sys/fs/bpf",
+        "held",
+        "regular empty file",
+        "sys/fs/bpf/held",
+        "['held'] True",
+        "0",
+    ];
+    let lines = ended
+        .stdout
+        .iter()
+        .filter(|line| seen.contains(&line.as_str()));
+    assert_eq!(lines.collect::<Vec<_>>(), seen, "{ended:?}");
+}
