@@ -169,6 +169,36 @@ fn numbers(trace: &str) -> Vec<u32> {
 }
 
 #[test]
+fn a_machine_without_a_writable_directory_is_told() {
+    const READ_ONLY: &str = r#"for place in /tmp "$TMPDIR" /dev/shm; do
+            mount --bind "$place" "$place" && mount -o remount,bind,ro "$place" || exit 2
+        done
+        exec "$0" "$@""#;
+    const EVENT: &str = "/sys/kernel/tracing/events/syscalls/sys_enter_openat/id";
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    let mut read = setting.as_nobody(&setting.beeline);
+    read.args(["run", "--", "cat", EVENT]);
+    for is_writable in [true, false] {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+        command.arg(if is_writable {
+            r#"exec "$0" "$@""#
+        } else {
+            READ_ONLY
+        });
+        command.arg(read.get_program()).args(read.get_args());
+        command.env("HOME", "/nonexistent").env("TMPDIR", "/tmp");
+        command.env_remove("XDG_RUNTIME_DIR");
+        let read = command.output().expect("unshare runs");
+        assert_eq!(read.status.success(), is_writable, "{read:?}");
+        let said = String::from_utf8_lossy(&read.stderr);
+        let is_told = said.contains("there is no writable directory for scratch files");
+        assert_eq!(is_told, !is_writable, "{read:?}");
+    }
+}
+
+#[test]
 fn a_command_is_seen_from_its_first_call() {
     let _turn = Turn::take();
     let setting = need!(Setting::new());

@@ -16,6 +16,10 @@ use beeline_trusted_dir::{Distrust, TrustedDir, report_once};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::rand::GetRandomFlags;
 
+const NO_PLACE: &str = "there is no writable directory for scratch files: the tool finds no files in \
+    /sys/fs/bpf, and no tracepoints where tracefs cannot be read; make /dev/shm or /tmp writable, or name a \
+    directory in TMPDIR";
+
 /// A directory. Dropping it removes it with all its contents.
 pub struct Scratch {
     /// The directory, open.
@@ -30,9 +34,9 @@ impl Scratch {
     /// Creates a directory with this name prefix, in memory where possible.
     ///
     /// Returns `None` if there is no place where this user may write and no other user can swap
-    /// what is there. A place that is refused for that is told to the user.
+    /// what is there. The user is told, also of a place that is refused for that.
     pub fn new(prefix: &str) -> Option<Self> {
-        places().find_map(|(place, variable)| {
+        let made = places().find_map(|(place, variable)| {
             let place = match open_place(&place, variable) {
                 Ok(place) => place,
                 Err(Unusable::Distrusted(line)) => {
@@ -46,7 +50,11 @@ impl Scratch {
             // abandoned.
             const TRIES: usize = 8;
             (0..TRIES).find_map(|_| Self::make(&place, prefix))
-        })
+        });
+        if made.is_none() {
+            report_once(NO_PLACE);
+        }
+        made
     }
 
     /// Makes a directory in each place where [`Self::new`] looks, and removes it again. Returns the
