@@ -8,7 +8,7 @@ use beeline_e2e::{Dice, Tool, Turn, need, remark, seed, soak};
 use crate::setting::{Place, Setting};
 
 /// The duration by default.
-const USUAL: Duration = Duration::from_secs(60);
+const USUAL: Duration = Duration::from_secs(30);
 /// Kernel probes lie up to so many bytes behind a function's start, where the kernel allows them.
 const INNER: u64 = 5;
 /// The most concurrent sessions in a long run. The remains of several concurrent and killed

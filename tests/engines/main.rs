@@ -30,7 +30,7 @@ use workers::{Alone, Care, Ended, Tally};
 use world::Here;
 
 /// The minimum duration.
-const A_MINUTE: Duration = Duration::from_secs(60);
+const USUAL: Duration = Duration::from_secs(25);
 
 /// Returns whether a seed stands for programs that tail call each other.
 fn is_of_tail_calls(seed: u64) -> bool {
@@ -60,7 +60,7 @@ fn random_programs_leave_the_same_in_each_engine() {
             "the kernel's runs, as it loads no program for us; the engines are compared with each other",
         );
     }
-    let (first, duration) = (seed(), soak().max(A_MINUTE));
+    let (first, duration) = (seed(), soak().max(USUAL));
     let tally = match workers::run(first, duration, with_kernel) {
         Ended::Agreed(tally) => tally,
         Ended::At { seed, what } => panic!("{}", explain(seed, &what, with_kernel)),

@@ -17,7 +17,7 @@ use calls::{CALLS, Call, Caller, Case};
 use world::World;
 
 /// The time for which a sample is tried.
-const SAMPLE: Duration = Duration::from_secs(25);
+const SAMPLE: Duration = Duration::from_secs(15);
 
 #[test]
 fn sessions_that_probe_functions() {
