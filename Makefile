@@ -4,12 +4,13 @@
 
 # The release build: target/release/beeline, and beside it beeline-llvm, the optimizing compiler,
 # and beeline-guest, which runs in virtual machines: linked statically, it needs nothing but a
-# kernel.
+# kernel; and libbeeline_start, by which programs ask to be traced.
 TARGET = $${CARGO_TARGET_DIR:-target}
 build:
 	./scripts/check-build.sh
 	cargo build --release --workspace --bins --lib --examples
 	./scripts/static.sh $(TARGET)/release beeline-guest
+	./scripts/start-library.sh $(TARGET)/release
 
 # What users get: target/dist/ with beeline and beeline-guest as static files, in an archive, a
 # package for Debian, one for RPM and an image for containers. The same bytes wherever it is made;

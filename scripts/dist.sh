@@ -25,6 +25,7 @@ main() {
     tool cargo-deb "$CARGO_DEB"
     tool cargo-generate-rpm "$CARGO_GENERATE_RPM"
     ./scripts/static.sh "$files/bin" beeline beeline-guest
+    ./scripts/start-library.sh "$files/lib"
     manual
     export SOURCE_DATE_EPOCH="$epoch"
     documents
@@ -81,9 +82,10 @@ archive() {
     tree=$CARGO_TARGET_DIR/$HOST/static/tree
     rm -rf "$tree"
     share=$tree/$name/share
-    mkdir -p "$share/man" "$share/bash-completion/completions" "$share/zsh/site-functions" \
+    mkdir -p "$tree/$name/lib" "$share/man" "$share/bash-completion/completions" "$share/zsh/site-functions" \
         "$share/fish/vendor_completions.d" "$share/doc"
     cp -r "$files/bin" "$tree/$name/bin"
+    cp -r "$files/lib" "$tree/$name/lib/beeline"
     cp -r "$files/man" "$share/man/man1"
     cp "$files/completions/beeline" "$share/bash-completion/completions"
     cp "$files/completions/_beeline" "$share/zsh/site-functions"

@@ -10,6 +10,7 @@ mod fatal;
 mod guest_load;
 mod log;
 mod memory;
+mod preload;
 mod prog;
 mod proxy;
 mod ps;
@@ -65,9 +66,10 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
         tool: Vec<OsString>,
     },
-    /// Start a command so that the running sessions see it from its first system call on
+    /// Start a command so that the running sessions see it from its first system call on, and that
+    /// later ones may trace it where Yama lets only a process's ancestors do so
     Start {
-        /// Milliseconds to wait for a session to reach it
+        /// Milliseconds to wait for a session to reach it; with 0 it begins at once
         #[arg(long, default_value_t = 1000)]
         wait: u64,
         /// The command and its arguments

@@ -7,6 +7,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
+use beeline_inject::Refusal;
 use beeline_runtime::{Report, Rules, Runtime, Scope, TrappedPrograms};
 use beeline_supervisor::{Interception, Options, Prepare, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -38,7 +39,12 @@ pub fn run(
     };
     let scope = match scope {
         Scope::Processes(pids) => Scope::Processes(beeline_runtime::traceable(pids, say)?),
-        scope => scope,
+        scope => {
+            if let Some(why) = Refusal::of_every_process() {
+                say(&format!("no process can be traced: {why}"));
+            }
+            scope
+        }
     };
     let engines = engines.engines()?;
     hand_signals_on();

@@ -5,12 +5,12 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use beeline_inject::{run_to_libraries, start_stopped};
+use beeline_inject::{has_loader, run_to_libraries, start_stopped};
 use beeline_runtime::{Seeker, detach};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::run::exit_code;
-use crate::say;
+use crate::{preload, say};
 
 /// The time between two looks for a session.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -20,7 +20,8 @@ const OTHERS: Duration = Duration::from_millis(150);
 /// After this many looks, a session has begun one after it was first asked for, and finished that.
 const LOOKS: u32 = 2;
 
-/// Starts a command that the current sessions reach before its first instruction.
+/// Starts a command that the current sessions reach before its first instruction, and that later
+/// ones may trace where Yama lets only ancestors do so: it asks for that, and so do its children.
 ///
 /// Its exit code is ours.
 ///
@@ -32,12 +33,20 @@ pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     let name = program.to_string_lossy();
     let mut command = Command::new(program);
     command.args(arguments);
+    if preload::is_needed() {
+        preload::load_into(&mut command);
+    }
     let (mut child, held) =
         start_stopped(command).with_context(|| format!("{name} cannot be started"))?;
     let pid = child.id() as i32;
     match held {
         Ok(()) => {
-            if !is_reached(pid, wait) {
+            if preload::is_needed() && !has_loader(pid).unwrap_or(true) {
+                say(&format!(
+                    "{name} is linked statically, so its forked children cannot be traced later: link libbeeline_start.a into it"
+                ));
+            }
+            if !wait.is_zero() && !is_reached(pid, wait) {
                 say(&format!(
                     "no session has come to {name} within {} ms, so it runs untraced: start one first, with `beeline run`",
                     wait.as_millis()

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use crate::Confinement;
 use crate::arch::PROGRAMS;
+use crate::{Confinement, Refusal};
 
 /// An error of this crate. In every case the target has been let go and runs as before.
 #[derive(Debug, thiserror::Error)]
@@ -299,38 +299,4 @@ fn of_memory(error: &io::Error) -> String {
         }
         _ => with_remedy(error),
     }
-}
-
-/// The kernel's rule that forbids tracing a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// It belongs to another user.
-    #[error(
-        "it belongs to user {owner} and Beeline runs as user {us}; run Beeline as that user or with CAP_SYS_PTRACE"
-    )]
-    OtherUser {
-        /// Its real user id.
-        owner: u32,
-        /// Beeline's effective user id.
-        us: u32,
-    },
-    /// It has made itself non-dumpable, or has run a set-uid program.
-    #[error(
-        "it is not dumpable (prctl PR_SET_DUMPABLE, or a set-uid program); run Beeline with CAP_SYS_PTRACE"
-    )]
-    NotDumpable,
-    /// The Yama security module.
-    #[error(
-        "Yama forbids it (kernel.yama.ptrace_scope is {scope}); set it to 0, start the program under Beeline, or run Beeline with CAP_SYS_PTRACE"
-    )]
-    Yama {
-        /// The value of the setting.
-        scope: u32,
-    },
-    /// No rule that Beeline knows.
-    #[error(
-        "the kernel says EPERM (a security module, a user namespace, or more capabilities than ours); run Beeline as root in the host's namespace"
-    )]
-    Other,
 }

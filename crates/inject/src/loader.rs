@@ -58,6 +58,12 @@ pub(crate) fn find(process: &Process) -> Result<Option<Rendezvous>, Error> {
     Ok(Some(found.unwrap_or(entry)))
 }
 
+/// True if the kernel has mapped a loader beside the program.
+pub(crate) fn is_there(process: &Process) -> Result<bool, Error> {
+    let auxv = Auxv(process.read_file("auxv")?);
+    Ok(auxv.get(libc::AT_BASE) != 0)
+}
+
 fn debug_state<'data, S: ObjectSymbol<'data>>(
     symbols: impl Iterator<Item = S>,
     base: u64,

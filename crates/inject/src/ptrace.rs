@@ -15,6 +15,7 @@ use beeline_uapi::linux::{
 };
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{c_int, c_uint, pid_t};
+use rustix::io::Errno;
 use rustix::thread::sched_yield;
 
 use crate::{Error, alarm};
@@ -460,6 +461,15 @@ pub(crate) fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error)
         tid,
         source,
     }
+}
+
+/// Returns the answer of ptrace(2) if something else than the kernel gives it: a seccomp filter, or
+/// a kernel that has no such call. The request names no process, for which the kernel says ESRCH.
+pub(crate) fn foreign_answer() -> Option<Errno> {
+    // SAFETY: PTRACE_SEIZE takes no address and options as data; there is no process 0.
+    let answer = unsafe { request(libc::PTRACE_SEIZE, 0, 0, 0) };
+    let errno = Errno::from_io_error(&answer.err()?);
+    errno.filter(|errno| *errno != Errno::SRCH)
 }
 
 /// Makes a `ptrace` request.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::{io, thread};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{PTracer, Pid, Signal, kill_process, set_ptracer};
 
-use crate::{Error, Loaded, Options, Process, Seccomp, Watched};
+use crate::{Error, Loaded, Options, Process, Seccomp, Watched, loader};
 
 /// The name of the thread that traces a program which is being started by [`start_stopped`] or
 /// [`run_to_libraries`]. It lets the program go by itself, whatever a session does, so no caller
@@ -20,6 +20,9 @@ pub const STARTER: &str = "beeline-starter";
 
 /// Starts a program and leaves it stopped, as by SIGSTOP, before its first instruction; SIGCONT
 /// lets it begin.
+///
+/// The program has asked to be traced by any process of its user, where Yama lets only ancestors
+/// trace (`PR_SET_PTRACER` lasts through `execve`; a forked child has not asked).
 ///
 /// No thread traces it then. The second result says why the program could not be held; then it runs
 /// already. As it was traced while it was started, a set-uid program gets no more rights than the
@@ -35,6 +38,8 @@ pub fn start_stopped(mut command: Command) -> io::Result<(Child, Result<(), Erro
     unsafe {
         command.pre_exec(move || {
             let mut child = &there;
+            // Without Yama the kernel does not know the request, and nothing has to be asked for.
+            let _ = set_ptracer(PTracer::Any);
             child.write_all(&std::process::id().to_ne_bytes())?;
             // The end of the line lets it go on as well.
             child.read(&mut [0]).map(drop)
@@ -104,6 +109,16 @@ pub fn run_to_libraries(pid: i32) -> Result<(), Error> {
         source,
     })?;
     tracer.join().unwrap_or_else(|_| Err(no_tracer()))
+}
+
+/// Returns whether a process that has just run `execve` has a dynamic loader; a static program does
+/// not.
+///
+/// # Errors
+///
+/// Those of [`Process::open`], and [`Error::Inspect`] if `auxv` cannot be read.
+pub fn has_loader(pid: i32) -> Result<bool, Error> {
+    loader::is_there(&open(pid)?)
 }
 
 fn signal(pid: i32, signal: Signal) -> rustix::io::Result<()> {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use beeline_inject::{
-    Confinement, Error, Judge, MapFlags, Options, Process, ProtFlags, Refusal, Seccomp, Verdict,
+    Confinement, Error, Judge, MapFlags, Options, Process, ProtFlags, Seccomp, Verdict,
 };
 use common::{Target, compile};
 
@@ -274,13 +274,4 @@ fn helper_that_opens() {
         return;
     };
     println!("{:?}", Process::open(pid.parse().unwrap()));
-}
-
-#[test]
-fn refusals_say_what_to_do() {
-    let error = Error::NotPermitted {
-        pid: 7,
-        why: Refusal::Yama { scope: 1 },
-    };
-    assert!(error.to_string().contains("ptrace_scope is 1"), "{error}");
 }

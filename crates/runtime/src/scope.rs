@@ -7,6 +7,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use beeline_inject::Refusal;
+
 use crate::confinement;
 use crate::error::Error;
 use crate::tracees::left_out;
@@ -70,8 +72,8 @@ impl Scope {
 pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Error> {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     for pid in pids {
-        match confinement::open(pid) {
-            Ok(_) => found.push(pid),
+        match confinement::open(pid).and_then(|_| may_trace(pid)) {
+            Ok(()) => found.push(pid),
             Err(error) => failed.push((pid, error)),
         }
     }
@@ -84,6 +86,15 @@ pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Erro
         report(&left_out(pid, &error.to_string()));
     }
     Ok(found)
+}
+
+/// Fails if this process may trace none at all. A filter of its own does not show when a process is
+/// opened.
+fn may_trace(pid: i32) -> Result<(), Error> {
+    match Refusal::of_every_process() {
+        None => Ok(()),
+        Some(why) => Err(beeline_inject::Error::NotPermitted { pid, why }.into()),
+    }
 }
 
 #[cfg(test)]

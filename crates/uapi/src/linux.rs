@@ -197,6 +197,12 @@ layout! {
 // linux/kcmp.h
 pub const KCMP_VM: u64 = 1;
 
+// security/yama/yama_lsm.c: kernel.yama.ptrace_scope
+/// A process is traced by its ancestors, or by those whom it has named.
+pub const YAMA_SCOPE_RELATIONAL: u32 = 1;
+/// A process is traced with CAP_SYS_PTRACE only.
+pub const YAMA_SCOPE_CAPABILITY: u32 = 2;
+
 // linux/nsfs.h
 /// The inode of the first user namespace.
 pub const USER_NS_INIT_INO: u64 = 0xeffffffd;

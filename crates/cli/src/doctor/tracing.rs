@@ -7,18 +7,19 @@ use std::os::unix::fs::FileExt;
 
 use beeline_inject::{
     Confinement, Error, MapFlags, Mapping, Options, Process, ProtFlags, Refusal, Seccomp,
-    with_remedy,
+    with_remedy, yama_scope,
 };
-use beeline_runtime::{patiently, proc};
-use beeline_uapi::linux::PAGE_SIZE;
+use beeline_runtime::patiently;
+use beeline_uapi::linux::{PAGE_SIZE, YAMA_SCOPE_CAPABILITY, YAMA_SCOPE_RELATIONAL};
 use libc::c_long;
 
-use super::calls::{Answer, PTRACE};
+use super::calls::{Answer, PTRACE, errno_name};
 use super::files::memory_file;
 use super::filters::{WITHOUT_FILTER, allow};
 use super::finding::Finding;
 use super::rights::has_capability;
 use super::subject::{FIRST, Subject};
+use crate::preload;
 
 /// The word that is written into a subject.
 const SECOND: u64 = !FIRST;
@@ -264,6 +265,10 @@ fn not_permitted(why: &Refusal) -> Finding {
         ))
         .fix(past_yama(*scope)),
         Refusal::OtherUser { owner, us } => others_process(*owner, *us),
+        Refusal::Filter { errno } => {
+            Finding::no(format!("ptrace(2) is answered with {}", errno_name(errno.raw_os_error())))
+                .fix(WITHOUT_FILTER)
+        }
         Refusal::NotDumpable => Finding::no(
             "it is not dumpable (prctl PR_SET_DUMPABLE, a set-uid program, or one that its user may not read)",
         )
@@ -291,26 +296,24 @@ pub fn others_process(owner: u32, us: u32) -> Finding {
 const ADD_PTRACE: &str = "sudo, `docker run --cap-add SYS_PTRACE`, Kubernetes `capabilities: {add: [SYS_PTRACE]}`, \
      ECS `linuxParameters.capabilities.add`";
 
+/// Returns the library that has a program ask to be traced: where it is, or else its name.
+fn library_to_preload() -> String {
+    let found = preload::library().map(|path| path.display().to_string());
+    found.unwrap_or_else(|| preload::LIBRARY.to_owned())
+}
+
 /// Returns what to change where Yama forbids tracing.
 fn past_yama(scope: u32) -> String {
     match scope {
-        1 => format!(
-            "`sysctl kernel.yama.ptrace_scope=0` on the host; or CAP_SYS_PTRACE ({ADD_PTRACE}); or have the process call \
-             prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)"
+        YAMA_SCOPE_RELATIONAL => format!(
+            "start the process by `beeline start`, or with LD_PRELOAD={}, or have it call prctl(PR_SET_PTRACER, \
+             PR_SET_PTRACER_ANY, 0, 0, 0); or `sysctl kernel.yama.ptrace_scope=0` on the host; or CAP_SYS_PTRACE ({ADD_PTRACE})",
+            library_to_preload()
         ),
-        2 => format!(
+        YAMA_SCOPE_CAPABILITY => format!(
             "`sysctl kernel.yama.ptrace_scope=0` on the host (1 is enough for what the tool starts); or CAP_SYS_PTRACE ({ADD_PTRACE})"
         ),
         _ => "boot the host with another kernel.yama.ptrace_scope: from 3 it cannot be changed"
             .to_owned(),
     }
-}
-
-/// Returns Yama's setting, if the kernel has it.
-fn yama_scope() -> Option<u32> {
-    proc::text("/proc/sys/kernel/yama/ptrace_scope")
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
 }

@@ -14,7 +14,8 @@ use super::{Inner, Options, ProcDir, Process, Seccomp};
 use crate::alarm::PATIENCE;
 use crate::filters::Judged;
 use crate::proc::{self, Status, state_and_flags};
-use crate::{Confinement, Error, Refusal};
+use crate::refusal::{is_forbidden_by, yama_scope};
+use crate::{Confinement, Error, Refusal, ptrace};
 
 /// The magic number of ELF and the class byte for 64 bits.
 const ELF64: [u8; 5] = {
@@ -134,6 +135,10 @@ impl Process {
         if let Err(traced) = candidate.check_tracer() {
             return traced;
         }
+        if let Some(errno) = ptrace::foreign_answer() {
+            let why = Refusal::Filter { errno };
+            return Error::NotPermitted { pid, why };
+        }
         candidate.refusal(source)
     }
 
@@ -197,15 +202,10 @@ impl Candidate<'_> {
         let user = self.status.uid;
         // The kernel gives these files to root when the process is not dumpable.
         let owner = self.process.dir().owner().unwrap_or(user);
-        let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-        let scope = yama
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0);
-        let why = match (us, scope) {
+        let why = match yama_scope() {
             _ if us != 0 && user != us => Refusal::OtherUser { owner: user, us },
             _ if us != 0 && owner != us => Refusal::NotDumpable,
-            (_, 1..) => Refusal::Yama { scope },
+            Some(scope) if is_forbidden_by(scope) => Refusal::Yama { scope },
             _ => Refusal::Other,
         };
         Error::NotPermitted { pid, why }
