@@ -1,7 +1,7 @@
 //! Programs that ask to be traced, and processes that nobody may trace.
 
-
-
+mod asking;
+mod refused;
 mod yama;
 
 use std::path::PathBuf;

@@ -16,7 +16,8 @@ enum { MOST = 16 };
 
 static const struct { const char *name; unsigned number; } calls[] = {
     {"bpf", SYS_bpf}, {"getpgrp", SYS_getpgrp}, {"memfd_create", SYS_memfd_create}, {"perf_event_open", SYS_perf_event_open},
-    {"pidfd_getfd", SYS_pidfd_getfd}, {"process_vm_readv", SYS_process_vm_readv}, {"ptrace", SYS_ptrace}, {"seccomp", SYS_seccomp},
+    {"pidfd_getfd", SYS_pidfd_getfd}, {"process_vm_readv", SYS_process_vm_readv}, {"prctl", SYS_prctl}, {"ptrace", SYS_ptrace},
+    {"seccomp", SYS_seccomp},
 };
 
 static unsigned number_of(const char *name)

@@ -21,9 +21,13 @@ const SEPARATORS: [char; 2] = [':', ' '];
 pub fn library() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let directory = program.parent()?;
-    let files = PLACES.iter().map(|place| directory.join(place).join(LIBRARY));
+    let files = PLACES
+        .iter()
+        .map(|place| directory.join(place).join(LIBRARY));
     // Without `..`, as `lib` may be a link.
-    files.flat_map(|file| file.canonicalize()).find(|file| file.is_file())
+    files
+        .flat_map(|file| file.canonicalize())
+        .find(|file| file.is_file())
 }
 
 /// True if children of a command that is started have to ask to be traced.

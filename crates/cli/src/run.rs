@@ -7,13 +7,14 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use beeline_inject::Refusal;
+use beeline_inject::{Refusal, strangers_have_to_ask};
 use beeline_runtime::{Report, Rules, Runtime, Scope, TrappedPrograms};
 use beeline_supervisor::{Interception, Options, Prepare, Tool};
+use beeline_uapi::linux::YAMA_SCOPE_RELATIONAL;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::{engines, fallback, memory, say};
+use crate::{engines, fallback, memory, preload, say};
 
 /// The exit code of a command that was ended by signal n is this plus n, as in shells.
 const SIGNALLED: i32 = 128;
@@ -40,9 +41,7 @@ pub fn run(
     let scope = match scope {
         Scope::Processes(pids) => Scope::Processes(beeline_runtime::traceable(pids, say)?),
         scope => {
-            if let Some(why) = Refusal::of_every_process() {
-                say(&format!("no process can be traced: {why}"));
-            }
+            say_who_is_left_out(&scope);
             scope
         }
     };
@@ -77,6 +76,18 @@ pub fn run(
     let status = beeline_bpf_syscall::serve(tool, runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
+}
+
+/// Says which processes are left out where the user has named none.
+fn say_who_is_left_out(scope: &Scope) {
+    if let Some(why) = Refusal::of_every_process() {
+        say(&format!("no process can be traced: {why}"));
+    } else if *scope == Scope::All && strangers_have_to_ask() {
+        say(&format!(
+            "kernel.yama.ptrace_scope is {YAMA_SCOPE_RELATIONAL}: only processes that the tool starts, and those that have asked for it, are traced; have others started by `beeline start` or with LD_PRELOAD={}, or run Beeline with CAP_SYS_PTRACE",
+            preload::LIBRARY
+        ));
+    }
 }
 
 /// Returns the way by which the tool's calls come here. Where programs need a handler for that,

@@ -43,7 +43,7 @@ pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
         Ok(()) => {
             if preload::is_needed() && !has_loader(pid).unwrap_or(true) {
                 say(&format!(
-                    "{name} is linked statically, so its forked children cannot be traced later: link libbeeline_start.a into it"
+                    "{name} is linked statically, so children that it forks cannot be traced later unless they run a dynamic program: link libbeeline_start.a into it"
                 ));
             }
             if !wait.is_zero() && !is_reached(pid, wait) {

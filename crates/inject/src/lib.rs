@@ -70,7 +70,7 @@ pub use holds::{Hold, Holds, holds};
 pub use masks::{Unblocked, Unblocking};
 pub use proc::Asleep;
 pub use process::{Options, Process, Seccomp};
-pub use refusal::{Refusal, yama_scope};
+pub use refusal::{Refusal, strangers_have_to_ask, yama_scope};
 pub use regions::{Permissions, Region, regions_of};
 pub use rustix::io::Errno;
 pub use rustix::mm::{MapFlags, ProtFlags};

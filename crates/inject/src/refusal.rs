@@ -58,6 +58,11 @@ impl Refusal {
     }
 }
 
+/// True if Yama lets this process trace only what descends from it, and what has asked to be traced.
+pub fn strangers_have_to_ask() -> bool {
+    yama_scope().is_some_and(|scope| scope == YAMA_SCOPE_RELATIONAL && is_forbidden_by(scope))
+}
+
 /// Returns Yama's setting, if the kernel has it.
 pub fn yama_scope() -> Option<u32> {
     let text = procfs::text("/proc/sys/kernel/yama/ptrace_scope").ok()?;
@@ -66,9 +71,8 @@ pub fn yama_scope() -> Option<u32> {
 
 /// True if Yama, with this setting, may refuse this process what it asks for.
 pub(crate) fn is_forbidden_by(scope: u32) -> bool {
-    let is_overridden = || {
-        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE))
-    };
+    let is_overridden =
+        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_PTRACE));
     match scope {
         0 => false,
         YAMA_SCOPE_RELATIONAL | YAMA_SCOPE_CAPABILITY => !is_overridden(),
@@ -85,9 +89,7 @@ fn of_scope(scope: u32) -> &'static str {
         YAMA_SCOPE_CAPABILITY => {
             "only CAP_SYS_PTRACE allows tracing; run Beeline with it, or set kernel.yama.ptrace_scope to 1 or 0"
         }
-        _ => {
-            "nobody may trace, and the setting stays until the next boot; boot with another one"
-        }
+        _ => "nobody may trace, and the setting stays until the next boot; boot with another one",
     }
 }
 

@@ -174,19 +174,38 @@ const TEXTS: &[(&str, Text)] = &[
                 "Starts a command, and holds it until the running sessions have reached it: they \
                  see it from its first system call on. If none comes in time, the command runs \
                  untraced, and Beeline says so.",
+                "The command has also asked to be traced by any process of its user \
+                 (`PR_SET_PTRACER`), so that later sessions may trace it where \
+                 `kernel.yama.ptrace_scope` is 1. There, `libbeeline_start.so` is added to its \
+                 `LD_PRELOAD`, so that its children ask as well.",
             ],
-            examples: &[(
-                "Trace a server from its start, while a session runs in another terminal:",
-                "beeline start -- /usr/sbin/nginx -g 'daemon off;'",
-            )],
-            sections: &[(
-                "EXIT STATUS",
-                &[
-                    "That of the command, or 128 and the signal's number if a signal has ended it; 1 if \
-                   the command cannot be started; 2 if the options are wrong.",
-                ],
-            )],
-            see_also: &["beeline-run(1)"],
+            examples: &[
+                (
+                    "Trace a server from its start, while a session runs in another terminal:",
+                    "beeline start -- /usr/sbin/nginx -g 'daemon off;'",
+                ),
+                (
+                    "Start a server that is to be traced later, on a machine with Yama:",
+                    "beeline start --wait 0 -- ./server",
+                ),
+            ],
+            sections: &[
+                (
+                    "EXIT STATUS",
+                    &[
+                        "That of the command, or 128 and the signal's number if a signal has ended it; 1 if \
+                         the command cannot be started; 2 if the options are wrong.",
+                    ],
+                ),
+                (
+                    "FILES",
+                    &[
+                        "`libbeeline_start.so`, beside `beeline` or in `../lib/beeline`: has a program ask \
+                         to be traced when it is loaded, and when it forks.",
+                    ],
+                ),
+            ],
+            see_also: &["beeline-run(1)", "prctl(2)", "ptrace(2)"],
         },
     ),
     (
