@@ -49,6 +49,8 @@ pub struct Options<'a> {
     pub backing: Backing,
     /// The number of its CPUs.
     pub smp: u32,
+    /// More words of the kernel's command line.
+    pub parameters: &'a str,
     /// The programs to install: pairs of a file here and a path there.
     ///
     /// Folders are made as needed; `/usr`, `/lib` and `/lib64` cannot be written to. Debian's
@@ -74,6 +76,7 @@ impl Default for Options<'_> {
             memory: 256,
             backing: Backing::File,
             smp: 1,
+            parameters: "",
             files: Vec::new(),
         }
     }

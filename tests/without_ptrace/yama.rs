@@ -31,6 +31,9 @@ cat traced
 exit $code
 "#;
 
+/// Nobody may write read-only memory by `/proc/PID/mem`.
+const HARDENED: &str = "proc_mem.force_override=never";
+
 /// A guest in which an ordinary user runs servers and tools.
 struct Place {
     guest: Guest,
@@ -71,6 +74,7 @@ impl Place {
         ];
         files.extend(built.map(|(name, path)| (path, format!("/test/{name}"))));
         let guest = Guest::boot(&Options {
+            parameters: HARDENED,
             files,
             ..Options::default()
         })?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::process::Memory;
-use crate::{Error, Process, Region};
+use crate::{Error, Process, Region, ptrace};
 
 /// The memory and the mappings of one program that a target runs.
 ///
@@ -61,13 +61,43 @@ impl AddressSpace {
     }
 
     /// Writes the memory, read-only pages included. The thread that traces must do it: kernels can
-    /// be configured to let only the tracer write those.
+    /// be configured to let only the tracer write those, or nobody by this file
+    /// (`proc_mem.force_override`).
     ///
     /// # Errors
     ///
     /// Those of [`Self::memory`] and [`Memory::write`].
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.memory()?.write(address, bytes)
+        let outcome = self.memory()?.write(address, bytes);
+        match outcome {
+            Err(Error::Memory { ref source, .. })
+                if source.raw_os_error() == Some(libc::EIO) && self.poke(address, bytes) =>
+            {
+                Ok(())
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Writes the memory by ptrace(2), which is slower. Returns false if that cannot be done.
+    fn poke(&self, address: u64, bytes: &[u8]) -> bool {
+        const WORD: u64 = size_of::<u64>() as u64;
+        let start = address - address % WORD;
+        let end = (address + bytes.len() as u64).next_multiple_of(WORD);
+        // Whole words, which no page ends in.
+        let mut all = vec![0; (end - start) as usize];
+        if self.read(start, &mut all).is_err() {
+            return false;
+        }
+        all[(address - start) as usize..][..bytes.len()].copy_from_slice(bytes);
+        let (words, _) = all.as_chunks();
+        let poke = |tid: &i32| {
+            let mut places = (start..end).step_by(WORD as usize).zip(words);
+            places.all(|(place, word)| ptrace::poke(*tid, place, u64::from_ne_bytes(*word)).is_ok())
+        };
+        // One that is not held is refused at the first word.
+        let threads = self.process.thread_ids().unwrap_or_default();
+        threads.iter().any(poke)
     }
 
     /// Writes pieces at ascending addresses, and leaves what is between them as it is.

@@ -463,6 +463,16 @@ pub(crate) fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error)
     }
 }
 
+/// Writes a word of a stopped thread's memory, read-only pages included.
+///
+/// # Errors
+///
+/// ESRCH if this thread does not hold it, EIO if the memory cannot be written.
+pub(crate) fn poke(tid: pid_t, address: u64, word: u64) -> io::Result<()> {
+    // SAFETY: PTRACE_POKEDATA takes an address of the tracee, which the kernel checks, and a word.
+    unsafe { request(libc::PTRACE_POKEDATA, tid, address as usize, word as usize) }
+}
+
 /// Returns the answer of ptrace(2) if something else than the kernel gives it: a seccomp filter, or
 /// a kernel that has no such call. The request names no process, for which the kernel says ESRCH.
 pub(crate) fn foreign_answer() -> Option<Errno> {

@@ -113,7 +113,9 @@ fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path)
     command.arg("-kernel").arg(kit.vmlinux(options.kernel));
     command.args(["-initrd", &file("initramfs")]);
     // The serial console is slow; a panic shows on it and ends the boot.
-    command.args(["-append", "console=ttyS0 quiet mitigations=off panic=0"]);
+    let words = options.parameters;
+    let words = format!("console=ttyS0 quiet mitigations=off panic=0 {words}");
+    command.args(["-append", &words]);
 
     let disk = format!(
         "if=none,id=tools,format=raw,readonly=on,file={}",
