@@ -157,3 +157,37 @@ impl AddressSpace {
         self.is_whole.load(SeqCst)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::Remote;
+
+    /// Stands in for a kernel with `proc_mem.force_override=never`.
+    #[test]
+    fn code_is_written_by_ptrace_and_what_is_beside_it_stays() {
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("60").spawn().unwrap();
+        let process = Process::open(child.id() as i32).unwrap();
+        let remote = Remote::stop(&process, || {}).unwrap();
+        let regions = process.regions().unwrap();
+        let is_code = |one: &&Region| one.permissions.execute && !one.permissions.write;
+        let code = regions.iter().find(is_code).unwrap().start;
+        let mut before = [0; 64];
+        remote.space.read(code, &mut before).unwrap();
+        for (from, len) in [(0, 8), (3, 2), (13, 9), (24, 1), (31, 33)] {
+            let bytes = vec![0xcc; len];
+            assert!(remote.space.poke(code + from as u64, &bytes));
+            let mut wanted = before;
+            wanted[from..from + len].copy_from_slice(&bytes);
+            let mut after = [0; 64];
+            remote.space.read(code, &mut after).unwrap();
+            assert_eq!(after, wanted, "{len} bytes at {from}");
+            assert!(remote.space.poke(code, &before));
+        }
+        assert!(!remote.space.poke(0, &[0]), "there is no such page");
+        drop(remote);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
