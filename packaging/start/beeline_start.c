@@ -17,12 +17,12 @@ extern int pthread_atfork(void (*)(void), void (*)(void), void (*)(void)) __attr
 static void ask(void)
 {
     long result = SYS_prctl;
-    register long third __asm__("r10") = 0;
-    register long fourth __asm__("r8") = 0;
+    register long fourth __asm__("r10") = 0;
+    register long fifth __asm__("r8") = 0;
     /* By its instruction, as libc's function would set errno: without Yama the kernel says EINVAL. */
     __asm__ volatile("syscall"
                      : "+a"(result)
-                     : "D"((long)PR_SET_PTRACER), "S"(PR_SET_PTRACER_ANY), "d"(0L), "r"(third), "r"(fourth)
+                     : "D"((long)PR_SET_PTRACER), "S"(PR_SET_PTRACER_ANY), "d"(0L), "r"(fourth), "r"(fifth)
                      : "rcx", "r11", "memory");
 }
 
