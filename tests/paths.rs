@@ -14,16 +14,19 @@ const CALLS: u64 = 500;
 /// The kinds: see `paths.c`.
 const KINDS: [&str; 5] = ["open", "relative", "stat", "access", "readlink"];
 
-/// Runs a command by bpftrace, which counts its calls that open files.
-fn traced(engine: Engine, command: &str) -> Ended {
-    const OPENS: &str = "tracepoint:syscalls:sys_enter_openat \
-        /str(args->filename) == \"/etc/passwd\"/ { @opens = count(); }";
+const OPENS: &str = "tracepoint:syscalls:sys_enter_openat \
+    /str(args->filename) == \"/etc/passwd\"/ { @opens = count(); }";
+/// Only a function is probed.
+const ACCESSES: &str = "uprobe:libc:access { @accesses = count(); }";
+
+/// Runs a command by bpftrace.
+fn traced(engine: Engine, script: &str, command: &str) -> Ended {
     let bpftrace = find_program("bpftrace").expect("it was looked for");
     let mut tool: Command = match engine {
         Engine::Kernel => with_tracefs(&bpftrace),
         Engine::Beeline => engine.command(&bpftrace),
     };
-    tool.args(["-e", OPENS, "-c", command]);
+    tool.args(["-e", script, "-c", command]);
     Tool::start(tool).wait()
 }
 
@@ -35,29 +38,36 @@ fn calls_that_are_the_kernels_do_not_wait() {
     let program = Scratch::new();
     let path = program.build("paths.c");
     for engine in need!(beeline_e2e::engines()) {
-        let ended = traced(engine, &format!("{} {CALLS}", path.display()));
-        assert!(ended.status.success(), "{engine}: {ended:?}");
-        let opens = map_counts(&ended.stdout).get("@opens").copied();
-        assert_eq!(opens, Some(2 * CALLS), "{engine}: {ended:?}");
-        let said = |start: &str| {
-            let line = ended
-                .stdout
-                .iter()
-                .find_map(|line| line.strip_prefix(start));
-            let number = line.and_then(|rest| rest.strip_suffix(" switches")?.parse::<u64>().ok());
-            number.unwrap_or_else(|| panic!("{engine}: no {start} in {ended:?}"))
-        };
-        for kind in KINDS {
-            for thread in ["alone: ", "beside: "] {
-                // A busy machine makes a process wait now and then.
-                let switches = said(&format!("{thread}{kind} "));
-                assert!(
-                    switches < CALLS / 4,
-                    "{engine}: {thread}{kind}: {switches} waits in {CALLS} calls"
-                );
+        for (script, counted) in [
+            (OPENS, ("@opens", 2 * CALLS)),
+            (ACCESSES, ("@accesses", 2 * CALLS)),
+        ] {
+            let ended = traced(engine, script, &format!("{} {CALLS}", path.display()));
+            assert!(ended.status.success(), "{engine}: {ended:?}");
+            let (name, count) = counted;
+            let seen = map_counts(&ended.stdout).get(name).copied();
+            assert_eq!(seen, Some(count), "{engine}: {ended:?}");
+            for thread in ["alone", "beside"] {
+                for kind in KINDS {
+                    let what = format!("{thread}: {kind}");
+                    let switches = switches(&ended, &what);
+                    // A busy machine makes a process wait now and then.
+                    assert!(
+                        switches < CALLS / 4,
+                        "{engine}: {what}: {switches} waits in {CALLS} calls: {script}"
+                    );
+                }
             }
         }
     }
+}
+
+/// Returns how often a thread has waited in calls of a kind.
+fn switches(ended: &Ended, what: &str) -> u64 {
+    let mut lines = ended.stdout.iter();
+    let rest = lines.find_map(|line| line.strip_prefix(what)?.strip_suffix(" switches"));
+    let number = rest.and_then(|rest| rest.trim().parse().ok());
+    number.unwrap_or_else(|| panic!("nothing is said of {what}: {ended:?}"))
 }
 
 /// Looks into the session's BPF file system in all ways that need no name of it, between calls that
@@ -92,7 +102,7 @@ fn paths_into_the_bpf_file_system_are_found() {
     let script = scratch.path().join("script");
     write(&script, LOOKS).unwrap();
     let child = format!("/bin/sh {} {}", script.display(), bpftool.display());
-    let ended = traced(Engine::Beeline, &child);
+    let ended = traced(Engine::Beeline, OPENS, &child);
     assert!(ended.status.success(), "{ended:?}");
     let seen = [
         "/sys/fs/bpf",

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Unhookable, UnhookableCall};
 use beeline_inject::Region;
+use beeline_uapi::nr;
 use parking_lot::Mutex;
 
 use crate::binary::Binary;
@@ -46,20 +47,35 @@ const LAYOUTS: usize = 8;
 pub enum Part {
     /// All of them.
     All,
-    /// Those that Beeline itself has to know of, and those with unknown numbers.
-    ProcessEvents,
+    /// Those that Beeline sees for its own sake.
+    Own(Own),
     /// All others.
-    Rest,
+    Rest(Own),
+}
+
+/// The calls that Beeline sees for its own sake: the process events, and those with unknown
+/// numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Own {
+    /// Also those that name a file by a path.
+    pub has_paths: bool,
 }
 
 impl Part {
     fn has(self, plan: &CallPlan) -> bool {
-        let is_process_event = || plan.number.is_none_or(is_process_event);
         match self {
             Self::All => true,
-            Self::ProcessEvents => is_process_event(),
-            Self::Rest => !is_process_event(),
+            Self::Own(own) => own.has(plan),
+            Self::Rest(own) => !own.has(plan),
         }
+    }
+}
+
+impl Own {
+    fn has(self, plan: &CallPlan) -> bool {
+        let has_path = |number: u32| self.has_paths && nr::path_argument(number.into()).is_some();
+        let is_own = |number| is_process_event(number) || has_path(number);
+        plan.number.is_none_or(is_own)
     }
 }
 

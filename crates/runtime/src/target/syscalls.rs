@@ -33,7 +33,7 @@ use super::memory::TargetMemory;
 use super::sites::Sites;
 use crate::backend::{Argument, CallContext, Function, Id};
 use crate::error::{Error, os};
-use crate::file_syscalls::{FileCalls, Part};
+use crate::file_syscalls::{FileCalls, Own, Part};
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
@@ -78,9 +78,11 @@ struct Calls {
     links: Vec<Attached>,
     /// See [`Wanted::follows`].
     follows: bool,
+    /// See [`Wanted::is_under_filter`].
+    is_under_filter: bool,
     /// True if all calls are hooked, and not only those that Beeline itself has to know of.
     hooks_all: bool,
-    /// Code of which only [`Part::ProcessEvents`] is hooked, as in `seen`.
+    /// Code of which only [`Part::Own`] is hooked, as in `seen`.
     partial: BTreeSet<(u64, u64, u64)>,
     /// Code that has been scanned: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
@@ -154,7 +156,7 @@ impl Syscalls {
         if sites.memory.environment.is_none() {
             return Ok(());
         }
-        if wanted.is_under_filter && !missing.is_empty() {
+        if wanted.is_under_filter && (follows || !missing.is_empty()) {
             // Without them the agent reads paths at a higher cost.
             let _ = sites.catch(&[libc::SIGBUS, libc::SIGSEGV], hold);
         }
@@ -166,6 +168,8 @@ impl Syscalls {
             let calls = self.lay_out(&mut sites.memory)?;
             calls.follows |= follows;
             calls.hooks_all = hooks_all;
+            // That stays so for as long as it runs.
+            calls.is_under_filter |= wanted.is_under_filter;
             if wanted.is_under_filter {
                 sites.memory.environment()?.expect_filter();
             }
@@ -340,6 +344,7 @@ impl Syscalls {
             record,
             links: Vec::new(),
             follows: false,
+            is_under_filter: false,
             hooks_all: false,
             partial: BTreeSet::new(),
             seen: BTreeSet::new(),
@@ -397,8 +402,8 @@ impl Syscalls {
         let part = self.part_of(region);
         let hookable = file.hookable_within(region, part);
         let mut unhookable = match part {
-            Part::Rest => Vec::new(),
-            Part::All | Part::ProcessEvents => unhookable_in(region, file),
+            Part::Rest(_) => Vec::new(),
+            Part::All | Part::Own(_) => unhookable_in(region, file),
         };
         let mut missing = 0;
         self.count_written(region, hookable, &mut unhookable);
@@ -431,13 +436,13 @@ impl Syscalls {
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
             match part {
-                Part::ProcessEvents => calls.partial.insert(key(region)),
-                Part::All | Part::Rest => calls.partial.remove(&key(region)),
+                Part::Own(_) => calls.partial.insert(key(region)),
+                Part::All | Part::Rest(_) => calls.partial.remove(&key(region)),
             };
             calls.has_unhooked |= missing > 0 || file.may_have_unhooked(region);
             match part {
-                Part::Rest => calls.unhooked.add_more(missing),
-                Part::All | Part::ProcessEvents => calls.unhooked.add(region, file, missing),
+                Part::Rest(_) => calls.unhooked.add_more(missing),
+                Part::All | Part::Own(_) => calls.unhooked.add(region, file, missing),
             }
         }
         Ok(())
@@ -446,9 +451,14 @@ impl Syscalls {
     /// Returns the calls of a mapping that are to be hooked now.
     fn part_of(&self, region: &Region) -> Part {
         let is_of_file = region.inode != 0 || vdso::is_at(region);
+        let own = |calls: &Calls| Own {
+            has_paths: calls.is_under_filter,
+        };
         match &self.calls {
-            Some(calls) if calls.hooks_all && calls.partial.contains(&key(region)) => Part::Rest,
-            Some(calls) if !calls.hooks_all && is_of_file => Part::ProcessEvents,
+            Some(calls) if calls.hooks_all && calls.partial.contains(&key(region)) => {
+                Part::Rest(own(calls))
+            }
+            Some(calls) if !calls.hooks_all && is_of_file => Part::Own(own(calls)),
             _ => Part::All,
         }
     }

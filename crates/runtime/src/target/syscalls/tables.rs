@@ -55,7 +55,7 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
         };
         let is_event = |number| events.iter().any(|events| events.contains(&number));
         // The agent marks these, and takes the mark away behind them.
-        let has_paths = flags & UNDER_FILTER != 0 && !here.links.is_empty();
+        let has_paths = flags & UNDER_FILTER != 0 && (here.follows || !here.links.is_empty());
         let has_path = |number| has_paths && nr::path_argument(number).is_some();
         // SAFETY: the record was placed in the home pool as a `Calls`.
         let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
