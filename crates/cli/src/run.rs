@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
@@ -46,8 +47,8 @@ pub fn run(
         }
     };
     let engines = engines.engines()?;
-    hand_signals_on();
-    let ignored_here = outlive_file_limit();
+    let mut inherited_actions = hand_signals_on();
+    inherited_actions.extend(outlive_file_limit());
     let runtime = Runtime::new(tool.clone(), scope, rules, engines, Arc::new(say))?;
     memory.apply(&runtime);
     let prepare = || {
@@ -59,7 +60,7 @@ pub fn run(
         interception: interception(prepare)?,
         pretend_root: lacks_rights(),
         is_for_guest: false,
-        ignored_here,
+        inherited_actions,
     };
     let started = match Tool::spawn(&tool, &options) {
         Ok(started) => started,
@@ -131,37 +132,47 @@ static TOOL: OnceLock<OwnedFd> = OnceLock::new();
 /// The eventfd to write to when the tool has ended and its children are no longer to be served.
 static STOPPER: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Leaves signals that end a session to the tool.
+/// The signals that were ignored when Beeline was started, a bit for each.
+static IGNORED: AtomicU64 = AtomicU64::new(0);
+
+/// Leaves signals that end a session to the tool. Returns the actions that the tool must begin with.
 ///
 /// The tool gets Ctrl-C from the terminal, and from us the signals that were sent to us alone. When
 /// the tool has ended, we clean up and end; at the next signal we do so even if some of its
 /// children use the session.
-pub fn hand_signals_on() {
-    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
+///
+/// Signals that were ignored before, under nohup or in the background of a script, are handed on
+/// too, and do nothing else: the tool begins with ignoring them, and may have a handler later.
+pub fn hand_signals_on() -> Vec<(i32, libc::sighandler_t)> {
+    let signals = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP];
+    let take_over = |signal: i32| {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = hand_on;
         // SAFETY: an action consists of integers, for which zero is valid; the handler only does
         // what a handler may.
-        unsafe {
+        let before = unsafe {
+            let mut before: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut before);
+            if before.sa_sigaction == libc::SIG_IGN {
+                IGNORED.fetch_or(1 << signal, Ordering::Relaxed);
+            }
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-            let mut before: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, &action, &mut before);
-            // Under nohup, or in the background of a script, the tool must ignore it too.
-            if before.sa_sigaction == libc::SIG_IGN {
-                libc::sigaction(signal, &before, std::ptr::null_mut());
-            }
-        }
-    }
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+            before.sa_sigaction
+        };
+        (before == libc::SIG_IGN).then_some((signal, before))
+    };
+    signals.into_iter().filter_map(take_over).collect()
 }
 
 /// Makes exceeding the file size limit an error, because the signal for it would end Beeline.
 ///
-/// Returns the signal that must keep its default in the tool.
-pub fn outlive_file_limit() -> Option<i32> {
+/// Returns the action that the tool must begin with, if it is another one.
+pub fn outlive_file_limit() -> Option<(i32, libc::sighandler_t)> {
     // SAFETY: this only sets a disposition; no handler of ours is involved.
     let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    (before == libc::SIG_DFL).then_some(libc::SIGXFSZ)
+    (before == libc::SIG_DFL).then_some((libc::SIGXFSZ, before))
 }
 
 /// Sends signals to the tool from now on, and to the stopper once it has ended.
@@ -185,6 +196,10 @@ pub fn signal_tool(signal: Signal) {
 extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo.
     let sent_by_a_process = unsafe { (*info).si_code } <= 0;
+    let was_ignored = IGNORED.load(Ordering::Relaxed) & (1 << signal) != 0;
+    if was_ignored && (!sent_by_a_process || TOOL.get().is_none()) {
+        return;
+    }
     let Some(tool) = TOOL.get() else {
         // SAFETY: nothing has been attached yet, so the process may end at once, as the signal
         // would have ended it.
@@ -199,7 +214,7 @@ extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
         let errno = *libc::__errno_location();
         let sent = libc::syscall(libc::SYS_pidfd_send_signal, tool, number, none, 0);
         let is_gone = sent < 0 && *libc::__errno_location() == libc::ESRCH;
-        if let (true, Some(stopper)) = (is_gone, STOPPER.get()) {
+        if let (true, Some(stopper)) = (is_gone && !was_ignored, STOPPER.get()) {
             libc::write(
                 stopper.as_raw_fd(),
                 (&raw const ONE).cast(),

@@ -72,7 +72,8 @@ pub struct Memory {
 ///
 /// Fails if the guest or its memory cannot be reached, or the tool cannot be served.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
-    run::hand_signals_on();
+    let mut inherited_actions = run::hand_signals_on();
+    inherited_actions.extend(run::outlive_file_limit());
     let tls = place.tls.tls();
     let tls = tls.as_ref();
     let (memory, monitor) = place.memory.find()?;
@@ -87,7 +88,7 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
         pretend_root: run::lacks_rights(),
         is_for_guest: true,
         interception: run::interception(|| run::prepare_alone(Arc::new(say)))?,
-        ignored_here: run::outlive_file_limit(),
+        inherited_actions,
     };
     let started = match Tool::spawn(tool, &options) {
         Ok(started) => started,

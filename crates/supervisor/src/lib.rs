@@ -63,8 +63,9 @@ pub struct Options {
     pub pretend_root: bool,
     /// True if the tool's calls are for a guest's kernel.
     pub is_for_guest: bool,
-    /// A signal that Beeline ignores and the tool does not.
-    pub ignored_here: Option<i32>,
+    /// The signals that Beeline treats otherwise than it was started to, each with the action that
+    /// the tool begins with: `SIG_DFL` or `SIG_IGN`.
+    pub inherited_actions: Vec<(i32, libc::sighandler_t)>,
 }
 
 /// The reasons why a tool could not be run.

@@ -268,7 +268,7 @@ fn start_under_filter(
 ) -> Result<(Child, Listener), Error> {
     let (ours, theirs) = socket_pair().map_err(Error::system("creating a socket pair"))?;
     let parent = std::process::id();
-    let ignored_here = options.ignored_here;
+    let inherited_actions = options.inherited_actions.clone();
     let not_ours = ours.as_raw_fd();
     let interception = &options.interception;
     // SAFETY: between fork and exec the closure only makes async-signal-safe system calls on memory
@@ -276,8 +276,8 @@ fn start_under_filter(
     unsafe {
         command.pre_exec(move || {
             die_with_parent(parent)?;
-            if let Some(signal) = ignored_here {
-                libc::signal(signal, libc::SIG_DFL);
+            for &(signal, action) in &inherited_actions {
+                libc::signal(signal, action);
             }
             // If the listener were still open here or in transit, and not received there, the
             // execution would wait for an answer forever.
