@@ -12,7 +12,7 @@ mod relay;
 use core::mem::offset_of;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use beeline_uapi::Errno;
@@ -30,13 +30,17 @@ const DATA_OFFSET: u64 = mmap_page::DATA_OFFSET as u64;
 const DATA_SIZE: u64 = mmap_page::DATA_SIZE as u64;
 // Beeline's, in the part of the page that the kernel leaves unused.
 const LOCK: u64 = 2048;
-const ENABLED: u64 = 2052;
+const STATE: u64 = 2052;
 const WAKEUP_EVENTS: u64 = 2056;
 const EVENTS: u64 = 2060;
 const ID: u64 = 2064;
 const LOST_PENDING: u64 = 2072;
 const LOST_TOTAL: u64 = 2080;
 const WAKEUP_HEAD: u64 = 2088;
+
+// The bits of its state.
+const STATE_ENABLED: u32 = 1;
+const STATE_PAUSED: u32 = 2;
 
 // Words that begin a record, without the size.
 const RECORD_LOST: u64 = PERF_RECORD_LOST as u64;
@@ -130,7 +134,19 @@ impl Ring {
 
     /// `PERF_EVENT_IOC_ENABLE` and `DISABLE`.
     pub fn enable(&self, on: bool) {
-        self.half(ENABLED).store(on.into(), Release);
+        self.set_state(STATE_ENABLED, on);
+    }
+
+    /// `PERF_EVENT_IOC_PAUSE_OUTPUT`: while it is paused, samples count as lost.
+    pub fn pause(&self, on: bool) {
+        self.set_state(STATE_PAUSED, on);
+    }
+
+    fn set_state(&self, bit: u32, on: bool) {
+        match on {
+            true => self.half(STATE).fetch_or(bit, AcqRel),
+            false => self.half(STATE).fetch_and(!bit, AcqRel),
+        };
     }
 
     /// `bpf_perf_event_output`: writes a sample with `data`, padded as the kernel pads it. Returns
@@ -158,14 +174,15 @@ impl Ring {
         caller: &Caller,
         body: impl FnOnce(u64) -> u64,
     ) -> Result<bool, Errno> {
-        if self.half(ENABLED).load(Acquire) == 0 {
+        let state = self.half(STATE).load(Acquire);
+        if state & STATE_ENABLED == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
         let _guard = lock::acquire(self.half(LOCK), caller)?;
         let mut head = self.word(DATA_HEAD).load(Relaxed) & !7;
         let lost = self.word(LOST_PENDING).load(Relaxed);
         let need = if lost == 0 { len } else { len + LOST_LEN };
-        if need > self.room(head) {
+        if need > self.room(head) || state & STATE_PAUSED != 0 {
             self.word(LOST_PENDING).store(lost.wrapping_add(1), Relaxed);
             self.word(LOST_TOTAL).fetch_add(1, Relaxed);
             return Err(Errno::ENOSPC);

@@ -457,6 +457,13 @@ pub trait Backend: Send + Sync {
     /// `EBADF` if there is no such ring.
     fn perf_ring_enable(&self, ring: Id, on: bool) -> Result<(), Errno>;
 
+    /// `PERF_EVENT_IOC_PAUSE_OUTPUT` on such an event.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such ring.
+    fn perf_ring_pause(&self, ring: Id, on: bool) -> Result<(), Errno>;
+
     /// Puts a ring into an element of a `PERF_EVENT_ARRAY`.
     ///
     /// # Errors

@@ -35,6 +35,7 @@ pub struct Ring {
     pages: AtomicU32,
     sized: AtomicBool,
     enabled: AtomicBool,
+    paused: AtomicBool,
     wakeup: OwnedFd,
     seen: AtomicU64,
     /// Where processes write that must not write into `memory`. Used under its lock: the ring that
@@ -60,6 +61,7 @@ impl Ring {
             pages: AtomicU32::new(1),
             sized: AtomicBool::new(false),
             enabled: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             wakeup: wakeup_fd().map_err(failed)?,
             seen: AtomicU64::new(0),
             relay: Relay::default(),
@@ -112,6 +114,16 @@ impl Ring {
             ring.enable(on);
         }
         self.relay.each(|source| source.enable(on));
+    }
+
+    /// `PERF_EVENT_IOC_PAUSE_OUTPUT`.
+    pub fn pause(&self, on: bool) {
+        let memory = self.memory();
+        self.paused.store(on, Relaxed);
+        if let Some(ring) = self.handle(&memory) {
+            ring.pause(on);
+        }
+        self.relay.each(|source| source.pause(on));
     }
 
     /// Returns a descriptor of the memory that a domain's processes write into, which has
@@ -200,6 +212,7 @@ impl Ring {
         if let Ok(ring) = unsafe { perf::Ring::attach(pages, memory.base()) } {
             ring.init(self.id.0.into(), WAKEUP_EVENTS);
             ring.enable(self.enabled.load(Relaxed));
+            ring.pause(self.paused.load(Relaxed));
         }
     }
 

@@ -378,6 +378,11 @@ impl Backend for Runtime {
         Ok(())
     }
 
+    fn perf_ring_pause(&self, ring: Id, on: bool) -> Result<(), Errno> {
+        self.ring(ring)?.pause(on);
+        Ok(())
+    }
+
     fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno> {
         let ring = self.ring(ring)?;
         self.map(map)?.set_ring(index, Some(ring))?;

@@ -173,6 +173,11 @@ impl Backend for Pretended {
         Ok(())
     }
 
+    fn perf_ring_pause(&self, ring: Id, _: bool) -> Result<(), Errno> {
+        self.is_there(ring);
+        Ok(())
+    }
+
     fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno> {
         self.is_there(ring);
         assert!(index < self.spec(map).max_entries);

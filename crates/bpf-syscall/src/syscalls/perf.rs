@@ -128,6 +128,9 @@ impl<'a> PerfEvents<'a> {
             return self.unsupported_event("perf buffers of one process", Errno::EOPNOTSUPP);
         };
         let ring = Held::new(self.backend, self.backend.perf_ring_create(cpu)?);
+        if !wanted.attr.disabled {
+            self.backend.perf_ring_enable(ring.id, true)?;
+        }
         self.event_descriptor(Object::Ring(Arc::new(Ring::new(ring))), wanted)
     }
 

@@ -308,6 +308,11 @@ impl Backend for Fake {
         Ok(())
     }
 
+    fn perf_ring_pause(&self, ring: Id, on: bool) -> Result<(), Errno> {
+        self.note(format!("ring_pause {} {on}", ring.0));
+        Ok(())
+    }
+
     fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno> {
         self.note(format!("perf_array_set {} {index} {}", map.0, ring.0));
         Ok(())

@@ -56,7 +56,7 @@ impl<'a> PerfIoctl<'a> {
         match command {
             ioc::ENABLE => enable(true)?,
             ioc::DISABLE => enable(false)?,
-            ioc::PAUSE_OUTPUT => enable(argument == 0)?,
+            ioc::PAUSE_OUTPUT => self.backend.perf_ring_pause(ring.held.id, argument != 0)?,
             ioc::RESET => {}
             ioc::ID => self.write_event_id(argument, ring.held.id.0)?,
             _ => return Err(not_for_this(command)),
