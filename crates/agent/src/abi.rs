@@ -98,7 +98,7 @@ pub struct Target {
     /// [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
     /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`OF_PROCESSOR`], [`IS_CHILD`], [`USERS_SEEN`],
-    /// [`ROOMY_STACKS`], [`TRAPS_NEEDED`], [`UNDER_FILTER`].
+    /// [`ROOMY_STACKS`], [`TRAPS_NEEDED`], [`UNDER_FILTER`], [`READS_ELSEWHERE`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -182,6 +182,8 @@ pub const TRAPS_NEEDED: u32 = 64;
 /// In [`Target::flags`]: the tool or a child of it has started the process, which is therefore
 /// under the filter of the tool's supervisor.
 pub const UNDER_FILTER: u32 = 128;
+/// In [`Target::flags`]: programs run in Beeline and read the tool's memory, another process's.
+pub const READS_ELSEWHERE: u32 = 256;
 const _: () = assert!(
     (FAULTS_CAUGHT
         ^ TRAPS_CAUGHT
@@ -190,9 +192,10 @@ const _: () = assert!(
         ^ USERS_SEEN
         ^ ROOMY_STACKS
         ^ TRAPS_NEEDED
-        ^ UNDER_FILTER)
+        ^ UNDER_FILTER
+        ^ READS_ELSEWHERE)
         .count_ones()
-        == 8,
+        == 9,
     "each flag has a bit of its own"
 );
 /// The most sites of one target that can be hooked by breakpoints.

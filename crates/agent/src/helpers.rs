@@ -20,6 +20,7 @@ mod lock;
 mod maps;
 mod objects;
 mod output;
+mod own_memory;
 mod parse;
 pub(crate) mod read;
 pub(crate) mod signal;

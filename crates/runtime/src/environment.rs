@@ -297,6 +297,11 @@ impl Environment {
         unsafe { self.home.get(self.target) }
     }
 
+    /// Tells programs that the memory which they read is not that of the process that they run in.
+    pub fn read_elsewhere(&self) {
+        self.record().flags.fetch_or(abi::READS_ELSEWHERE, SeqCst);
+    }
+
     /// Makes programs run on their slots' stacks from now on, because they may be reached on stacks
     /// with some hundred bytes left.
     pub fn expect_small_stacks(&self) {

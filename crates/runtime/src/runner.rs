@@ -376,6 +376,7 @@ impl Here {
             stack_top: 0,
         };
         let environment = Environment::new(home, shared, RUNTIME_OWNER, &bases)?;
+        environment.read_elsewhere();
         private
             .0
             .fill((tool, own_pid(tool)), shared.cpus, store_here)?;

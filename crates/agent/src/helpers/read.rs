@@ -15,7 +15,7 @@ use beeline_uapi::Errno;
 use beeline_uapi::linux::TASK_SIZE_MAX;
 
 use super::convention::{Writable, shim};
-use super::{task, time};
+use super::{own_memory, task, time};
 use crate::abi::{Context, FAULTS_CAUGHT, HOLE_ENTRIES, PAGE_ENTRIES};
 use crate::arch::{guarded_copy, guarded_copy_string, guarded_load};
 use crate::{arch, sys};
@@ -290,7 +290,7 @@ fn ask_page(context: &mut Context, page: u64, key: u64) -> bool {
 
 /// Makes the kernel copy. Returns false if it cannot.
 unsafe fn ask(context: &Context, to: *mut u8, from: u64, bytes: u64) -> bool {
-    if task::holds(context, from, bytes) {
+    if task::holds(context, from, bytes) || own_memory::holds(context, from, bytes) {
         // SAFETY: the bytes are readable, and the caller promises that there is room.
         unsafe { arch::copy(to, from as *const u8, bytes as usize) };
         return true;
