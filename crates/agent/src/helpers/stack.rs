@@ -40,8 +40,9 @@ pub fn get_stackid(
 ///
 /// # Errors
 ///
-/// `EINVAL` for unknown flags, build ids, or a size that is no multiple of 8; `EFAULT` for the
-/// kernel's stack, or if no address is left after skipping.
+/// `EINVAL` for unknown flags, build ids, or a size that is no multiple of 8; `EFAULT` if there are
+/// fewer addresses than are to be skipped, and for the kernel's stack outside of a uprobe, where it
+/// would not be empty in the kernel.
 pub fn get_stack(
     context: &mut Context,
     _: u64,
@@ -58,19 +59,16 @@ pub fn get_stack(
     let buf = buf.as_mut_ptr();
     let size = size as usize & 0xffff_ffff;
     let skip = (flags & flags::SKIP_FIELD_MASK) as usize;
-    let frames = if flags & flags::USER_STACK == 0 {
-        0
-    } else {
-        walk(context, size / 8 + skip)
+    let frames = match flags & flags::USER_STACK {
+        0 if context.site.is_null() => None,
+        0 => Some(0),
+        _ => Some(walk(context, size / 8 + skip)),
     };
     // SAFETY: the walk filled this many words of the leased slot's scratch. The program answers for
     // `size` bytes at `buf`.
     unsafe {
-        let Some(addresses) = (*context.slot)
-            .scratch
-            .get(skip..frames)
-            .filter(|found| !found.is_empty())
-        else {
+        let found = frames.and_then(|frames| (*context.slot).scratch.get(skip..frames));
+        let Some(addresses) = found else {
             arch::zero(buf, size);
             return Err(Errno::EFAULT);
         };
