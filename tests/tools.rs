@@ -1,0 +1,98 @@
+//! What tools of today ask for gets the kernel's answer: buffers as Go's libraries open them,
+//! literals of newer bpftraces, signals as scripts send them.
+
+use std::process::Command;
+
+use beeline_e2e::{
+    Ended, Engine, Scratch, Tool, Turn, Workload, engines, file_offset, find_program, need, send,
+};
+
+/// Asserts that every engine's run printed these lines.
+fn assert_agree(runs: &[(Engine, Ended)], known: &[&str]) {
+    for (engine, ended) in runs {
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        for line in known {
+            let said = ended.stdout.iter().any(|said| said == line);
+            assert!(said, "{engine}: no {line:?} in {ended:?}");
+        }
+    }
+    if let [(_, kernel), (_, beeline)] = runs {
+        assert_eq!(beeline.stdout, kernel.stdout, "beeline and the kernel");
+    }
+}
+
+#[test]
+fn perf_buffers_that_are_opened_enabled() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let reader = scratch.build("perf_reader.c");
+    let run = |engine: Engine| (engine, Tool::start(engine.command(&reader)).wait());
+    let runs: Vec<_> = need!(engines()).into_iter().map(run).collect();
+    let known = [
+        "opened enabled: helper 0, 24 bytes, woken 1",
+        "disabled: helper -95, 0 bytes, woken 0",
+        "enabled again: helper 0, 24 bytes, woken 1",
+        "opened disabled: helper -95, 0 bytes, woken 0",
+        "disabled and resumed: helper -95, 0 bytes, woken 0",
+        "paused and enabled: helper -28, 0 bytes, woken 0",
+    ];
+    assert_agree(&runs, &known);
+}
+
+#[test]
+fn programs_read_their_own_constants_and_no_kernel_stack() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let (program, reader) = (scratch.build("counts.c"), scratch.build("kernel_side.c"));
+    let offset = file_offset(&program, "wl_add").expect("a symbol of the workload");
+    let run = |engine: Engine| {
+        let mut workload = Workload::start(&program);
+        let mut command = engine.command(&reader);
+        command.arg(workload.pid().to_string()).arg(&program);
+        command.arg(format!("{offset:#x}"));
+        let mut tool = Tool::start(command);
+        tool.wait_for_line(|line| line == "attached");
+        workload.go();
+        tool.send("read");
+        let ended = tool.wait();
+        workload.finish();
+        (engine, ended)
+    };
+    let runs: Vec<_> = need!(engines()).into_iter().map(run).collect();
+    let known = [
+        "of a constant: 0x636261",
+        "a word of a constant: 0x636261",
+        "a constant string: 0x636261",
+        "of the stack: 0x636261",
+        "kernel stack: 0, of it behind 3: -14, user stack behind 255: -14",
+    ];
+    assert_agree(&runs, &known);
+}
+
+/// Starts a tool in the background of a script, where SIGINT is ignored at first; interrupts it as
+/// `kill -INT $!` does.
+#[test]
+fn a_script_interrupts_a_tool_in_its_background() {
+    const SCRIPT: &str = r#""$@" & echo "pid $!"; wait $!; echo "ended with $?""#;
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    for engine in need!(engines()) {
+        let within = engine.command(&bpftrace);
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT, "sh"]);
+        command.arg(within.get_program()).args(within.get_args());
+        // Its own group, and with it a script of its own: nothing else gets the signal.
+        let tool = Tool::bpftrace(command, "BEGIN { @begun = 1 }");
+        tool.wait_attached();
+        let line = tool.wait_for_line(|line| line.starts_with("pid "));
+        let pid = line.trim_start_matches("pid ").parse().expect("a number");
+        send(pid, libc::SIGINT);
+        let ended = tool.wait_for_line(|line| line.starts_with("ended with "));
+        assert_eq!(ended, "ended with 0", "{engine}");
+        let said = tool.wait().stdout;
+        assert!(
+            said.iter().any(|line| line == "@begun: 1"),
+            "{engine}: {said:?}"
+        );
+    }
+}
