@@ -40,6 +40,22 @@ fn perf_buffers_that_are_opened_enabled() {
 }
 
 #[test]
+fn objects_that_others_keep_are_found_by_their_ids() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let closes = scratch.build("kept.c");
+    let run = |engine: Engine| (engine, Tool::start(engine.command(&closes)).wait());
+    let runs: Vec<_> = need!(engines()).into_iter().map(run).collect();
+    let known = [
+        "  program: listed 1, opened 1",
+        "  map: listed 1, opened 1",
+        "  types: listed 1, opened 1",
+        "its instructions are there 1, maps 1, types 1, functions 1",
+    ];
+    assert_agree(&runs, &known);
+}
+
+#[test]
 fn programs_read_their_own_constants_and_no_kernel_stack() {
     let _turn = Turn::take();
     let scratch = Scratch::new();

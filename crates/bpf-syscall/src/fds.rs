@@ -222,7 +222,7 @@ impl Descriptors {
     }
 
     /// Returns the object with the smallest number greater than `after`, among those with a
-    /// descriptor and `others`. `number` returns an object's number.
+    /// descriptor, `others`, and what they keep alive. `number` returns an object's number.
     pub(crate) fn next(
         &self,
         after: u32,
@@ -230,14 +230,19 @@ impl Descriptors {
         number: impl Fn(&Object) -> Option<u32>,
     ) -> Option<(u32, Object)> {
         let entries = self.entries.lock();
-        let objects = entries.values().map(|entry| &entry.object).chain(others);
-        let numbered = objects
-            .chain(&self.kernels_btf)
-            .filter_map(|object| Some((number(object)?, object)));
-        let next = numbered
-            .filter(|&(id, _)| id > after)
-            .min_by_key(|&(id, _)| id);
-        next.map(|(id, object)| (id, object.clone()))
+        let held: Vec<_> = entries.values().map(|entry| entry.object.clone()).collect();
+        drop(entries);
+        let mut next: Option<(u32, Object)> = None;
+        let mut look = |object: &Object| {
+            let id = number(object).filter(|&id| id > after);
+            let is_nearer = |id: &u32| next.as_ref().is_none_or(|(nearest, _)| id < nearest);
+            if let Some(id) = id.filter(is_nearer) {
+                next = Some((id, object.clone()));
+            }
+        };
+        let all = held.iter().chain(others).chain(&self.kernels_btf);
+        all.for_each(|object| object.each_kept(&mut look));
+        next
     }
 
     /// Waits until anchors hang up or `wake` is readable; forgets the objects of closed anchors.

@@ -123,6 +123,8 @@ pub(crate) struct ProgramObject {
     pub(crate) sleepable: bool,
     pub(crate) gpl: bool,
     pub(crate) btf: Option<Arc<Btf>>,
+    /// The maps that it uses, which the tool may ask for by their ids as long as it lives.
+    pub(crate) maps: Mutex<Vec<Arc<Map>>>,
     /// The `struct bpf_func_info` and `struct bpf_line_info` records, as the tool gave them.
     pub(crate) func_info: Vec<u8>,
     pub(crate) line_info: Vec<u8>,
@@ -356,6 +358,15 @@ impl Event {
 
     pub(crate) fn point(&self) -> &AttachPoint {
         &self.point
+    }
+
+    /// Returns its program.
+    pub(crate) fn program(&self) -> Option<Arc<ProgramObject>> {
+        let state = self.state.lock();
+        state
+            .program
+            .as_ref()
+            .map(|(program, _)| Arc::clone(program))
     }
 
     /// Gives the event its program.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use beeline_isa::{INSN_BYTES, opcode};
 use beeline_runtime::backend::{
-    Backend, Id, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
+    Backend, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
 };
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory, Reply};
@@ -17,13 +17,14 @@ use beeline_uapi::limits::{
     MAX_USED_MAPS,
 };
 use beeline_uapi::{Errno, ProgramType, flags};
+use parking_lot::Mutex;
 
 use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
 use super::descriptors::NewDescriptors;
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
-use crate::objects::{Btf, Held, Object, ProgramObject};
+use crate::objects::{Btf, Held, Map, Object, ProgramObject};
 
 /// The `prog_flags` that are served: all of Linux 6.18's but tokens and those for network devices.
 const FLAGS: u32 = flags::STRICT_ALIGNMENT
@@ -74,6 +75,7 @@ impl<'a> Programs<'a> {
             .bytes(wanted.insns, wanted.insn_count as usize * INSN_BYTES)?;
         let fds = self.map_descriptors(&mut insns, wanted.fd_array)?;
         let kept = self.kept_maps(&wanted)?;
+        let used = self.known_maps(&fds);
         let types = btf.as_ref().map(|btf| ProgramTypes {
             btf: btf.data().clone(),
             functions: numbers(&func_info),
@@ -86,7 +88,7 @@ impl<'a> Programs<'a> {
             flags: wanted.flags,
             attach_btf_id: wanted.attach_btf_id,
             insns,
-            maps: self.known_maps(&fds),
+            maps: used.iter().map(|(fd, map)| (*fd, map.held.id)).collect(),
             name: wanted.name,
             license: String::from_utf8_lossy(&license).into_owned(),
             types,
@@ -96,9 +98,10 @@ impl<'a> Programs<'a> {
         };
         // From here on the program is the tool's: it is released again if anything below fails.
         let held = self.load_in_backend(attr, &wanted.log, &spec)?;
-        for map in kept {
-            self.backend.program_bind_map(held.id, map)?;
+        for map in &kept {
+            self.backend.program_bind_map(held.id, map.held.id)?;
         }
+        let maps = kept.into_iter().chain(used.into_iter().map(|(_, map)| map));
         let gpl = is_gpl_compatible(&spec.license);
         charge.resize((func_info.len() + line_info.len()) as u64)?;
         self.descriptors
@@ -110,6 +113,7 @@ impl<'a> Programs<'a> {
                 sleepable: spec.flags & flags::SLEEPABLE != 0,
                 gpl,
                 btf,
+                maps: Mutex::new(maps.collect()),
                 func_info,
                 line_info,
                 _charge: charge,
@@ -235,14 +239,14 @@ impl<'a> Programs<'a> {
     }
 
     /// Returns those of the descriptors that are maps. The verifier reports the others in its log.
-    fn known_maps(&self, fds: &[i32]) -> Vec<(i32, Id)> {
-        let known = |&fd: &i32| Some((fd, self.fds.map(fd).ok()?.held.id));
+    fn known_maps(&self, fds: &[i32]) -> Vec<(i32, Arc<Map>)> {
+        let known = |&fd: &i32| Some((fd, self.fds.map(fd).ok()?));
         fds.iter().filter_map(known).collect()
     }
 
     /// Returns the maps in the array of descriptors, if the tool gives its length: the program
     /// keeps them all.
-    fn kept_maps(&self, wanted: &ProgLoad) -> Result<Vec<Id>, Errno> {
+    fn kept_maps(&self, wanted: &ProgLoad) -> Result<Vec<Arc<Map>>, Errno> {
         if wanted.fd_array_count > MAX_USED_MAPS {
             return Err(Errno::E2BIG);
         }
@@ -250,7 +254,7 @@ impl<'a> Programs<'a> {
         for n in 0..wanted.fd_array_count {
             let fd = self.memory.read_u32(index_address(wanted.fd_array, n)?)? as i32;
             match self.fds.find(fd)? {
-                Some(Object::Map(map)) => kept.push(map.held.id),
+                Some(Object::Map(map)) => kept.push(map),
                 Some(Object::Btf(_)) => {}
                 _ => return Err(Errno::EINVAL),
             }
@@ -282,6 +286,7 @@ impl<'a> Programs<'a> {
         let map = self.fds.map(wanted.map_fd)?;
         self.backend
             .program_bind_map(program.held.id, map.held.id)?;
+        program.maps.lock().push(map);
         Ok(Reply::Value(0))
     }
 
