@@ -4,7 +4,8 @@
 use std::process::Command;
 
 use beeline_e2e::{
-    Ended, Engine, Scratch, Tool, Turn, Workload, engines, file_offset, find_program, need, send,
+    Ended, Engine, Scratch, Tool, Turn, Workload, beeline_wanted, engines, file_offset,
+    find_program, need, send, with_tracefs,
 };
 
 /// Asserts that every engine's run printed these lines.
@@ -110,5 +111,83 @@ fn a_script_interrupts_a_tool_in_its_background() {
             said.iter().any(|line| line == "@begun: 1"),
             "{engine}: {said:?}"
         );
+    }
+}
+
+/// The kernel can trace a tool by itself. Beeline cannot, and says so at once.
+#[test]
+fn a_tool_that_probes_itself_is_told_why_not() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let reader = scratch.build("kernel_side.c");
+    let offset = file_offset(&reader, "main").expect("a symbol of the tool");
+    let mut command = Engine::Beeline.command(&reader);
+    command.args(["0", "/proc/self/exe", &format!("{offset:#x}")]);
+    let ended = Tool::start(command).wait();
+    assert!(!ended.status.success(), "{ended:?}");
+    let told = ended
+        .stderr
+        .iter()
+        .any(|line| line.contains("the tool cannot trace itself"));
+    assert!(told, "{ended:?}");
+}
+
+/// perf-probe(1) would make a uprobe of the kernel's that outlives the session.
+#[test]
+fn perf_probe_makes_no_kernel_uprobe() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let perf = need!(find_program("perf"));
+    let scratch = Scratch::new();
+    let program = scratch.build("counts.c");
+    let mut command = with_tracefs(Engine::Beeline.command("true").get_program());
+    command.args(["run", "--"]).arg(&perf);
+    command.args(["probe", "-x"]).arg(&program).arg("wl_add");
+    let ended = Tool::start(command).wait();
+    assert!(!ended.status.success(), "{ended:?}");
+    let told = ended
+        .stderr
+        .iter()
+        .any(|line| line.contains("only a kernel has this"));
+    assert!(told, "{ended:?}");
+    let mut list = with_tracefs("cat");
+    list.arg("/sys/kernel/tracing/uprobe_events");
+    let ours = program.display().to_string();
+    let listed = Tool::start(list).wait().stdout;
+    assert!(
+        !listed.iter().any(|line| line.contains(&ours)),
+        "{listed:?}"
+    );
+}
+
+/// Events that count and sample are the kernel's, and get no program: perf works as ever.
+#[test]
+fn perf_counts_and_samples() {
+    let _turn = Turn::take();
+    let perf = need!(find_program("perf"));
+    let scratch = Scratch::new();
+    let data = scratch.path().join("data");
+    for engine in need!(engines()) {
+        let mut stat = engine.command(&perf);
+        stat.args(["stat", "-x,", "-e", "task-clock,page-faults", "true"]);
+        let ended = Tool::start(stat).wait();
+        for event in ["task-clock", "page-faults"] {
+            let line = ended.stderr.iter().find(|line| line.contains(event));
+            let count = line.and_then(|line| line.split(',').next()?.parse::<f64>().ok());
+            assert!(count > Some(0.0), "{engine}: {event}: {ended:?}");
+        }
+        let mut record = engine.command(&perf);
+        record.args(["record", "-e", "cpu-clock", "-o"]).arg(&data);
+        record.args([
+            "sh",
+            "-c",
+            "for n in 1 2 3 4 5 6 7 8 9; do sh -c true; done",
+        ]);
+        let ended = Tool::start(record).wait();
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        let length = std::fs::metadata(&data).map_or(0, |data| data.len());
+        assert!(length > 1000, "{engine}: {length} bytes: {ended:?}");
+        let _ = std::fs::remove_file(&data);
     }
 }

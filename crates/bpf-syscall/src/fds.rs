@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use beeline_runtime::Charge;
 use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of};
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, ProgramType};
 use parking_lot::Mutex;
 use rustix::event::epoll;
 
@@ -219,6 +219,12 @@ impl Descriptors {
             Some(Object::Btf(btf)) => Some(btf),
             _ => None,
         }
+    }
+
+    /// Returns whether the tool has a descriptor of a program of this type.
+    pub(crate) fn has_program_of(&self, kind: ProgramType) -> bool {
+        let is_one = |entry: &Entry| matches!(&entry.object, Object::Program(program) if program.prog_type == kind);
+        self.entries.lock().values().any(is_one)
     }
 
     /// Returns the object with the smallest number greater than `after`, among those with a

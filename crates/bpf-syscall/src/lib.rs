@@ -28,6 +28,7 @@ mod members;
 mod objects;
 mod pinned;
 mod reclaim;
+mod refused;
 mod syscall_table;
 mod syscalls;
 mod tracefs;

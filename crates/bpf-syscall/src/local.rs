@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use beeline_inject::with_remedy;
 use beeline_runtime::backend::Backend;
@@ -34,6 +35,8 @@ pub struct Local {
     pub(crate) members: Members,
     pub(crate) numbers: Numbers,
     pub(crate) reaper: Reaper,
+    /// True once a kprobe of the tool's was refused by name. What the tool tries then is no news.
+    pub(crate) kprobe_refused: AtomicBool,
     hot_sites: HotSites,
 }
 
@@ -59,6 +62,7 @@ impl Local {
             members: Members::default(),
             numbers: Numbers::default(),
             reaper: Reaper::new()?,
+            kprobe_refused: AtomicBool::new(false),
             hot_sites: HotSites::default(),
         })
     }

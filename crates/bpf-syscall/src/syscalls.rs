@@ -31,6 +31,7 @@ use beeline_uapi::{Command, Errno};
 
 use crate::local::Local;
 use crate::reclaim::Reclaim;
+use crate::refused::by_kernel_only;
 use btf::BtfObjects;
 use elements::{Batches, Elements};
 use files::Files;
@@ -139,7 +140,12 @@ impl<'a> Dispatcher<'a> {
             Command::TASK_FD_QUERY => Err(Errno::ENOENT),
             Command::ENABLE_STATS => Err(Errno::EPERM),
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
-            // Attaching to cgroups, iterators, and commands of newer kernels.
+            Command::PROG_ATTACH | Command::PROG_DETACH => {
+                let what = by_kernel_only("programs at cgroups, sockets and devices");
+                local.backend.unsupported(&what);
+                Err(Errno::EINVAL)
+            }
+            // Iterators, which there are none of, and commands of newer kernels.
             _ => Err(Errno::EINVAL),
         }
     }

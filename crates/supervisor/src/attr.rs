@@ -87,6 +87,8 @@ pub struct PerfAttr {
     pub config: u64,
     /// True if the event starts disabled.
     pub disabled: bool,
+    /// True if its samples or its count are to be read.
+    pub is_read: bool,
     /// The sampling period or frequency.
     pub sampling: Sampling,
     /// For a probe: the address of the path or of the function's name.
@@ -140,6 +142,7 @@ impl PerfAttr {
             event_type: attr.r#type,
             config: attr.config,
             disabled: attr.bits & PerfEvent::DISABLED != 0,
+            is_read: attr.sample_type != 0 || attr.read_format != 0,
             sampling: match attr.bits & PerfEvent::FREQ {
                 0 => Sampling::Period(attr.sample_period),
                 _ => Sampling::Frequency(attr.sample_period),

@@ -17,6 +17,34 @@ pub const PERF_TYPE_MAX: u32 = 6;
 /// `enum perf_sw_ids`.
 pub const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
 pub const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
+/// The names of `PERF_COUNT_SW_*`, by number, as perf(1) lists them.
+pub const SOFTWARE_EVENTS: &[&str] = &[
+    "cpu-clock",
+    "task-clock",
+    "page-faults",
+    "context-switches",
+    "cpu-migrations",
+    "minor-faults",
+    "major-faults",
+    "alignment-faults",
+    "emulation-faults",
+    "dummy",
+    "bpf-output",
+    "cgroup-switches",
+];
+/// The names of `PERF_COUNT_HW_*`, likewise.
+pub const HARDWARE_EVENTS: &[&str] = &[
+    "cpu-cycles",
+    "instructions",
+    "cache-references",
+    "cache-misses",
+    "branch-instructions",
+    "branch-misses",
+    "bus-cycles",
+    "stalled-cycles-frontend",
+    "stalled-cycles-backend",
+    "ref-cycles",
+];
 
 /// `enum perf_event_sample_format`.
 pub const PERF_SAMPLE_RAW: u64 = 1 << 10;

@@ -9,6 +9,8 @@
 mod kallsyms;
 mod open;
 
+use std::sync::atomic::AtomicBool;
+
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::bpffs::{BpfFs, BpfFsCall, Place};
 use beeline_supervisor::{Answer, Call, FileOperation, HERE, PathCall, Reply};
@@ -33,6 +35,7 @@ pub(super) struct Files<'a> {
     own_bpffs: &'a BpfFs<Pinned>,
     tracefs: &'a TraceFs,
     event_types: &'a EventTypes,
+    kprobe_refused: &'a AtomicBool,
     fdinfo: FdInfo<'a>,
 }
 
@@ -46,6 +49,7 @@ impl<'a> Files<'a> {
             own_bpffs: &local.bpffs,
             tracefs: &local.tracefs,
             event_types: &local.event_types,
+            kprobe_refused: &local.kprobe_refused,
             fdinfo: FdInfo::new(local, call),
         }
     }

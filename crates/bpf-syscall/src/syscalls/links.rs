@@ -18,6 +18,7 @@ use crate::fds::ThreadFds;
 use crate::functions;
 use crate::local::Local;
 use crate::objects::{Link, LinkTo, Numbers, Object, ProgramObject, attach};
+use crate::refused::by_kernel_only;
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
 
@@ -33,6 +34,25 @@ const OF_EVENTS: [ProgramType; 3] = [
 
 /// The bytes of context of both raw tracepoints on system calls.
 const RAW_CONTEXT: u32 = size_of::<RawSyscallArgs>() as u32;
+
+/// Returns whether links of a type are to what only a kernel has: cgroups, devices, sockets,
+/// iterators. Links of several probes are not among them: tools look whether they are there, and
+/// use others where they are not.
+fn is_kernels(kind: AttachType) -> bool {
+    let is_probes = matches!(
+        kind,
+        AttachType::PERF_EVENT
+            | AttachType::TRACE_RAW_TP
+            | AttachType::TRACE_FENTRY
+            | AttachType::TRACE_FEXIT
+            | AttachType::MODIFY_RETURN
+            | AttachType::TRACE_KPROBE_MULTI
+            | AttachType::TRACE_KPROBE_SESSION
+            | AttachType::TRACE_UPROBE_MULTI
+            | AttachType::TRACE_UPROBE_SESSION
+    );
+    kind.name().is_some() && !is_probes
+}
 
 /// Links programs to places.
 pub(super) struct Links<'a> {
@@ -78,6 +98,11 @@ impl<'a> Links<'a> {
                     return Err(Errno::EINVAL);
                 }
                 self.link_traced(program, wanted.tracing_cookie)
+            }
+            kind if is_kernels(kind) => {
+                self.backend
+                    .unsupported(&by_kernel_only(&format!("links of type {kind}")));
+                Err(Errno::EINVAL)
             }
             // This includes links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for
             // them conclude that this kernel has none, and use one event for each probe.
@@ -212,7 +237,7 @@ impl<'a> Links<'a> {
     }
 
     fn refuse_link(&self, what: &str) -> Answer {
-        self.backend.unsupported(what);
+        self.backend.unsupported(&by_kernel_only(what));
         Err(Errno::ENOENT)
     }
 }

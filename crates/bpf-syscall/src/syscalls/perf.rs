@@ -4,21 +4,24 @@ mod ioctl;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
 use beeline_supervisor::attr::{PerfAttr, Sampling};
 use beeline_supervisor::{Answer, Call, Reply};
-use beeline_uapi::Errno;
 use beeline_uapi::limits::KSYM_NAME_LEN;
 use beeline_uapi::perf::*;
+use beeline_uapi::{Errno, ProgramType};
 
 use super::descriptors::NewDescriptors;
 use crate::claims::Claims;
 use crate::event_types::EventTypes;
+use crate::fds::Descriptors;
 use crate::functions::{self, Leading};
 use crate::local::Local;
 use crate::objects::{Event, Held, Numbers, Object, Ring};
+use crate::refused::{by_kernel_only, event_name};
 use crate::syscall_table::SystemCall;
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::{KernelIds, Tracepoint};
@@ -44,6 +47,8 @@ pub(super) struct PerfEvents<'a> {
     event_types: &'a EventTypes,
     tracepoint_ids: &'a KernelIds,
     numbers: &'a Numbers,
+    fds: &'a Descriptors,
+    kprobe_refused: &'a AtomicBool,
     descriptors: NewDescriptors<'a>,
 }
 
@@ -56,6 +61,8 @@ impl<'a> PerfEvents<'a> {
             event_types: &local.event_types,
             tracepoint_ids: &local.tracepoint_ids,
             numbers: &local.numbers,
+            fds: &local.fds,
+            kprobe_refused: &local.kprobe_refused,
             descriptors: NewDescriptors::new(local, call),
         }
     }
@@ -72,26 +79,36 @@ impl<'a> PerfEvents<'a> {
             cpu: cpu as i32,
             cloexec: flags & PERF_FLAG_FD_CLOEXEC != 0,
         };
+        if self.is_plain(&wanted.attr) {
+            return Ok(Reply::Continue);
+        }
         if flags & PERF_FLAG_PID_CGROUP != 0 {
-            return self.unsupported_event("perf events of a cgroup", Errno::EINVAL);
+            return self.kernels_event("perf events of a cgroup", Errno::EINVAL);
         }
         self.check_place(&wanted)?;
         let (kind, config) = (wanted.attr.event_type, wanted.attr.config);
         match kind {
             PERF_TYPE_SOFTWARE if config == PERF_COUNT_SW_BPF_OUTPUT => self.open_ring(&wanted),
             PERF_TYPE_SOFTWARE if config == PERF_COUNT_SW_CPU_CLOCK => self.open_timer(&wanted),
-            PERF_TYPE_SOFTWARE => {
-                self.unsupported_event(&format!("software event {config}"), Errno::ENOENT)
-            }
             PERF_TYPE_TRACEPOINT => self.open_tracepoint(&wanted),
-            PERF_TYPE_HARDWARE => {
-                self.unsupported_event(&format!("hardware event {config}"), Errno::ENOENT)
-            }
-            PERF_TYPE_BREAKPOINT => self.unsupported_event("watchpoints", Errno::EOPNOTSUPP),
+            PERF_TYPE_BREAKPOINT => self.kernels_event("watchpoints", Errno::EOPNOTSUPP),
             kind if kind == self.event_types.uprobe => self.open_uprobe(&wanted),
             kind if kind == self.event_types.kprobe => self.open_kprobe(&wanted),
-            kind => self.unsupported_event(&format!("perf events of type {kind}"), Errno::ENOENT),
+            kind => self.kernels_event(&event_name(kind, config), Errno::ENOENT),
         }
+    }
+
+    /// Returns whether the kernel opens an event as if Beeline were not there: one that counts or
+    /// samples, as perf(1) does, and that gets no program. The tool has no program for such events
+    /// then; what else may be one of Beeline's timers says itself that it is read.
+    fn is_plain(&self, attr: &PerfAttr) -> bool {
+        let kind = attr.event_type;
+        let is_counter = match (kind, attr.config) {
+            (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_BPF_OUTPUT) | (PERF_TYPE_TRACEPOINT, _) => false,
+            (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK) => attr.is_read,
+            _ => kind != self.event_types.uprobe && kind != self.event_types.kprobe,
+        };
+        is_counter && !self.fds.has_program_of(ProgramType::PERF_EVENT)
     }
 
     fn perf_attr(&self, address: u64) -> Result<PerfAttr, Errno> {
@@ -125,7 +142,7 @@ impl<'a> PerfEvents<'a> {
 
     fn open_ring(&self, wanted: &Wanted) -> Answer {
         let (-1, Ok(cpu)) = (wanted.pid, u32::try_from(wanted.cpu)) else {
-            return self.unsupported_event("perf buffers of one process", Errno::EOPNOTSUPP);
+            return self.kernels_event("perf buffers of one process", Errno::EOPNOTSUPP);
         };
         let ring = Held::new(self.backend, self.backend.perf_ring_create(cpu)?);
         if !wanted.attr.disabled {
@@ -137,7 +154,7 @@ impl<'a> PerfEvents<'a> {
     /// Opens the CPU clock. On the first CPU it is a timer to tools; on each, a profiler.
     fn open_timer(&self, wanted: &Wanted) -> Answer {
         if wanted.cpu != 0 || wanted.pid != -1 {
-            return self.unsupported_event("profile probes", Errno::EOPNOTSUPP);
+            return self.kernels_event("profile probes", Errno::EOPNOTSUPP);
         }
         let nanoseconds = match wanted.attr.sampling {
             Sampling::Period(period) => Some(period),
@@ -162,15 +179,24 @@ impl<'a> PerfEvents<'a> {
             .call
             .memory
             .string(wanted.attr.config1, libc::PATH_MAX as usize)?;
+        let own = self.call.process()?;
+        let pid = match wanted.pid {
+            -1 => None,
+            0 => Some(own),
+            pid => Some(pid),
+        };
+        if pid == Some(own) {
+            let what = format!(
+                "process {own}: the tool cannot trace itself, as it waits for Beeline while a program is attached; \
+                 probe another process"
+            );
+            return self.unsupported_event(&what, Errno::EOPNOTSUPP);
+        }
         let point = AttachPoint::Uprobe {
             path: self.call.path_as_seen_here(path)?,
             offset: wanted.attr.config2,
             retprobe: wanted.attr.config & PERF_PROBE_CONFIG_IS_RETPROBE != 0,
-            pid: match wanted.pid {
-                -1 => None,
-                0 => Some(self.call.process()?),
-                pid => Some(pid),
-            },
+            pid,
             cookie: 0,
         };
         self.open_event(point, wanted)
@@ -185,8 +211,8 @@ impl<'a> PerfEvents<'a> {
             return self.open_event(tracepoint.point(), wanted);
         }
         match tracepoint_name(id) {
-            Some(name) => self.unsupported_event(&name, Errno::ENOENT),
-            None => self.unsupported_event(&format!("tracepoint with id {id}"), Errno::EINVAL),
+            Some(name) => self.kernels_event(&name, Errno::ENOENT),
+            None => self.kernels_event(&format!("tracepoint with id {id}"), Errno::EINVAL),
         }
     }
 
@@ -212,7 +238,7 @@ impl<'a> PerfEvents<'a> {
         let is_idle = points.is_empty() && SystemCall::is_never_called(&name);
         match points.split_first() {
             Some(_) if config2 != 0 => {
-                self.unsupported_event(&format!("kprobe:{name}+{config2:#x}"), Errno::ENOENT)
+                self.kernels_event(&format!("kprobe:{name}+{config2:#x}"), Errno::ENOENT)
             }
             Some((point, more)) => {
                 self.backend.attach_check(point)?;
@@ -224,8 +250,9 @@ impl<'a> PerfEvents<'a> {
                 self.event_descriptor(Object::Event(Arc::new(event.idle())), wanted)
             }
             None => {
+                self.kprobe_refused.store(true, Ordering::Relaxed);
                 let advice = functions::advice(&name);
-                self.unsupported_event(&format!("kprobe:{name}{advice}"), Errno::ENOENT)
+                self.kernels_event(&format!("kprobe:{name}{advice}"), Errno::ENOENT)
             }
         }
     }
@@ -250,6 +277,10 @@ impl<'a> PerfEvents<'a> {
             }),
             other => Ok(other),
         }
+    }
+
+    fn kernels_event(&self, what: &str, errno: Errno) -> Answer {
+        self.unsupported_event(&by_kernel_only(what), errno)
     }
 
     fn unsupported_event(&self, what: &str, errno: Errno) -> Answer {

@@ -16,7 +16,7 @@ use beeline_uapi::limits::{
     BPF_COMPLEXITY_LIMIT_INSNS, LONGEST_LICENSE, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE,
     MAX_USED_MAPS,
 };
-use beeline_uapi::{Errno, ProgramType, flags};
+use beeline_uapi::{AttachType, Errno, ProgramType, flags};
 use parking_lot::Mutex;
 
 use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
@@ -25,6 +25,7 @@ use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Held, Map, Object, ProgramObject};
+use crate::refused::by_kernel_only;
 
 /// The `prog_flags` that are served: all of Linux 6.18's but tokens and those for network devices.
 const FLAGS: u32 = flags::STRICT_ALIGNMENT
@@ -177,16 +178,19 @@ impl<'a> Programs<'a> {
         Ok(Some(btf))
     }
 
-    /// Refuses programs for other programs, and programs that the kernel is to relocate: neither is
-    /// served.
+    /// Refuses programs for other programs, iterators, and programs that the kernel is to relocate:
+    /// none is served, and tools look at whether they are loaded.
     fn check_target(&self, wanted: &ProgLoad) -> Result<(), Errno> {
         if wanted.flags & !FLAGS != 0 {
             return Err(Errno::EINVAL);
         }
-        let refuse = |what| {
+        let refuse = |what: &str| {
             self.backend.unsupported(what);
             Err(Errno::EINVAL)
         };
+        if wanted.expected_attach_type == AttachType::TRACE_ITER {
+            return refuse(&by_kernel_only("iterators"));
+        }
         if wanted.relocations != 0 {
             return refuse("programs that the kernel is to relocate (light skeletons)");
         }

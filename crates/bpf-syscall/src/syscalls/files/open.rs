@@ -2,6 +2,7 @@
 //! tools look for probes: `/sys/bus/event_source/devices/*`, `/proc/kallsyms` and tracefs.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use beeline_supervisor::keys::memory_file;
 use beeline_supervisor::{Answer, Reply};
@@ -10,6 +11,7 @@ use beeline_uapi::Errno;
 use super::Files;
 use super::kallsyms::kallsyms;
 use crate::event_types::{DEVICES, EventTypes};
+use crate::refused::by_kernel_only;
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;
 
@@ -32,8 +34,14 @@ impl Files<'_> {
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,
             });
         }
-        if let Some(probe) = kernel_probe(&path, flags) {
-            self.backend.unsupported(&probe);
+        if let Some(what) = makes_probes(&path, flags) {
+            if what != KPROBES || !self.kprobe_refused.load(Ordering::Relaxed) {
+                self.backend.unsupported(&by_kernel_only(what));
+            }
+            return Err(Errno::ENOENT);
+        }
+        if let Some(probe) = kernel_tracepoint(&path) {
+            self.backend.unsupported(&by_kernel_only(&probe));
         }
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);
@@ -99,28 +107,43 @@ fn content(path: &[u8], types: &EventTypes) -> Option<String> {
 
 /// Returns the path within tracefs, wherever that is mounted.
 fn in_tracefs(path: &str) -> Option<&str> {
-    MOUNTS
+    let inside = MOUNTS
         .iter()
-        .find_map(|mount| path.strip_prefix(mount)?.strip_prefix('/'))
+        .find_map(|mount| path.strip_prefix(mount)?.strip_prefix('/'))?;
+    // perf(1) has a slash too many.
+    Some(inside.trim_start_matches('/'))
 }
 
-/// Returns the kernel probe that a tool is about to make or open, and that is not served. If the
-/// kernel does not have it, the tool fails before it says more, so this is the only place that sees
-/// the name.
-fn kernel_probe(path: &[u8], flags: u64) -> Option<String> {
+/// What tools make that write `kprobe_events`, and `uprobe_events` as perf-probe(1) does.
+const KPROBES: &str = "kprobes";
+const UPROBES: &str =
+    "uprobe events of tracefs (uprobes by perf_event_open and by links are served)";
+
+/// Returns what a tool is about to make that would be the kernel's own, and unseen by Beeline.
+///
+/// Tools that only read look which probes there are. Those that only write `uprobe_events` remove
+/// theirs, or open the tracepoint next that they have made, which is refused.
+fn makes_probes(path: &[u8], flags: u64) -> Option<&'static str> {
     let file = in_tracefs(std::str::from_utf8(path).ok()?)?;
-    if file == "kprobe_events" {
-        let writes = flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64;
-        return writes.then(|| "kprobes".into());
+    let mode = (flags & libc::O_ACCMODE as u64) as i32;
+    match file {
+        "kprobe_events" => (mode != libc::O_RDONLY).then_some(KPROBES),
+        "uprobe_events" => (mode == libc::O_RDWR).then_some(UPROBES),
+        _ => None,
     }
-    let (group, name) = file
+}
+
+/// Returns the tracepoint that a tool is about to open, and that is not served. If the kernel does
+/// not have it, the tool fails before it says more, so this is the only place that sees the name.
+fn kernel_tracepoint(path: &[u8]) -> Option<String> {
+    /// The groups of probes that tools make themselves, and were refused.
+    const MADE: [&str; 2] = ["kprobes", "uprobes"];
+    let (group, name) = in_tracefs(std::str::from_utf8(path).ok()?)?
         .strip_prefix("events/")?
         .strip_suffix("/id")?
         .split_once('/')?;
-    if Tracepoint::named(group, name).is_some() {
-        return None;
-    }
-    Some(format!("tracepoint:{group}:{name}"))
+    let is_told_of = MADE.contains(&group) || Tracepoint::named(group, name).is_some();
+    (!is_told_of).then(|| format!("tracepoint:{group}:{name}"))
 }
 
 #[cfg(test)]
@@ -128,33 +151,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_of_the_kernel_are_named() {
-        let named = |path: &str, flags: i32| kernel_probe(path.as_bytes(), flags as u64);
+    fn tracepoints_of_the_kernel_are_named() {
+        let named = |path: &str| kernel_tracepoint(path.as_bytes());
         let tracepoint = "/sys/kernel/debug/tracing/events/sched/sched_switch/id";
         assert_eq!(
-            named(tracepoint, libc::O_RDONLY).as_deref(),
+            named(tracepoint).as_deref(),
             Some("tracepoint:sched:sched_switch")
         );
-        assert_eq!(
-            named("/sys/kernel/tracing/kprobe_events", libc::O_WRONLY).as_deref(),
-            Some("kprobes")
+        for other in [
+            "events/sched/sched_switch/format",
+            "events/syscalls/sys_enter_read/id",
+            "events/uprobes/p_1/id",
+            "uprobe_events",
+        ] {
+            assert_eq!(named(&format!("/sys/kernel/tracing/{other}")), None);
+        }
+    }
+
+    #[test]
+    fn probes_of_the_kernel_are_not_made() {
+        let makes = |path: &str, flags: i32| makes_probes(path.as_bytes(), flags as u64);
+        let (kprobes, uprobes) = (
+            "/sys/kernel/tracing/kprobe_events",
+            "/sys/kernel/tracing//uprobe_events",
         );
-        assert_eq!(
-            named("/sys/kernel/tracing/kprobe_events", libc::O_RDONLY),
-            None
-        );
-        assert_eq!(
-            named("/sys/kernel/tracing/uprobe_events", libc::O_WRONLY),
-            None
-        );
-        assert_eq!(
-            named("/sys/kernel/tracing/events/sched/sched_switch/format", 0),
-            None
-        );
-        assert_eq!(
-            named("/sys/kernel/tracing/events/syscalls/sys_enter_read/id", 0),
-            None
-        );
+        for (path, flags, made) in [
+            (kprobes, libc::O_RDONLY, None),
+            (kprobes, libc::O_WRONLY | libc::O_APPEND, Some(KPROBES)),
+            (uprobes, libc::O_RDONLY, None),
+            (uprobes, libc::O_WRONLY | libc::O_APPEND, None),
+            (uprobes, libc::O_RDWR | libc::O_APPEND, Some(UPROBES)),
+        ] {
+            assert_eq!(makes(path, flags), made, "{path} {flags:#o}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use beeline_uapi::perf::ioc;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Event, Object, Ring};
+use crate::refused::by_kernel_only;
 
 /// Controls perf events.
 pub(in crate::syscalls) struct PerfIoctl<'a> {
@@ -32,6 +33,11 @@ impl<'a> PerfIoctl<'a> {
         match self.fds.find(fd as i32) {
             Ok(Some(Object::Event(event))) => self.event_ioctl(&event, command, argument),
             Ok(Some(Object::Ring(ring))) => self.ring_ioctl(&ring, command, argument),
+            _ if command == ioc::SET_BPF && self.fds.program(argument as i32).is_ok() => {
+                let what = by_kernel_only("programs at events that count or sample");
+                self.backend.unsupported(&what);
+                Err(Errno::EOPNOTSUPP)
+            }
             _ => Ok(Reply::Continue),
         }
     }
