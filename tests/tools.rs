@@ -2,10 +2,11 @@
 //! literals of newer bpftraces, signals as scripts send them.
 
 use std::process::Command;
+use std::time::Duration;
 
 use beeline_e2e::{
-    Ended, Engine, Scratch, Tool, Turn, Workload, beeline_wanted, engines, file_offset,
-    find_program, need, send, with_tracefs,
+    Ended, Engine, PATIENCE, Scratch, Tool, Turn, Workload, beeline_wanted, engines, file_offset,
+    find_program, need, send, until, with_tracefs,
 };
 
 /// Asserts that every engine's run printed these lines.
@@ -112,6 +113,35 @@ fn a_script_interrupts_a_tool_in_its_background() {
             "{engine}: {said:?}"
         );
     }
+}
+
+/// Sends SIGINT to Beeline alone and then to the whole group, as timeout(1) does: the tool gets one
+/// signal, which cuts none of the calls by which it detaches.
+#[test]
+fn a_signal_for_the_whole_group_reaches_the_tool_once() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bash = need!(find_program("bash"));
+    let mut command = Engine::Beeline.command(bash);
+    command.args([
+        "-c",
+        "trap 'echo caught' INT; echo ready; while :; do read -t 0.05; done",
+    ]);
+    let tool = Tool::start(command);
+    tool.wait_for_line(|line| line == "ready");
+    let caught = |tool: &Tool| {
+        let lines = tool.stdout.so_far();
+        lines.iter().filter(|line| *line == "caught").count()
+    };
+    let settle = || std::thread::sleep(Duration::from_millis(300));
+    send(tool.pid(), libc::SIGINT);
+    until(PATIENCE, || caught(&tool) == 1);
+    settle();
+    assert_eq!(caught(&tool), 1, "a signal for Beeline alone");
+    tool.signal_group(libc::SIGINT);
+    until(PATIENCE, || caught(&tool) == 2);
+    settle();
+    assert_eq!(caught(&tool), 2, "a signal for the group");
 }
 
 /// The kernel can trace a tool by itself. Beeline cannot, and says so at once.

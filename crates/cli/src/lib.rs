@@ -16,6 +16,7 @@ mod proxy;
 mod ps;
 mod run;
 mod run_guest;
+mod signals;
 mod start;
 mod vcpu_pin;
 mod verify;

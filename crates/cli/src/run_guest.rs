@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal};
 use crate::fallback;
 use crate::proxy::Certificates;
 use crate::run::{self, exit_code};
-use crate::say;
+use crate::{say, signals};
 
 /// Options of `beeline run` that have no effect in a guest, and are refused. Nor has `--engine`, but
 /// clap takes BEELINE_ENGINE for that option.
@@ -72,8 +72,8 @@ pub struct Memory {
 ///
 /// Fails if the guest or its memory cannot be reached, or the tool cannot be served.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
-    let mut inherited_actions = run::hand_signals_on();
-    inherited_actions.extend(run::outlive_file_limit());
+    let mut inherited_actions = signals::take_over();
+    inherited_actions.extend(signals::outlive_file_limit());
     let tls = place.tls.tls();
     let tls = tls.as_ref();
     let (memory, monitor) = place.memory.find()?;
@@ -99,8 +99,9 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     };
     let guest = Guest::new(connection, sharing).context("the tool cannot be served")?;
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
-    run::hand_signals_to(pid, started.stopper()?)?;
+    signals::hand_on_to(pid, started.stopper()?)?;
     let status = fallback::with_fallback(started)?.serve(guest)?;
+    signals::end();
     match LOST.load(Relaxed) {
         true => Ok(ExitCode::FAILURE),
         false => Ok(exit_code(status)),
@@ -166,5 +167,5 @@ fn end(why: &str) {
     say(&format!(
         "the guest is lost: {why}; the tool is told to end"
     ));
-    run::signal_tool(Signal::TERM);
+    signals::signal_tool(Signal::TERM);
 }
