@@ -115,8 +115,8 @@ fn a_script_interrupts_a_tool_in_its_background() {
     }
 }
 
-/// Sends SIGINT to Beeline alone and then to the whole group, as timeout(1) does: the tool gets one
-/// signal, which cuts none of the calls by which it detaches.
+/// SIGINT for the whole group, as timeout(1) sends it, comes to the tool once. A second one would cut
+/// a call by which it detaches.
 #[test]
 fn a_signal_for_the_whole_group_reaches_the_tool_once() {
     let _turn = Turn::take();
@@ -135,13 +135,15 @@ fn a_signal_for_the_whole_group_reaches_the_tool_once() {
     };
     let settle = || std::thread::sleep(Duration::from_millis(300));
     send(tool.pid(), libc::SIGINT);
-    until(PATIENCE, || caught(&tool) == 1);
+    until(PATIENCE, || caught(&tool) >= 1);
     settle();
     assert_eq!(caught(&tool), 1, "a signal for Beeline alone");
-    tool.signal_group(libc::SIGINT);
-    until(PATIENCE, || caught(&tool) == 2);
-    settle();
-    assert_eq!(caught(&tool), 2, "a signal for the group");
+    for nth in 2..6 {
+        tool.signal_group(libc::SIGINT);
+        until(PATIENCE, || caught(&tool) >= nth);
+        settle();
+        assert_eq!(caught(&tool), nth, "a signal for the group");
+    }
 }
 
 /// The kernel can trace a tool by itself. Beeline cannot, and says so at once.

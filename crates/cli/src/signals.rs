@@ -25,7 +25,7 @@ pub const SIGNALLED: i32 = 128;
 const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP];
 
 /// The time within which a signal for the group reaches all of its processes.
-const MOMENT: Duration = Duration::from_millis(10);
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// A signal that was sent to Beeline: its number, and the time in nanoseconds since the machine
 /// started.
