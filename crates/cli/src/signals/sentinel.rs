@@ -86,6 +86,10 @@ fn watch(wanted: &libc::sigset_t, times: &Times, parent: u32) -> ! {
         libc::prctl(libc::PR_SET_NAME, c"beeline-group".as_ptr());
         loop {
             let signal = libc::sigwaitinfo(wanted, std::ptr::null_mut());
+            // A stop and a SIGCONT interrupt the wait.
+            if signal < 0 && *libc::__errno_location() != libc::EINTR {
+                libc::_exit(1);
+            }
             if let Some(time) = usize::try_from(signal)
                 .ok()
                 .and_then(|number| times.get(number))
