@@ -4,7 +4,7 @@
 set -eu
 
 PACKAGES="bpftrace libbpf-tools nginx-light wrk gcc g++ libc6-dev binutils make python3 util-linux openssl ca-certificates curl python3-yaml podman crun clang clang-19
-    libbpf-dev llvm-19-dev bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross strace perl bpfcc-tools linux-headers-amd64 musl-tools libseccomp2
+    libbpf-dev llvm-19-dev bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross strace linux-perf perl bpfcc-tools linux-headers-amd64 musl-tools libseccomp2
     golang-github-containers-common
     $*"
 
