@@ -115,10 +115,10 @@ fn a_script_interrupts_a_tool_in_its_background() {
     }
 }
 
-/// SIGINT for the whole group, as timeout(1) sends it, comes to the tool once. A second one would cut
-/// a call by which it detaches.
+/// SIGINT for Beeline, or for the whole group as timeout(1) sends it, comes to the tool once. A second
+/// one would cut a call by which it detaches.
 #[test]
-fn a_signal_for_the_whole_group_reaches_the_tool_once() {
+fn signals_reach_the_tool_once() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bash = need!(find_program("bash"));
@@ -138,7 +138,19 @@ fn a_signal_for_the_whole_group_reaches_the_tool_once() {
     until(PATIENCE, || caught(&tool) >= 1);
     settle();
     assert_eq!(caught(&tool), 1, "a signal for Beeline alone");
-    for nth in 2..6 {
+    // By its name and by its command line, which are no other process's of the group.
+    for (nth, by) in [(2, ["-x", "beeline"]), (3, ["-f", "[b]eeline run"])] {
+        let group = tool.pid().to_string();
+        let killed = Command::new("pkill")
+            .args(["-INT", "-g", &group])
+            .args(by)
+            .status();
+        assert!(killed.expect("pkill runs").success(), "{by:?}");
+        until(PATIENCE, || caught(&tool) >= nth);
+        settle();
+        assert_eq!(caught(&tool), nth, "{by:?}");
+    }
+    for nth in 4..8 {
         tool.signal_group(libc::SIGINT);
         until(PATIENCE, || caught(&tool) >= nth);
         settle();

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
 
 /// Returns all process ids.
@@ -122,6 +123,11 @@ impl Stat {
     /// Returns where its stack began, which each `exec` chooses anew.
     pub fn stack_start(&self) -> Option<u64> {
         self.number(28)
+    }
+
+    /// Returns the addresses of its command line.
+    pub fn arguments(&self) -> Option<Range<usize>> {
+        Some(self.number(48)?..self.number(49)?)
     }
 
     /// True if it has ended, even if its parent does not know yet.

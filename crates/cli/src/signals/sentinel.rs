@@ -1,8 +1,10 @@
 //! A process of Beeline's process group that does nothing but note the signals it gets: each of them
 //! was for the whole group.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use beeline_inject::procfs::Stat;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 /// More than the greatest number of a signal that ends a session.
@@ -35,6 +37,7 @@ impl Sentinel {
         // SAFETY: the mapping is zeroed, aligned, as long as needed, and stays.
         let times = unsafe { &*page.ok()?.cast::<Times>() };
         let parent = std::process::id();
+        let arguments = Stat::of(parent as i32).and_then(|stat| stat.arguments());
         // SAFETY: sets consist of integers and are initialized by `sigemptyset`. The child of `fork`
         // only makes system calls and stores into the mapping, so it needs nothing that other
         // threads may have held.
@@ -48,6 +51,7 @@ impl Sentinel {
             libc::sigprocmask(libc::SIG_BLOCK, &wanted, &mut before);
             let child = libc::fork();
             if child == 0 {
+                forget_name(arguments);
                 watch(&wanted, times, parent);
             }
             libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
@@ -73,6 +77,23 @@ impl Sentinel {
     }
 }
 
+/// Makes this process look like none of Beeline's to `pkill beeline` and its like: a signal that
+/// comes to it by its name was not for the whole group.
+///
+/// # Safety
+///
+/// Only in a child of `fork`, with where the parent has its arguments.
+unsafe fn forget_name(arguments: Option<Range<usize>>) {
+    // SAFETY: the name is a string; the arguments are this process's own copy, on its stack, and
+    // nothing reads them any more.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"group-signals".as_ptr());
+        if let Some(Range { start, end }) = arguments {
+            std::ptr::write_bytes(start as *mut u8, 0, end.saturating_sub(start));
+        }
+    }
+}
+
 /// Notes the signals, which are blocked, until the parent ends.
 fn watch(wanted: &libc::sigset_t, times: &Times, parent: u32) -> ! {
     // SAFETY: plain system calls. Descriptors are closed because others may wait for the last copy
@@ -83,7 +104,6 @@ fn watch(wanted: &libc::sigset_t, times: &Times, parent: u32) -> ! {
             libc::_exit(0);
         }
         libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
-        libc::prctl(libc::PR_SET_NAME, c"beeline-group".as_ptr());
         loop {
             let signal = libc::sigwaitinfo(wanted, std::ptr::null_mut());
             // A stop and a SIGCONT interrupt the wait.
