@@ -2,6 +2,7 @@
 //! wait for the supervisor, and the others still do.
 
 use std::fs::write;
+use std::path::Path;
 use std::process::Command;
 
 use beeline_e2e::{
@@ -68,6 +69,52 @@ fn switches(ended: &Ended, what: &str) -> u64 {
     let rest = lines.find_map(|line| line.strip_prefix(what)?.strip_suffix(" switches"));
     let number = rest.and_then(|rest| rest.trim().parse().ok());
     number.unwrap_or_else(|| panic!("nothing is said of {what}: {ended:?}"))
+}
+
+#[test]
+fn values_in_the_register_of_a_sixth_argument_are_kept() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let path = scratch.build("sixth.c");
+    for script in [OPENS, ACCESSES] {
+        let ended = traced(Engine::Beeline, script, &path.display().to_string());
+        assert!(ended.stdout.iter().any(|line| line == "kept"), "{ended:?}");
+    }
+}
+
+/// Goes into the session's BPF file system without its name, and makes directories there.
+const ENTRIES: &str = r#"
+set -e
+ln -s /sys/fs/bpf "$1/link"
+cat /etc/passwd >/dev/null
+case $2 in
+by-link) cd -P "$1/link"; mkdir -p inner ;;
+by-directory) python3 -c 'import os, sys
+os.mkdir("inner", dir_fd=os.open(sys.argv[1], os.O_RDONLY))' "$1/link" ;;
+by-descriptor) python3 -c 'import os, sys
+os.fchdir(os.open(sys.argv[1], os.O_RDONLY)); os.mkdir("inner")' "$1/link" ;;
+esac
+ls -d /sys/fs/bpf/inner
+"#;
+
+#[test]
+fn links_into_the_bpf_file_system_lead_there() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftrace"));
+    for way in ["by-link", "by-directory", "by-descriptor"] {
+        let scratch = Scratch::new();
+        let script = scratch.path().join("script");
+        write(&script, ENTRIES).unwrap();
+        let directory = scratch.path().display();
+        let child = format!("/bin/sh {} {directory} {way}", script.display());
+        let ended = traced(Engine::Beeline, OPENS, &child);
+        let is_there = ended.stdout.iter().any(|line| line == "/sys/fs/bpf/inner");
+        assert!(is_there, "{way}: {ended:?}");
+        assert!(!Path::new("/sys/fs/bpf/inner").exists(), "{way}");
+    }
 }
 
 /// Looks into the session's BPF file system in all ways that need no name of it, between calls that

@@ -1,5 +1,5 @@
-/* What a tool starts, and makes calls with paths. `paths CALLS` makes so many of each kind, alone and then in a second thread,
- * and prints how often it has waited: "alone: open 3 switches". */
+/* What a tool starts, and makes calls with paths. `paths CALLS` makes so many of each kind, alone and then in a
+ * second thread, and prints how often it has waited: "alone: open 3 switches". */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

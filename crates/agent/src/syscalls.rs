@@ -56,9 +56,10 @@ pub unsafe extern "C" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Cal
         _ => Some(overridden.result),
     };
     let Some(result) = result else {
-        let is_marked = is_markable && paths::is_plainly_kernels(&call);
-        // SAFETY: these are the stub's own registers, and the borrow of them has ended.
-        unsafe { paths::mark(&mut *regs, is_marked) };
+        if is_markable && paths::is_plainly_kernels(&call) {
+            // SAFETY: these are the stub's own registers, and the borrow of them has ended.
+            unsafe { paths::mark(&mut *regs) };
+        }
         return MAKE;
     };
     // SAFETY: these are the stub's own registers, and the borrow of them has ended.
@@ -92,9 +93,11 @@ unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
 /// As for [`beeline_call_enter`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Calls) {
+    if calls.addr() & MARKABLE != 0 {
+        // SAFETY: these are the stub's own registers.
+        unsafe { paths::unmark(&mut *regs) };
+    }
     let calls = unmarkable(calls);
-    // SAFETY: these are the stub's own registers.
-    unsafe { paths::mark(&mut *regs, false) };
     // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
         process_events::handle(&call);

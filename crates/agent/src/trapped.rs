@@ -36,6 +36,11 @@ pub const ARGUMENTS: usize = 5;
 /// The mark of a call that the supervisor's filter lets pass: the value of a sixth argument, in a
 /// register that the kernel does not read for the call.
 pub const PASS_MARK: u64 = 0x0bee_9a55_c0de_0bee;
+/// The mark of a call with a path that the filter lets pass: the uppermost bits of that register,
+/// which are otherwise zero in it. So the mark can be taken away again. An address has zeros there.
+pub const PATH_MARK: u64 = 0x0be1 << PATH_MARK_SHIFT;
+/// The place of [`PATH_MARK`], which takes all bits from here on.
+pub const PATH_MARK_SHIFT: u32 = 48;
 
 /// A reply: the handler makes the call.
 pub const PASS: i64 = i64::MIN;

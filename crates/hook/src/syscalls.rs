@@ -182,7 +182,7 @@ pub struct CallPlan {
     /// number is known.
     pub(crate) keeps_flags: bool,
     /// True if code before the call may change the register of a sixth argument, where the call has
-    /// none: nothing behind the call reads that register.
+    /// none, for as long as the call lasts.
     pub(crate) is_markable: bool,
     pub(crate) shape: Shape,
 }

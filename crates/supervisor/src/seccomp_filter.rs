@@ -74,7 +74,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         arch::READLINK,
         libc::SYS_readlinkat,
     ] {
-        code.extend(when(call, &unless_marked(NOTIFY)));
+        code.extend(when(call, &with_unmarked_path()));
     }
     // Calls that take several paths in the BPF file system, or a descriptor, or stay there.
     for call in [
@@ -83,6 +83,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         libc::SYS_renameat2,
         libc::SYS_fstatfs,
         libc::SYS_chdir,
+        libc::SYS_fchdir,
     ] {
         code.extend(when(call, &[ret(NOTIFY)]));
     }
@@ -166,8 +167,21 @@ fn blocking() -> Vec<sock_filter> {
     code
 }
 
-/// Decides for `action` unless the agent has marked the call to pass. It marks calls with paths that
-/// lead to nothing of the supervisor's, in processes that it traces.
+/// Selects calls with a path that the agent has not marked. It marks those that lead to nothing of the
+/// supervisor's, in targets.
+fn with_unmarked_path() -> Vec<sock_filter> {
+    const BITS: u32 = u32::MAX << (trapped::PATH_MARK_SHIFT - u32::BITS);
+    const MARK: u32 = (trapped::PATH_MARK >> u32::BITS) as u32;
+    vec![
+        load(arg_high(5)),
+        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, BITS),
+        skip_unless_equal(MARK, 1),
+        ret(ALLOW),
+        ret(NOTIFY),
+    ]
+}
+
+/// Decides for `action` unless the agent has marked the call to pass.
 fn unless_marked(action: u32) -> Vec<sock_filter> {
     const MARK: [u32; 2] = [trapped::PASS_MARK as u32, (trapped::PASS_MARK >> 32) as u32];
     vec![
@@ -254,7 +268,7 @@ fn with_a_path(flags: u32) -> Vec<sock_filter> {
         branch(libc::BPF_JSET, libc::AT_EMPTY_PATH as u32, 0, 1),
         ret(ALLOW),
     ];
-    code.extend(unless_marked(NOTIFY));
+    code.extend(with_unmarked_path());
     code
 }
 
@@ -425,13 +439,27 @@ mod tests {
             libc::SYS_statx,
             libc::SYS_readlinkat,
         ];
-        let mark = trapped::PASS_MARK;
+        let mark = trapped::PATH_MARK;
         for nr in PATHS {
-            assert_eq!(native(nr, [1, 2, 0, 0, 5, 0]), NOTIFY);
-            assert_eq!(native(nr, [1, 2, 0, 0, 5, mark]), ALLOW);
-            assert_eq!(native(nr, [1, 2, 0, 0, 5, mark & !0xff]), NOTIFY);
+            for last in [
+                0,
+                0x7fff_1234_5678,
+                u64::MAX,
+                mark ^ 1 << 48,
+                trapped::PASS_MARK,
+            ] {
+                assert_eq!(native(nr, [1, 2, 0, 0, 5, last]), NOTIFY);
+            }
+            for last in [0, 0x7fff_1234_5678] {
+                assert_eq!(native(nr, [1, 2, 0, 0, 5, mark | last]), ALLOW);
+            }
         }
-        for nr in [libc::SYS_chdir, libc::SYS_renameat2, libc::SYS_bpf] {
+        for nr in [
+            libc::SYS_chdir,
+            libc::SYS_fchdir,
+            libc::SYS_renameat2,
+            libc::SYS_bpf,
+        ] {
             assert_eq!(native(nr, [1, 2, 3, 4, 5, mark]), NOTIFY);
         }
     }

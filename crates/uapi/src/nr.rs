@@ -11,7 +11,7 @@ mod x86_64;
 pub use x86_64::*;
 
 /// Returns the position, from 0, of the path of a call that names a file by one path and has at
-/// most five arguments; `None` for all other calls.
+/// most five arguments; `None` for all other calls. At position 1 the directory is before it.
 #[inline(always)]
 pub fn path_argument(number: u64) -> Option<usize> {
     match number {

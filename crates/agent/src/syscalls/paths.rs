@@ -2,24 +2,25 @@
 //!
 //! The supervisor's filter stops each of them, because a path may lead to what the supervisor stands
 //! in for. The agent looks at the path first, at a hundredth of the cost. A call that the supervisor
-//! would only let pass gets a [mark](crate::trapped::PASS_MARK), and the filter lets it pass.
+//! would only let pass gets a [mark](crate::trapped::PATH_MARK), and the filter lets it pass.
 
 use core::mem::MaybeUninit;
 use core::ptr::null;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use beeline_uapi::linux::AT_FDCWD;
 use beeline_uapi::nr;
 
 use super::Call;
 use crate::abi::{PendingSignals, PtRegs, Slot, UNDER_FILTER};
 use crate::enter::{Job, Leased, new_context};
 use crate::helpers::read::copy_string;
-use crate::trapped::PASS_MARK;
+use crate::trapped::{PATH_MARK, PATH_MARK_SHIFT};
 
 /// Bytes of a path that are looked at. The supervisor looks at a longer one.
 const LONGEST: usize = 256;
-/// All paths into the session's BPF file system have this in them. Those that do not are relative to
-/// something in it: [`Session::any_path`](crate::abi::Session::any_path).
+/// All paths into the session's BPF file system have this in them, but for those that begin in it: see
+/// [`Session::any_path`](crate::abi::Session::any_path).
 const IN_BPFFS: &[u8] = b"bpf";
 
 /// True if the call names a file by a path, the supervisor would be notified of it, and the path
@@ -61,9 +62,10 @@ impl Job for Look<'_> {
     #[inline(always)]
     unsafe fn run(&mut self) {
         let regs = self.call.regs;
-        let argument = nr::path_argument(regs.call_number()).unwrap_or_default();
-        let Some(from) = regs.call_arguments().get(argument).copied() else {
-            return;
+        let [first, second, ..] = regs.call_arguments();
+        let (directory, from) = match nr::path_argument(regs.call_number()) {
+            Some(0) => (AT_FDCWD, first),
+            _ => (first as i32, second),
         };
         let mut room = MaybeUninit::<[u8; LONGEST]>::uninit();
         let to = room.as_mut_ptr().cast::<u8>();
@@ -76,7 +78,9 @@ impl Job for Look<'_> {
         };
         // SAFETY: as many bytes of the room have been filled.
         let path = unsafe { core::slice::from_raw_parts(to, len as usize) };
-        self.is_elsewhere = is_elsewhere(path);
+        // Another directory may be one of the BPF file system's.
+        let is_whole = path.first() == Some(&b'/') || directory == AT_FDCWD;
+        self.is_elsewhere = is_whole && is_elsewhere(path);
     }
 
     #[inline(always)]
@@ -97,13 +101,22 @@ fn is_elsewhere(path: &[u8]) -> bool {
     !is_answered && !(0..path.len()).any(has)
 }
 
-/// Marks a call, or takes away the mark that is left from an earlier one: no code reads that, and the
-/// call would pass by it.
+/// Marks a call, if there is room for the mark.
 #[inline(always)]
-pub(super) fn mark(regs: &mut PtRegs, is_marked: bool) {
-    if is_marked {
-        regs.set_last_argument(PASS_MARK);
-    } else if regs.last_argument() == PASS_MARK {
-        regs.set_last_argument(0);
+pub(super) fn mark(regs: &mut PtRegs) {
+    let last = regs.last_argument();
+    if last >> PATH_MARK_SHIFT == 0 {
+        regs.set_last_argument(last | PATH_MARK);
+    }
+}
+
+/// Takes the mark away behind a call.
+#[inline(always)]
+pub(super) fn unmark(regs: &mut PtRegs) {
+    let last = regs.last_argument();
+    if last >> PATH_MARK_SHIFT == PATH_MARK >> PATH_MARK_SHIFT
+        && nr::path_argument(regs.call_number()).is_some()
+    {
+        regs.set_last_argument(last ^ PATH_MARK);
     }
 }

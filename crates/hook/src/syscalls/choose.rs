@@ -220,7 +220,8 @@ impl Look<'_> {
             None => arch::flags_wanted_behind_call(self.survey, index),
         };
         // The function that makes the call for others has the argument on its stack.
-        let is_markable = calls.is_some() || arch::is_last_argument_dead_behind(self.survey, index);
+        let is_markable = calls.is_some()
+            || arch::is_last_argument_dead_behind(self.survey, index, number.is_some());
         let outcome = match (calls, self.unhookable(index, number)) {
             (Some(_), _) => self
                 .caller(index)

@@ -11,8 +11,8 @@ pub const WATCHED: u8 = 1;
 pub const WATCHED_COMPACTLY: u8 = 2;
 
 /// In the descriptor that functions get, which is even: the call may be *marked*. If it has no sixth
-/// argument, `enter` may change that one's register, `r9`: the register keeps what is stored there,
-/// and no code of the process's reads that.
+/// argument, `enter` may change that one's register, `r9`, and `exit` has to change it back. It seems
+/// that no code of the process's reads it behind the call, should `exit` not be called.
 pub const MARKABLE: u64 = 1;
 
 /// The functions that are called around system calls.

@@ -5,9 +5,11 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_agent::abi::syscalls::{Move, Patch};
+use beeline_agent::trapped::{PATH_MARK, PATH_MARK_SHIFT};
 use beeline_hook::{JUMP_LEN, SYSCALL_LEN};
 use beeline_inject::{Process, Stopped, signal_frames};
 use beeline_uapi::linux::{self, PAGE_SIZE};
+use beeline_uapi::nr;
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
@@ -86,7 +88,8 @@ impl Presence {
             let bytes = beside(patch.address, &now, original, original, &probed);
             (patch.address, bytes)
         });
-        Ok(stopped.write_code(code.collect())?)
+        stopped.write_code(code.collect())?;
+        unmark(stopped)
     }
 
     /// Sends threads back to the code that wait in a call which is made elsewhere, and threads that
@@ -140,6 +143,23 @@ impl Presence {
             word(offset_of!(linux::PtRegs, sp))?,
         ))
     }
+}
+
+/// Takes the agent's mark away from threads that wait in calls with paths: nothing does so behind the
+/// call any more.
+fn unmark(stopped: &mut Stopped) -> Result<(), Error> {
+    const SIXTH: usize = 5;
+    for thread in stopped.threads().to_vec() {
+        let mut registers = *thread.registers();
+        let last = registers.argument(SIXTH);
+        let is_marked = last >> PATH_MARK_SHIFT == PATH_MARK >> PATH_MARK_SHIFT;
+        let number = u64::try_from(registers.call_number());
+        if is_marked && number.is_ok_and(|number| nr::path_argument(number).is_some()) {
+            registers.set_last_argument(last ^ PATH_MARK);
+            stopped.set_registers(thread.tid(), registers)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the bytes at stored jumps, which are in ascending order within one page. Where nothing

@@ -13,7 +13,7 @@ mod users;
 mod written;
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -82,8 +82,8 @@ struct Calls {
     is_under_filter: bool,
     /// True if all calls are hooked, and not only those that Beeline itself has to know of.
     hooks_all: bool,
-    /// Code of which only [`Part::Own`] is hooked, as in `seen`.
-    partial: BTreeSet<(u64, u64, u64)>,
+    /// Code of which only that part is hooked, as in `seen`.
+    partial: BTreeMap<(u64, u64, u64), Own>,
     /// Code that has been scanned: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
     /// The code that all stubs in a pool share, by the pool's address.
@@ -270,7 +270,7 @@ impl Syscalls {
                 })
             })
         });
-        calls.partial.retain(|key| calls.seen.contains(key));
+        calls.partial.retain(|key, _| calls.seen.contains(key));
         let is_seen = |site: &u64| {
             let mut seen = regions.iter().filter(|region| region.contains(*site));
             seen.any(|region| calls.seen.contains(&key(region)))
@@ -318,7 +318,7 @@ impl Syscalls {
         let key = key(region);
         let calls = self.calls.as_ref();
         calls.is_some_and(|calls| {
-            calls.seen.contains(&key) && !(hooks_all && calls.partial.contains(&key))
+            calls.seen.contains(&key) && !(hooks_all && calls.partial.contains_key(&key))
         })
     }
 
@@ -346,7 +346,7 @@ impl Syscalls {
             follows: false,
             is_under_filter: false,
             hooks_all: false,
-            partial: BTreeSet::new(),
+            partial: BTreeMap::new(),
             seen: BTreeSet::new(),
             common: Vec::new(),
             written: Written::default(),
@@ -436,7 +436,7 @@ impl Syscalls {
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
             match part {
-                Part::Own(_) => calls.partial.insert(key(region)),
+                Part::Own(own) => calls.partial.insert(key(region), own),
                 Part::All | Part::Rest(_) => calls.partial.remove(&key(region)),
             };
             calls.has_unhooked |= missing > 0 || file.may_have_unhooked(region);
@@ -451,14 +451,14 @@ impl Syscalls {
     /// Returns the calls of a mapping that are to be hooked now.
     fn part_of(&self, region: &Region) -> Part {
         let is_of_file = region.inode != 0 || vdso::is_at(region);
-        let own = |calls: &Calls| Own {
-            has_paths: calls.is_under_filter,
+        let Some(calls) = &self.calls else {
+            return Part::All;
         };
-        match &self.calls {
-            Some(calls) if calls.hooks_all && calls.partial.contains(&key(region)) => {
-                Part::Rest(own(calls))
-            }
-            Some(calls) if !calls.hooks_all && is_of_file => Part::Own(own(calls)),
+        match calls.partial.get(&key(region)) {
+            Some(own) if calls.hooks_all => Part::Rest(*own),
+            _ if !calls.hooks_all && is_of_file => Part::Own(Own {
+                has_paths: calls.is_under_filter,
+            }),
             _ => Part::All,
         }
     }

@@ -52,14 +52,26 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
             libc::SYS_listxattr | libc::SYS_llistxattr => self.xattr(a, Ok(0)),
             libc::SYS_fstatfs => self.fstatfs(a, b),
             libc::SYS_chdir => self.chdir(a),
+            libc::SYS_fchdir => self.enter(&format!("/proc/{}/fd/{}", self.tid, a as i32)),
             _ => return None,
         })
     }
 
     /// Lets the kernel answer `chdir(path)`.
     fn chdir(&self, path: u64) -> Answer {
-        if self.inside(HERE, path).is_some() {
-            self.owner.bpffs().note_use();
+        let path = self.memory.string(path, libc::PATH_MAX as usize);
+        let Ok(path) = path.and_then(|path| self.absolute(HERE as i32, &path)) else {
+            return Ok(Reply::Continue);
+        };
+        let path = path.strip_prefix("/").unwrap_or(&path);
+        self.enter(&format!("/proc/{}/root/{}", self.tid, path.display()))
+    }
+
+    /// Notes a directory that a process goes to; the path may have symbolic links. A name that is not
+    /// UTF-8 is none of the file system's.
+    fn enter(&self, directory: &str) -> Answer {
+        if let Ok(real) = std::fs::canonicalize(directory) {
+            self.owner.bpffs().enter(&real);
         }
         Ok(Reply::Continue)
     }

@@ -13,19 +13,24 @@ const LAST: Register = Register::R9;
 /// The register of a function's fourth argument, which a system call destroys.
 const FOURTH: Register = Register::RCX;
 
-/// True if no code behind the `syscall` of that index reads what the register of a sixth argument
-/// holds before it.
+/// True if it seems that no code behind the `syscall` of that index reads what the register of a
+/// sixth argument holds before it. `is_always_same` says that the call's number is.
 ///
 /// The calling conventions decide where a function is called, or ends: nobody reads the register
 /// behind a return, and a function takes a sixth argument only together with a fourth. A `syscall`
-/// destroys that one's register.
-pub(crate) fn is_last_argument_dead_behind(survey: &Survey, index: usize) -> bool {
+/// destroys that one's register. A compiler that knows both sides of a call may ignore these
+/// conventions, so a value in the register has to be restored in any case.
+pub(crate) fn is_last_argument_dead_behind(
+    survey: &Survey,
+    index: usize,
+    is_always_same: bool,
+) -> bool {
     let mut seen = vec![[false; 2]; survey.instructions.len()];
     let mut open = vec![(index + 1, false)];
     let mut factory = InstructionInfoFactory::new();
     while let Some((at, has_fourth)) = open.pop() {
         // A loop leads back to the call itself.
-        if at == index {
+        if at == index && is_always_same {
             continue;
         }
         let Some(instruction) = survey.instructions.get(at) else {
@@ -57,8 +62,10 @@ pub(crate) fn is_last_argument_dead_behind(survey: &Survey, index: usize) -> boo
             FlowControl::Call | FlowControl::IndirectCall if !has_fourth => [Some(at + 1), None],
             FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
                 let taken = survey.index_of(decoded.near_branch_target());
-                // A jump to another function is a call of it.
-                if taken.is_none() && (has_fourth || is_inside(survey, decoded)) {
+                // A jump to another function is a call of it, or leads to a part of this one that
+                // stands elsewhere: a branch always does.
+                let is_part = instruction.goes_on() || is_inside(survey, decoded);
+                if taken.is_none() && (has_fourth || is_part) {
                     return false;
                 }
                 [taken, instruction.goes_on().then_some(at + 1)]
@@ -120,8 +127,15 @@ mod tests {
     const AT: u64 = 0x1000;
     const ELSEWHERE: u64 = 0x9000;
 
-    /// Looks behind the first `syscall` of a function.
+    /// Looks behind the first `syscall` of a function, which always makes the same call.
     fn is_dead(write: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>) -> bool {
+        is_dead_behind(write, true)
+    }
+
+    fn is_dead_behind(
+        write: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+        is_always_same: bool,
+    ) -> bool {
         let mut asm = CodeAssembler::new(64).unwrap();
         write(&mut asm).unwrap();
         let code = asm.assemble(AT).unwrap();
@@ -131,7 +145,7 @@ mod tests {
         });
         let mut calls = survey.instructions.iter();
         let index = calls.position(Instruction::is_system_call).unwrap();
-        is_last_argument_dead_behind(&survey, index)
+        is_last_argument_dead_behind(&survey, index, is_always_same)
     }
 
     #[test]
@@ -183,19 +197,29 @@ mod tests {
         };
         assert!(branch(false));
         assert!(!branch(true));
+        // Such a branch leads to a part of the function, out of its way.
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.test(rax, rax)?;
+            asm.js(ELSEWHERE)?;
+            asm.ret()
+        }));
     }
 
     #[test]
     fn the_same_call_again_reads_nothing_and_another_may() {
-        assert!(is_dead(|asm| {
-            let mut again = asm.create_label();
-            asm.set_label(&mut again)?;
-            asm.mov(eax, 2)?;
-            asm.syscall()?;
-            asm.cmp(rax, -4)?;
-            asm.je(again)?;
-            asm.ret()
-        }));
+        for is_always_same in [false, true] {
+            let again = |asm: &mut CodeAssembler| {
+                let mut again = asm.create_label();
+                asm.set_label(&mut again)?;
+                asm.mov(eax, edi)?;
+                asm.syscall()?;
+                asm.cmp(rax, -4)?;
+                asm.je(again)?;
+                asm.ret()
+            };
+            assert_eq!(is_dead_behind(again, is_always_same), is_always_same);
+        }
         assert!(!is_dead(|asm| {
             asm.syscall()?;
             asm.mov(eax, 9)?;

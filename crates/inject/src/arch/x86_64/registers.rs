@@ -94,6 +94,11 @@ impl Registers {
         [regs.rdi, regs.rsi, regs.rdx, regs.r10, regs.r8, regs.r9][at]
     }
 
+    /// Changes the last of those arguments.
+    pub fn set_last_argument(&mut self, value: u64) {
+        self.0.r9 = value;
+    }
+
     /// Returns the result of that call.
     pub fn result(&self) -> u64 {
         self.0.rax

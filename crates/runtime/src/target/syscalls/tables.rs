@@ -22,6 +22,10 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
     // Programs behind a return from a signal handler have to run before it.
     let behind_all = |one: &Attached| one.link.edge == Edge::Exit && one.link.number.is_none();
     let is_return_seen = here.links.iter().any(behind_all);
+    let is_under_filter = memory.environment()?.record().flags.load(SeqCst) & UNDER_FILTER != 0;
+    if is_under_filter {
+        watch_behind_paths(memory, here)?;
+    }
     for (edge, index) in [(Edge::Enter, ENTER), (Edge::Exit, EXIT)] {
         let mut places = BTreeMap::<_, Vec<_>>::new();
         for one in here.links.iter().filter(|one| one.link.edge == edge) {
@@ -54,8 +58,9 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
             false => [PROCESS_EVENTS[index], masks],
         };
         let is_event = |number| events.iter().any(|events| events.contains(&number));
-        // The agent marks these, and takes the mark away behind them.
-        let has_paths = flags & UNDER_FILTER != 0 && (here.follows || !here.links.is_empty());
+        // The agent marks these, and takes the mark away behind them, also when it marks no more.
+        let is_at_work = here.follows || !here.links.is_empty();
+        let has_paths = is_under_filter && (is_at_work || edge == Edge::Exit);
         let has_path = |number| has_paths && nr::path_argument(number).is_some();
         // SAFETY: the record was placed in the home pool as a `Calls`.
         let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
@@ -75,6 +80,19 @@ pub(super) fn publish_tables(memory: &mut TargetMemory, here: &Calls) -> Result<
                 _ => WATCHED_COMPACTLY,
             };
             watched.store(how, Release);
+        }
+    }
+    Ok(())
+}
+
+/// Has the agent take marks away behind calls with paths, before it marks the first one.
+fn watch_behind_paths(memory: &mut TargetMemory, here: &Calls) -> Result<(), Error> {
+    let environment = memory.environment_mut()?;
+    // SAFETY: the record was placed in the home pool as a `Calls`.
+    let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
+    for (number, watched) in (0..).zip(&table.watched[EXIT]) {
+        if nr::path_argument(number).is_some() {
+            watched.store(WATCHED, Release);
         }
     }
     Ok(())
