@@ -260,6 +260,9 @@ pub struct Control {
     /// 1 once a thread has come to one of a site's [`SiteTrap`]s: the target's code has to be
     /// looked at.
     pub disturbed: AtomicU32,
+    /// 1 while the runtime waits for memory of a probed file that can be written: a semaphore is
+    /// in it.
+    pub awaits_data: AtomicU32,
 }
 
 /// State that a program has to itself while it runs: one for each CPU, leased by the thread that

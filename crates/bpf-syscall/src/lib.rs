@@ -29,6 +29,7 @@ mod objects;
 mod pinned;
 mod reclaim;
 mod refused;
+mod semaphores;
 mod syscall_table;
 mod syscalls;
 mod tracefs;

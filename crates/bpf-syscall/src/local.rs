@@ -18,6 +18,7 @@ use crate::members::Members;
 use crate::objects::Numbers;
 use crate::pinned::Pinned;
 use crate::reclaim::Reaper;
+use crate::semaphores::Semaphores;
 use crate::syscalls::Dispatcher;
 use crate::tracefs::TraceFs;
 use crate::tracepoints::KernelIds;
@@ -31,6 +32,7 @@ pub struct Local {
     pub(crate) tracefs: TraceFs,
     pub(crate) tracepoint_ids: KernelIds,
     pub(crate) claims: Arc<Claims>,
+    pub(crate) semaphores: Arc<Semaphores>,
     /// The objects in maps.
     pub(crate) members: Members,
     pub(crate) numbers: Numbers,
@@ -59,6 +61,7 @@ impl Local {
             tracefs: TraceFs::default(),
             tracepoint_ids: KernelIds::default(),
             claims: Arc::default(),
+            semaphores: Arc::default(),
             members: Members::default(),
             numbers: Numbers::default(),
             reaper: Reaper::new()?,

@@ -17,6 +17,7 @@ use crate::claims::{Claim, Claims};
 use crate::fds::Descriptors;
 use crate::map_types::is_ring_buffer;
 use crate::members::ObjectElements;
+use crate::semaphores::SemaphoreUse;
 use crate::tracepoints::Tracepoint;
 
 /// Any object with a descriptor.
@@ -272,6 +273,7 @@ pub(crate) enum LinkTo {
         point: AttachPoint,
         _held: Vec<Held>,
         _claim: Option<Claim>,
+        _semaphores: SemaphoreUse,
     },
 }
 
@@ -282,6 +284,10 @@ impl Link {
             LinkTo::Place { point, .. } if Tracepoint::of_raw(point).is_some() => {
                 LinkType::RAW_TRACEPOINT
             }
+            LinkTo::Place {
+                point: AttachPoint::UprobeMulti { .. },
+                ..
+            } => LinkType::UPROBE_MULTI,
             LinkTo::Place { .. } => LinkType::TRACING,
         }
     }
@@ -310,6 +316,7 @@ pub(crate) struct Event {
     more: Vec<AttachPoint>,
     /// True if nothing ever happens at the place, so nothing is attached.
     idle: bool,
+    _semaphores: SemaphoreUse,
     state: Mutex<EventState>,
 }
 
@@ -342,6 +349,7 @@ impl Event {
             point,
             more: Vec::new(),
             idle: false,
+            _semaphores: SemaphoreUse::default(),
             state,
         }
     }
@@ -349,6 +357,14 @@ impl Event {
     /// Turns it into an event of a place of the point's kind where nothing ever happens.
     pub(crate) fn idle(self) -> Self {
         Self { idle: true, ..self }
+    }
+
+    /// Has it keep the semaphores of its place.
+    pub(crate) fn using(self, semaphores: SemaphoreUse) -> Self {
+        Self {
+            _semaphores: semaphores,
+            ..self
+        }
     }
 
     /// Adds places to the event.
@@ -406,7 +422,7 @@ impl Event {
 
     fn check_program(&self, program: &ProgramObject) -> Result<(), Errno> {
         let fits = match self.point {
-            AttachPoint::Uprobe { .. } => ProgramType::KPROBE,
+            AttachPoint::Uprobe { .. } | AttachPoint::UprobeMulti { .. } => ProgramType::KPROBE,
             AttachPoint::SystemCall {
                 context: CallContext::Tracepoint,
                 ..

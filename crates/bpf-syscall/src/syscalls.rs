@@ -119,7 +119,7 @@ impl<'a> Dispatcher<'a> {
             Command::PROG_TEST_RUN => Programs::new(local, call).test_run(attr),
             Command::BTF_LOAD => self.with_room(|| BtfObjects::new(local, call).load(attr)),
 
-            Command::LINK_CREATE => self.with_room(|| Links::new(local, call).create(attr)),
+            Command::LINK_CREATE => self.with_room(|| Links::new(local, call).create(call, attr)),
             Command::RAW_TRACEPOINT_OPEN => {
                 self.with_room(|| Links::new(local, call).open_raw_tracepoint(attr))
             }

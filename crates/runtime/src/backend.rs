@@ -191,6 +191,21 @@ pub enum AttachPoint {
         pid: Option<i32>,
         /// The value that `bpf_get_attach_cookie` returns.
         cookie: u64,
+        /// The file offset of a 16-bit counter that is one higher while the place is probed
+        /// (`ref_ctr_offset`); 0 for none.
+        semaphore: u64,
+    },
+    /// Many places in one file's text, for one link, in every process of `scope` that maps the
+    /// file.
+    UprobeMulti {
+        /// As in [`Self::Uprobe`].
+        path: PathBuf,
+        /// True to run when the functions that start there return.
+        retprobe: bool,
+        /// As in [`Self::Uprobe`].
+        pid: Option<i32>,
+        /// The places, at least one.
+        probes: Arc<[ProbeSpec]>,
     },
     /// System calls, in every process that the session's scope admits.
     SystemCall {
@@ -208,6 +223,17 @@ pub enum AttachPoint {
         /// Time between two ticks.
         period: Duration,
     },
+}
+
+/// One place of [`AttachPoint::UprobeMulti`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProbeSpec {
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// As in [`AttachPoint::Uprobe`].
+    pub cookie: u64,
+    /// As in [`AttachPoint::Uprobe`].
+    pub semaphore: u64,
 }
 
 /// One side of a system call.

@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
 use beeline_hook::LONGEST_FUNCTION;
-use object::elf::{PF_X, SHF_EXECINSTR};
+use object::elf::{PF_W, PF_X, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
 use crate::arch::{ELF_MACHINE, ELF_MACHINE_NAME};
+use crate::memory::PAGE;
 use crate::parallel::both;
 
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
@@ -31,6 +32,8 @@ pub struct Binary {
     segments: Vec<Segment>,
     /// The segments that are not executable.
     others: Vec<Segment>,
+    /// The file offsets of those that may be written, to whole pages.
+    writable: Vec<Range<u64>>,
     /// End by start of every function, in the file's virtual addresses.
     functions: BTreeMap<u64, u64>,
     /// End by start of the ranges that symbols mark as data among the code, likewise.
@@ -154,8 +157,18 @@ impl Binary {
                 Segment::new(offset, address, segment.p_filesz(endian))
             })
         };
+        let writable = headers.iter().filter_map(|segment| {
+            let is_written =
+                segment.p_type(endian) == elf::PT_LOAD && segment.p_flags(endian).contains(PF_W);
+            let (start, len) = (segment.p_offset(endian), segment.p_filesz(endian));
+            let end = start
+                .checked_add(len)?
+                .checked_next_multiple_of(PAGE as u64)?;
+            is_written.then_some(start - start % PAGE as u64..end)
+        });
         let mut binary = Self {
             segments: loaded(true).collect(),
+            writable: writable.collect(),
             others: loaded(false).collect(),
             functions: BTreeMap::new(),
             data: BTreeMap::new(),
@@ -322,6 +335,11 @@ impl Binary {
             .iter()
             .find(|s| s.addresses().contains(&address))?;
         Some(segment.to_offset(address))
+    }
+
+    /// True if a file offset is in a segment that may be written, as far as whole pages are mapped.
+    pub fn may_write(&self, offset: u64) -> bool {
+        self.writable.iter().any(|part| part.contains(&offset))
     }
 
     /// Returns the file offsets of the executable segment around one of them.

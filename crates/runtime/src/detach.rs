@@ -29,6 +29,7 @@ use beeline_uapi::Errno;
 use crate::error::Error;
 use crate::kernel_uprobes::{Text, beside, kernel_uprobes};
 use crate::liveness::SessionId;
+use crate::semaphores::Shares;
 use crate::sigaction::{self, Handler, Removal};
 use crate::{patch, retry_open};
 
@@ -410,6 +411,7 @@ impl Presence {
             let records = self.records.iter();
             let restored = records.filter(|site| !stay.contains(&site.address));
             self.restored.add(stopped, private.start, restored)?;
+            Shares::default().store(stopped, private.start)?;
         }
         self.restore_calls(stopped)?;
         Ok(probed)

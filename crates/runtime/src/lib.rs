@@ -49,6 +49,7 @@ mod rights;
 mod rules;
 mod runner;
 mod scope;
+mod semaphores;
 mod session;
 mod shared;
 mod sigaction;

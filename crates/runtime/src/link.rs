@@ -19,42 +19,91 @@ use crate::program::Program;
 /// Bytes that a link takes here: itself, and what is kept of the places that it leads to.
 pub const BYTES: u64 = 16 << 10;
 
-/// A program attached to a place in a file.
+/// A program attached to places in a file.
 #[derive(Debug)]
 pub struct Uprobe {
     /// Its id.
     pub id: Id,
     /// The program.
     pub program: Arc<Program>,
-    /// The place.
-    pub place: FilePlace,
+    /// The places, at least one, all in the same file.
+    pub probes: Vec<Probe>,
     /// True to run at the return.
     pub retprobe: bool,
+    /// Only this process.
+    pub pid: Option<i32>,
+}
+
+/// One of a link's places.
+#[derive(Debug)]
+pub struct Probe {
+    /// The place.
+    pub place: FilePlace,
     /// The function's exits, where the program runs if it is to run at the return and return
     /// addresses must stay as they are.
     pub exits: Option<Vec<FilePlace>>,
-    /// Only this process.
-    pub pid: Option<i32>,
     /// For `bpf_get_attach_cookie`.
     pub cookie: u64,
+    /// The file offset of the semaphore that is raised while the place is probed.
+    pub semaphore: Option<u64>,
 }
 
-impl Uprobe {
+/// One of a link's places, where a process has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapped<'a> {
+    /// The address.
+    pub address: u64,
+    /// The place, or one of its exits.
+    pub place: &'a FilePlace,
+    /// What was asked for.
+    pub probe: &'a Probe,
+}
+
+impl Probe {
     /// Returns the places at which the program runs.
-    pub fn places(&self) -> &[FilePlace] {
+    fn places(&self) -> &[FilePlace] {
         match &self.exits {
             Some(exits) => exits,
             None => std::slice::from_ref(&self.place),
         }
     }
+}
+
+impl Uprobe {
+    /// Returns the place that stands for all of them in messages and where only the file matters.
+    ///
+    /// # Panics
+    ///
+    /// There is no place: no link is made without one.
+    pub fn first(&self) -> &FilePlace {
+        &self.probes[0].place
+    }
+
+    /// Returns the places at which the program runs.
+    pub fn places(&self) -> impl Iterator<Item = &FilePlace> {
+        self.probes.iter().flat_map(Probe::places)
+    }
 
     /// Returns the addresses at which a process has these places.
-    pub fn addresses(&self, regions: &[Region]) -> Vec<(u64, &FilePlace)> {
-        let places = self.places().iter();
-        let addresses = places.map(|place| (place.addresses(regions), place));
-        addresses
-            .flat_map(|(addresses, place)| addresses.into_iter().map(move |at| (at, place)))
-            .collect()
+    pub fn addresses(&self, regions: &[Region]) -> Vec<Mapped<'_>> {
+        let texts = self.first().texts(regions);
+        let mut found = Vec::new();
+        for probe in &self.probes {
+            for place in probe.places() {
+                let addresses = texts.iter().filter_map(|region| place.address_in(region));
+                found.extend(addresses.map(|address| Mapped {
+                    address,
+                    place,
+                    probe,
+                }));
+            }
+        }
+        found
+    }
+
+    /// True if it has a semaphore.
+    pub fn has_semaphore(&self) -> bool {
+        self.probes.iter().any(|probe| probe.semaphore.is_some())
     }
 }
 
@@ -223,18 +272,29 @@ impl Files {
 impl FilePlace {
     /// Returns the addresses at which a process has this place mapped executable.
     pub fn addresses(&self, regions: &[Region]) -> Vec<u64> {
-        regions
-            .iter()
-            .filter(|region| {
-                region.permissions.execute
-                    && !region.permissions.shared
-                    && self.is_mapped_by(region)
-            })
-            .filter(|region| {
-                (region.offset..region.offset + (region.end - region.start)).contains(&self.offset)
-            })
-            .map(|region| region.start + (self.offset - region.offset))
-            .collect()
+        let texts = self.texts(regions);
+        let addresses = texts.iter().filter_map(|region| self.address_in(region));
+        addresses.collect()
+    }
+
+    /// Returns the executable private mappings of the file.
+    fn texts<'r>(&self, regions: &'r [Region]) -> Vec<&'r Region> {
+        let is_text = |region: &&Region| {
+            region.permissions.execute && !region.permissions.shared && self.is_mapped_by(region)
+        };
+        regions.iter().filter(is_text).collect()
+    }
+
+    /// Returns the address of this place in a mapping of its file, if it is there.
+    fn address_in(&self, region: &Region) -> Option<u64> {
+        let inside = self.offset.checked_sub(region.offset)?;
+        (inside < region.end - region.start).then(|| region.start + inside)
+    }
+
+    /// True if a part of the file that may be written in memory holds this offset, as far as whole
+    /// pages are mapped.
+    pub fn may_write(&self, offset: u64) -> bool {
+        self.file.binary.may_write(offset)
     }
 
     /// Returns device and inode of the file.

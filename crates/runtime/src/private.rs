@@ -10,6 +10,7 @@ use crate::arch::TID_OFFSETS;
 use crate::detach::MAX_SITES;
 use crate::error::{Error, os};
 use crate::memory::{PAGE, pages};
+use crate::semaphores;
 use crate::tasks;
 
 /// Bytes of a slot's stack. Programs need a few kilobytes, but if a signal arrives while one runs,
@@ -23,8 +24,8 @@ const _: () = assert!(size_of::<Signals>() + 128 <= SCRATCH as usize);
 const _: () = assert!(SCRATCH as usize + Stopped::SCRATCH <= PAGE);
 
 /// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved
-/// signal actions, the return table, the bits of restored sites, the slots, the synthetic tasks,
-/// and for each slot a guard page and a stack.
+/// signal actions, the return table, the bits of restored sites, the table of semaphores, the slots, the
+/// synthetic tasks, and for each slot a guard page and a stack.
 #[derive(Debug, Clone, Copy)]
 pub struct Private {
     /// First byte.
@@ -32,6 +33,7 @@ pub struct Private {
     /// Bytes.
     pub len: u64,
     restored: u64,
+    semaphores: u64,
     slots: u64,
     tasks: u64,
     stacks: u64,
@@ -42,7 +44,8 @@ impl Private {
     pub fn layout(base: u64, cpus: u32) -> Self {
         let returns = base + 2 * PAGE as u64;
         let restored = returns + pages(size_of::<ReturnTable>()) as u64;
-        let slots = restored + pages(MAX_SITES / 8) as u64;
+        let semaphores = restored + pages(MAX_SITES / 8) as u64;
+        let slots = semaphores + pages(semaphores::TABLE) as u64;
         let tasks = slots + pages(size_of::<Slot>() * cpus as usize) as u64;
         let stacks = tasks + tasks::room(cpus);
         let len = stacks + ((PAGE + STACK) * cpus as usize) as u64 - base;
@@ -50,6 +53,7 @@ impl Private {
             base,
             len,
             restored,
+            semaphores,
             slots,
             tasks,
             stacks,
@@ -171,6 +175,12 @@ impl Private {
     /// set bit means that the patch was taken away for good as the session left.
     pub fn restored(&self) -> u64 {
         self.restored
+    }
+
+    /// Returns the table of what the session has added to semaphores; see
+    /// [`Shares`](crate::semaphores::Shares).
+    pub fn semaphores(&self) -> u64 {
+        self.semaphores
     }
 
     /// Returns the [`Slot`]s.

@@ -499,9 +499,10 @@ impl Backend for Runtime {
     }
 
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno> {
-        self.place_of(point)?;
+        self.check_places(point)?;
         match point {
-            AttachPoint::Uprobe { pid: Some(pid), .. } => self
+            AttachPoint::Uprobe { pid: Some(pid), .. }
+            | AttachPoint::UprobeMulti { pid: Some(pid), .. } => self
                 .tracees
                 .check(*pid)
                 .map_err(|error| self.refuse(&error)),

@@ -14,6 +14,7 @@ mod memory;
 mod mend;
 mod pads;
 mod planning;
+mod semaphores;
 mod signals;
 mod sites;
 mod syscall_patches;
@@ -55,6 +56,8 @@ pub struct Request<'a> {
     pub cookie: u64,
     /// True to run at the return.
     pub retprobe: bool,
+    /// The file offset of the semaphore to raise.
+    pub semaphore: Option<u64>,
     /// The address to hook.
     pub address: u64,
     /// The place in the file that is mapped there.
@@ -254,6 +257,18 @@ impl Target {
     /// Ends a link's part. When this returns, its program is not started any more.
     pub fn detach(&mut self, link: Id) {
         self.sites.detach(link);
+        // A failure is tried again.
+        let _ = self.sites.settle_semaphores(&mut Hold::Brief);
+    }
+
+    /// Makes semaphores count what is attached. Those that are not mapped yet are raised later.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Target`] if one counts too many probes already, [`Error::Inject`] if the process
+    /// cannot be stopped.
+    pub fn settle_semaphores(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
+        self.sites.settle_semaphores(hold)
     }
 
     /// True if this link's program runs at this address.
@@ -424,6 +439,9 @@ impl Target {
                 let _ = sites.memory.unmap_out_of_reach(&maps);
             }
             let _ = sites.memory.look_for_ids();
+        }
+        if sites.has_pending_semaphores() && !sites.memory.waits_for_child() {
+            let _ = sites.settle_semaphores(&mut Hold::Brief);
         }
         sites.settle_unguarded();
         let _ = sites.mend();

@@ -66,6 +66,7 @@ pub const USER_BUILD_ID: u64 = 1 << 11;
 
 /// Of `BPF_LINK_CREATE` for many kprobes: the program runs when the functions return.
 pub const KPROBE_MULTI_RETURN: u32 = 1 << 0;
+pub const UPROBE_MULTI_RETURN: u32 = 1 << 0;
 
 /// `BPF_RINGBUF_BUSY_BIT`, of a record's header in a ring buffer: the record is not committed yet.
 pub const RINGBUF_BUSY_BIT: u32 = 1 << 31;

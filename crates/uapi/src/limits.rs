@@ -29,6 +29,8 @@ pub const MAX_BPRINTF_VARARGS: u32 = 12;
 pub const MAX_BPF_FUNC_ARGS: u32 = 12;
 /// The most programs on one tracepoint (`kernel/trace/bpf_trace.c`).
 pub const BPF_TRACE_MAX_PROGS: usize = 64;
+/// The most places of one link (`kernel/trace/bpf_trace.c`).
+pub const MAX_UPROBE_MULTI_CNT: u32 = 1 << 20;
 /// The most bytes of a record on functions, lines or relocations (`kernel/bpf/verifier.c`).
 pub const MAX_FUNCINFO_REC_SIZE: usize = 252;
 /// The most bytes of BTF (`kernel/bpf/btf.c`).

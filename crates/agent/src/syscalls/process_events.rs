@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_uapi::linux::{
     AT_FDCWD, CLONE_NEWUSER, CLONE_THREAD, CLONE_VFORK, CLONE_VM, MAP_ANONYMOUS, PR_SET_NAME,
-    PR_SET_SECCOMP, PROT_EXEC, SECCOMP_SET_MODE_FILTER,
+    PR_SET_SECCOMP, PROT_EXEC, PROT_WRITE, SECCOMP_SET_MODE_FILTER,
 };
 use beeline_uapi::nr;
 
@@ -146,7 +146,10 @@ fn code(call: &Call<'_>) {
     let [_, _, protection, flags, ..] = regs.call_arguments();
     let is_file = regs.call_number() != nr::MMAP || flags & MAP_ANONYMOUS == 0;
     let has_worked = (regs.result() as i64) >= 0;
-    if protection & PROT_EXEC == 0 || !has_worked {
+    let is_code = protection & PROT_EXEC != 0;
+    let is_awaited =
+        is_file && protection & PROT_WRITE != 0 && call.control.awaits_data.load(Relaxed) != 0;
+    if !has_worked || !(is_code || is_awaited) {
         return;
     }
     if is_file {

@@ -47,6 +47,7 @@ impl Environment {
             user_changes: AtomicU32::new(0),
             names: AtomicU32::new(0),
             disturbed: AtomicU32::new(0),
+            awaits_data: AtomicU32::new(0),
         });
         // SAFETY: all atomics.
         let session: Box<Session> = unsafe { Box::new(std::mem::zeroed()) };

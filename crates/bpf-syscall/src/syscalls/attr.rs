@@ -316,6 +316,8 @@ pub(crate) struct LinkCreate {
     pub(crate) target_btf_id: u32,
     /// For a tracing program.
     pub(crate) tracing_cookie: u64,
+    /// For a link of many uprobes.
+    pub(crate) uprobes: uapi::LinkCreateUprobeMulti,
 }
 
 impl LinkCreate {
@@ -331,6 +333,7 @@ impl LinkCreate {
             cookie: attr.view::<uapi::LinkCreatePerfEvent>().bpf_cookie,
             target_btf_id: of_tracing.target_btf_id,
             tracing_cookie: of_tracing.cookie,
+            uprobes: attr.view(),
         })
     }
 }

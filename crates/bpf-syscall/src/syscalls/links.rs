@@ -1,6 +1,8 @@
 //! `BPF_LINK_CREATE` and `BPF_RAW_TRACEPOINT_OPEN`: attach programs for as long as a descriptor
 //! lives.
 
+mod uprobe_multi;
+
 use std::sync::Arc;
 
 use beeline_btf::Btf;
@@ -19,6 +21,7 @@ use crate::functions;
 use crate::local::Local;
 use crate::objects::{Link, LinkTo, Numbers, Object, ProgramObject, attach};
 use crate::refused::by_kernel_only;
+use crate::semaphores::Semaphores;
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
 
@@ -30,6 +33,14 @@ const OF_EVENTS: [ProgramType; 3] = [
     ProgramType::KPROBE,
     ProgramType::TRACEPOINT,
     ProgramType::PERF_EVENT,
+];
+
+/// Attach types of programs for many functions at once.
+const MULTI: [AttachType; 4] = [
+    AttachType::TRACE_KPROBE_MULTI,
+    AttachType::TRACE_KPROBE_SESSION,
+    AttachType::TRACE_UPROBE_MULTI,
+    AttachType::TRACE_UPROBE_SESSION,
 ];
 
 /// The bytes of context of both raw tracepoints on system calls.
@@ -60,6 +71,7 @@ pub(super) struct Links<'a> {
     backend: &'a Arc<dyn Backend>,
     fds: ThreadFds<'a>,
     claims: &'a Arc<Claims>,
+    semaphores: &'a Arc<Semaphores>,
     numbers: &'a Numbers,
     descriptors: NewDescriptors<'a>,
 }
@@ -71,16 +83,23 @@ impl<'a> Links<'a> {
             backend: &local.backend,
             fds: local.fds.of(call.tid),
             claims: &local.claims,
+            semaphores: &local.semaphores,
             numbers: &local.numbers,
             descriptors: NewDescriptors::new(local, call),
         }
     }
 
     /// Carries out `BPF_LINK_CREATE`.
-    pub(super) fn create(&self, attr: &BpfAttr) -> Answer {
+    pub(super) fn create(&self, call: &Call<'_>, attr: &BpfAttr) -> Answer {
         let wanted = LinkCreate::parse(attr)?;
         let program = self.fds.program(wanted.prog_fd)?;
         match wanted.attach_type {
+            // A program for many places can be attached in no other way.
+            kind if MULTI.contains(&program.expected_attach_type)
+                && kind != program.expected_attach_type =>
+            {
+                Err(Errno::EINVAL)
+            }
             AttachType::PERF_EVENT
                 if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) =>
             {
@@ -104,8 +123,11 @@ impl<'a> Links<'a> {
                     .unsupported(&by_kernel_only(&format!("links of type {kind}")));
                 Err(Errno::EINVAL)
             }
-            // This includes links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for
-            // them conclude that this kernel has none, and use one event for each probe.
+            AttachType::TRACE_UPROBE_MULTI if program.prog_type == ProgramType::KPROBE => {
+                self.link_uprobes(call, program, &wanted.uprobes)
+            }
+            // This includes links of many kprobes (BPF_TRACE_KPROBE_MULTI) and sessions of uprobes:
+            // tools that probe for them conclude that this kernel has none.
             _ => Err(Errno::EINVAL),
         }
     }
@@ -212,12 +234,14 @@ impl<'a> Links<'a> {
         self.backend.attach_check(&point)?;
         let take = || self.claims.claim(program.held.id, &point);
         let claim = self.fds.table.after_closes(take)?;
+        let semaphores = self.semaphores.take(&point)?;
         let attach = |point| attach(self.backend, &program, point, cookie);
         let held = points.iter().map(attach).collect::<Result<_, _>>()?;
         let to = LinkTo::Place {
             point,
             _held: held,
             _claim: claim,
+            _semaphores: semaphores,
         };
         let link = Link {
             id: self.numbers.next(),

@@ -22,6 +22,7 @@ use crate::functions::{self, Leading};
 use crate::local::Local;
 use crate::objects::{Event, Held, Numbers, Object, Ring};
 use crate::refused::{by_kernel_only, event_name};
+use crate::semaphores::Semaphores;
 use crate::syscall_table::SystemCall;
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::{KernelIds, Tracepoint};
@@ -44,6 +45,7 @@ pub(super) struct PerfEvents<'a> {
     call: &'a Call<'a>,
     backend: &'a Arc<dyn Backend>,
     claims: &'a Arc<Claims>,
+    semaphores: &'a Arc<Semaphores>,
     event_types: &'a EventTypes,
     tracepoint_ids: &'a KernelIds,
     numbers: &'a Numbers,
@@ -58,6 +60,7 @@ impl<'a> PerfEvents<'a> {
             call,
             backend: &local.backend,
             claims: &local.claims,
+            semaphores: &local.semaphores,
             event_types: &local.event_types,
             tracepoint_ids: &local.tracepoint_ids,
             numbers: &local.numbers,
@@ -169,9 +172,6 @@ impl<'a> PerfEvents<'a> {
     }
 
     fn open_uprobe(&self, wanted: &Wanted) -> Answer {
-        if wanted.attr.config >> PERF_UPROBE_REF_CTR_OFFSET_SHIFT != 0 {
-            return self.unsupported_event("USDT probes with a semaphore", Errno::EINVAL);
-        }
         if wanted.attr.config1 == 0 {
             return Err(Errno::EINVAL);
         }
@@ -198,6 +198,7 @@ impl<'a> PerfEvents<'a> {
             retprobe: wanted.attr.config & PERF_PROBE_CONFIG_IS_RETPROBE != 0,
             pid,
             cookie: 0,
+            semaphore: wanted.attr.config >> PERF_UPROBE_REF_CTR_OFFSET_SHIFT,
         };
         self.open_event(point, wanted)
     }
@@ -259,7 +260,8 @@ impl<'a> PerfEvents<'a> {
 
     fn open_event(&self, point: AttachPoint, wanted: &Wanted) -> Answer {
         self.backend.attach_check(&point)?;
-        let event = self.new_event(point, wanted);
+        let semaphores = self.semaphores.take(&point)?;
+        let event = self.new_event(point, wanted).using(semaphores);
         self.event_descriptor(Object::Event(Arc::new(event)), wanted)
     }
 

@@ -1,14 +1,16 @@
 //! Making links: a program and the place that it is attached to.
 
+use std::borrow::Cow;
+use std::path::Path;
 use std::sync::Arc;
 
 use beeline_agent::abi::syscalls::CALL_NUMBERS;
 use beeline_uapi::Errno;
 
 use super::Runtime;
-use crate::backend::{AttachPoint, CallContext, Edge, Id};
+use crate::backend::{AttachPoint, CallContext, Edge, Id, ProbeSpec};
 use crate::error::Error;
-use crate::link::{CallLink, FilePlace, Link, Uprobe};
+use crate::link::{CallLink, FilePlace, Link, Probe, Uprobe};
 use crate::program::Program;
 
 impl Runtime {
@@ -33,25 +35,20 @@ impl Runtime {
             return Err(Errno(libc::EINVAL));
         }
         match *point {
-            AttachPoint::Uprobe {
-                retprobe,
-                pid,
-                cookie,
-                ..
-            } => {
-                let place = self.place_of(point)?.ok_or(Errno(libc::EINVAL))?;
-                let exits = match retprobe && place.moves_stacks() {
-                    true => Some(self.exits_of(&place)?),
-                    false => None,
-                };
+            AttachPoint::Uprobe { retprobe, pid, .. }
+            | AttachPoint::UprobeMulti { retprobe, pid, .. } => {
+                let specs = specs_of(point);
+                let probe = |spec: &ProbeSpec| self.probe(point, spec, retprobe);
+                let probes: Vec<_> = specs.iter().map(probe).collect::<Result<_, _>>()?;
+                if probes.is_empty() {
+                    return Err(Errno(libc::EINVAL));
+                }
                 self.attach_uprobe(Uprobe {
                     id,
                     program,
-                    place,
+                    probes,
                     retprobe,
-                    exits,
                     pid,
-                    cookie,
                 })
             }
             AttachPoint::SystemCall {
@@ -107,33 +104,76 @@ impl Runtime {
         Ok(Link::Call(call))
     }
 
-    /// Returns the place in a file that an attach point names, if a program can be attached there.
-    pub(super) fn place_of(&self, point: &AttachPoint) -> Result<Option<FilePlace>, Errno> {
-        match point {
-            AttachPoint::Uprobe {
-                path,
+    /// Looks up one of a link's places.
+    fn probe(&self, point: &AttachPoint, spec: &ProbeSpec, retprobe: bool) -> Result<Probe, Errno> {
+        let path = path_of(point).ok_or(Errno(libc::EINVAL))?;
+        let place = self.place(path, spec.offset, retprobe)?;
+        let exits = match retprobe && place.moves_stacks() {
+            true => Some(self.exits_of(&place)?),
+            false => None,
+        };
+        // bcc passes any number. Where no memory that can be written is mapped from, the kernel
+        // waits for such memory in vain.
+        let semaphore = Some(spec.semaphore).filter(|at| *at != 0 && place.may_write(*at));
+        Ok(Probe {
+            place,
+            exits,
+            cookie: spec.cookie,
+            semaphore,
+        })
+    }
+
+    /// Fails unless a program can be attached to the places in a file that an attach point names.
+    pub(super) fn check_places(&self, point: &AttachPoint) -> Result<(), Errno> {
+        let Some(path) = path_of(point) else {
+            return Ok(());
+        };
+        let retprobe = matches!(
+            point,
+            AttachPoint::Uprobe { retprobe: true, .. }
+                | AttachPoint::UprobeMulti { retprobe: true, .. }
+        );
+        let check = |spec: &ProbeSpec| self.place(path, spec.offset, retprobe).map(drop);
+        specs_of(point).iter().try_for_each(check)
+    }
+
+    fn place(&self, path: &Path, offset: u64, retprobe: bool) -> Result<FilePlace, Errno> {
+        let place = self.shared.files.place(path, offset);
+        let place = place.map_err(|error| self.refuse(&error))?;
+        if retprobe && place.returns_twice() {
+            let why = "it returns more often than it is called, so its return cannot be watched";
+            return Err(self.refuse(&Error::Site {
+                path: path.into(),
                 offset,
-                retprobe,
-                ..
-            } => {
-                let place = self
-                    .shared
-                    .files
-                    .place(path, *offset)
-                    .map_err(|error| self.refuse(&error))?;
-                if *retprobe && place.returns_twice() {
-                    let why =
-                        "it returns more often than it is called, so its return cannot be watched"
-                            .to_owned();
-                    return Err(self.refuse(&Error::Site {
-                        path: path.clone(),
-                        offset: *offset,
-                        why,
-                    }));
-                }
-                Ok(Some(place))
-            }
-            AttachPoint::SystemCall { .. } | AttachPoint::Timer { .. } => Ok(None),
+                why: why.to_owned(),
+            }));
         }
+        Ok(place)
+    }
+}
+
+/// Returns the file that an attach point is in.
+fn path_of(point: &AttachPoint) -> Option<&Path> {
+    match point {
+        AttachPoint::Uprobe { path, .. } | AttachPoint::UprobeMulti { path, .. } => Some(path),
+        AttachPoint::SystemCall { .. } | AttachPoint::Timer { .. } => None,
+    }
+}
+
+/// Returns the places of an attach point in its file.
+fn specs_of(point: &AttachPoint) -> Cow<'_, [ProbeSpec]> {
+    match point {
+        AttachPoint::Uprobe {
+            offset,
+            cookie,
+            semaphore,
+            ..
+        } => Cow::Owned(vec![ProbeSpec {
+            offset: *offset,
+            cookie: *cookie,
+            semaphore: *semaphore,
+        }]),
+        AttachPoint::UprobeMulti { probes, .. } => Cow::Borrowed(&**probes),
+        AttachPoint::SystemCall { .. } | AttachPoint::Timer { .. } => Cow::Borrowed(&[]),
     }
 }

@@ -85,6 +85,7 @@ impl Sites {
             body,
             cookie: 0,
             retprobe: false,
+            semaphore: None,
             address,
             place,
         };

@@ -73,6 +73,8 @@ pub(super) struct Attached {
     pub id: Id,
     /// The [`abi::Link`].
     pub link: u64,
+    /// The file offset of the semaphore that is to be raised.
+    pub semaphore: Option<u64>,
     /// The maps that its program refers to directly.
     pub maps: Vec<Arc<MapObject>>,
 }

@@ -15,6 +15,7 @@ use super::memory::TargetMemory;
 use super::mend::MendState;
 use super::pads::{Landing, Pads};
 use super::planning::{Planned, Planner};
+use super::semaphores::SemaphoreState;
 use super::witnesses::Witnesses;
 use super::{Body, Hold, Request, TRAMPOLINE_BYTES};
 use crate::backend::Id;
@@ -32,6 +33,7 @@ pub(super) struct Sites {
     pub pads: Option<Pads>,
     pub mend_state: MendState,
     pub witnesses: Witnesses,
+    pub semaphores: SemaphoreState,
     /// True if there is or was a return probe.
     pub watches_returns: bool,
     /// The number of mappings of code when unwinders were last looked for.
@@ -46,6 +48,7 @@ impl Sites {
             pads: None,
             mend_state: MendState::default(),
             witnesses: Witnesses::default(),
+            semaphores: SemaphoreState::default(),
             watches_returns: false,
             texts_with_unwinding: 0,
         }
@@ -82,6 +85,7 @@ impl Sites {
             pads,
             mend_state: MendState::default(),
             witnesses: self.witnesses.clone(),
+            semaphores: self.semaphores,
             watches_returns: self.watches_returns,
             texts_with_unwinding: self.texts_with_unwinding,
         }))
@@ -149,9 +153,13 @@ impl Sites {
             Body::Native(offset) => environment.place_native(offset)?,
             Body::Always(offset) => environment.place_always(offset)?,
         };
+        if request.semaphore.is_some() {
+            self.semaphores = SemaphoreState::Pending;
+        }
         let attached = Attached {
             id: request.link,
             link,
+            semaphore: request.semaphore,
             maps: request.body.maps().to_vec(),
         };
         match (self.hooked.remove(&request.address), planned) {

@@ -7,7 +7,7 @@ use beeline_inject::{Process, Stopped};
 use super::admission::is_part_of_us;
 use super::{Tracees, maps_file_of, unless_changed};
 use crate::error::Error;
-use crate::link::{FilePlace, Uprobe};
+use crate::link::{Mapped, Uprobe};
 use crate::retry_open;
 use crate::target::{Body, Hold, Request, Target};
 
@@ -96,11 +96,12 @@ impl Tracees {
                 // By far the most common case, and it is cheap: everything that is there is hooked.
                 let is_missing = |target: &Target, link: &Uprobe| {
                     let mut addresses = link.addresses(&regions).into_iter();
-                    addresses.any(|(address, _)| !target.runs_at(address, link.id))
+                    addresses.any(|mapped| !target.runs_at(mapped.address, link.id))
                 };
                 missing.retain(|link| is_missing(&target, link));
                 if !target.waits_for_child() {
                     target.keep_unwinding(&regions, &mut Hold::Brief);
+                    let _ = target.settle_semaphores(&mut Hold::Brief);
                 }
                 if missing.len() > 1 {
                     self.attach_together(&mut target, &missing);
@@ -156,20 +157,26 @@ impl Tracees {
         &self,
         target: &mut Target,
         link: &Uprobe,
-        addresses: &[(u64, &FilePlace)],
+        addresses: &[Mapped<'_>],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let wanted = self.targets.wanted_of_calls(target.process().pid());
         self.follow_for_functions(target, &wanted, hold);
-        for &(address, place) in addresses {
+        for &Mapped {
+            address,
+            place,
+            probe,
+        } in addresses
+        {
             if target.runs_at(address, link.id) {
                 continue;
             }
             let request = Request {
                 link: link.id,
                 body: Body::Program(&link.program),
-                cookie: link.cookie,
+                cookie: probe.cookie,
                 retprobe: link.retprobe,
+                semaphore: probe.semaphore,
                 address,
                 place,
             };
@@ -190,7 +197,10 @@ impl Tracees {
                 }
             })?;
         }
-        Ok(())
+        match link.has_semaphore() {
+            true => target.settle_semaphores(hold),
+            false => Ok(()),
+        }
     }
 
     /// Attaches as many links as possible to a single-threaded process in one stop.

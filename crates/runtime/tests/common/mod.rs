@@ -259,6 +259,7 @@ pub fn attach(runtime: &Runtime, program: Id, hits: &Hits, retprobe: bool) -> Id
         retprobe,
         pid: None,
         cookie: 0,
+        semaphore: 0,
     };
     runtime.attach(program, &point).unwrap()
 }

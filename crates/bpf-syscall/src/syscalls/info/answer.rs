@@ -40,6 +40,11 @@ impl Buffers<'_> {
         Ok(written.len())
     }
 
+    /// Fills a buffer of the tool's that has room for all of it.
+    pub(super) fn write_bytes(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.0.write(address, bytes)
+    }
+
     /// Fills the buffer that two fields describe: its room, in items of `item` bytes, and its
     /// address. The first field then receives the number of all items.
     pub(super) fn fill(

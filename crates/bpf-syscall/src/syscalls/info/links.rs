@@ -1,5 +1,7 @@
 //! The answer for a link: `struct bpf_link_info`.
 
+mod uprobe_multi;
+
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
 use beeline_uapi::info::{
     LinkInfoAny, LinkInfoEvent, LinkInfoKprobe, LinkInfoNamed, LinkInfoRawTracepoint,
@@ -13,6 +15,7 @@ use super::answer::Buffers;
 use crate::objects::{Btf, Link, LinkTo};
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
+use uprobe_multi::Uprobes;
 
 /// Fills the structure.
 pub(super) fn describe(
@@ -29,6 +32,21 @@ pub(super) fn describe(
         }
         LinkTo::Place { point, .. } => point,
     };
+    if let AttachPoint::UprobeMulti {
+        path,
+        retprobe,
+        pid,
+        probes,
+    } = point
+    {
+        let uprobes = Uprobes {
+            path,
+            retprobe: *retprobe,
+            pid: *pid,
+            probes,
+        };
+        return uprobes.describe(buffers, as_kind(info)?);
+    }
     if let Some(tracepoint) = Tracepoint::of_raw(point) {
         let info: &mut LinkInfoRawTracepoint = as_kind(info)?;
         info.cookie = link.cookie;
@@ -64,12 +82,13 @@ fn describe_event(
             path,
             offset,
             retprobe,
+            semaphore,
             ..
         } => {
             let info: &mut LinkInfoUprobe = as_kind(info)?;
             info.named.offset = *offset as u32;
             info.cookie = cookie;
-            info.ref_ctr_offset = 0;
+            info.ref_ctr_offset = *semaphore;
             info.named.perf_event.r#type = if *retprobe {
                 PerfEventType::URETPROBE
             } else {
@@ -78,6 +97,8 @@ fn describe_event(
             let name = path.as_os_str().as_encoded_bytes();
             fill_event_name(buffers, &mut info.named, name)
         }
+        // No event has many places.
+        AttachPoint::UprobeMulti { .. } => Err(Errno::EINVAL),
         AttachPoint::SystemCall {
             number,
             edge,
