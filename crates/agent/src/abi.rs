@@ -116,6 +116,8 @@ pub struct Target {
     /// Sites hooked by a breakpoint, [`BREAKPOINTS`] of them, 0 where free; looked up by the
     /// SIGTRAP handler.
     pub breakpoints: [AtomicUsize; BREAKPOINTS],
+    /// The number of those from the start that are or were in use.
+    pub breakpoints_used: AtomicUsize,
     /// The address where the first thread's stack began; 0 if that is not known.
     pub stack_top: usize,
 }
@@ -199,7 +201,7 @@ const _: () = assert!(
     "each flag has a bit of its own"
 );
 /// The most sites of one target that can be hooked by breakpoints.
-pub const BREAKPOINTS: usize = 256;
+pub const BREAKPOINTS: usize = 8192;
 
 /// The addresses of the synthetic `struct task_struct`s in private memory, and the offsets at which
 /// the agent stores what belongs to the thread. In the pool. Field offsets are bytes from a copy's

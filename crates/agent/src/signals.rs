@@ -162,6 +162,7 @@ fn find(target: &Target, level: u32, address: u64) -> Option<&Site> {
     target
         .breakpoints
         .iter()
+        .take(target.breakpoints_used.load(Acquire))
         .map(|place| place.load(Relaxed) as *const Site)
         // SAFETY: the pointer is null, or a site that the runtime laid out and keeps as long as the
         // pool.

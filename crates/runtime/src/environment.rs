@@ -141,6 +141,7 @@ impl Environment {
             pool_len: POOL_BYTES,
             tasks: 0.into(),
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
+            breakpoints_used: AtomicUsize::new(0),
             stack_top: bases.stack_top as usize,
         };
         let flags = abi::ROOMY_STACKS | abi::processor_flags();

@@ -11,13 +11,23 @@ use beeline_hook::{Exit, Function, Incoming, Plan};
 use beeline_inject::Region;
 use parking_lot::Mutex;
 
-use crate::backend::{CallContext, Edge, Id};
+use crate::backend::{AttachPoint, CallContext, Edge, Id};
 use crate::binary::Binary;
 use crate::error::Error;
 use crate::program::Program;
 
 /// Bytes that a link takes here: itself, and what is kept of the places that it leads to.
-pub const BYTES: u64 = 16 << 10;
+const BYTES: u64 = 16 << 10;
+/// Bytes that each further place of a link takes.
+const BYTES_OF_PLACE: u64 = 1 << 10;
+
+/// Returns the bytes that a link to a place, or to many, takes here.
+pub fn bytes_of(point: &AttachPoint) -> u64 {
+    match point {
+        AttachPoint::UprobeMulti { probes, .. } => BYTES + BYTES_OF_PLACE * probes.len() as u64,
+        _ => BYTES,
+    }
+}
 
 /// A program attached to places in a file.
 #[derive(Debug)]

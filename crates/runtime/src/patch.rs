@@ -251,6 +251,36 @@ pub fn restore(
     record: &Site,
     layers: &Layers,
 ) -> Result<(), Error> {
+    restore_beside(stopped, (address, record), layers, None)
+}
+
+/// As [`restore`], for many sites, with one look for kernel uprobes.
+///
+/// # Errors
+///
+/// Those of [`restore`].
+pub fn restore_all(
+    stopped: &mut Stopped,
+    sites: &[(u64, &Site)],
+    layers: &Layers,
+) -> Result<(), Error> {
+    let place = |(address, record): &(u64, &Site)| {
+        let len = Stored::of(record).len() as u64;
+        *address..*address + len
+    };
+    let places: Vec<_> = sites.iter().map(place).collect();
+    let probed = kernel_uprobes(stopped, &places).ok();
+    let mut sites = sites.iter();
+    sites.try_for_each(|site| restore_beside(stopped, *site, layers, probed.as_ref()))
+}
+
+/// Restores a site beside kernel uprobes, which are looked for if they are not known.
+fn restore_beside(
+    stopped: &mut Stopped,
+    (address, record): (u64, &Site),
+    layers: &Layers,
+    known: Option<&BTreeSet<u64>>,
+) -> Result<(), Error> {
     let is_under = layers.is_under(address, record.layer);
     if record.patched.load(SeqCst) == 0 || is_under {
         return Ok(());
@@ -268,7 +298,10 @@ pub fn restore(
         let place = address..address + stored.len() as u64;
         // Where that cannot be known, because the file is gone, a breakpoint over a jump is taken
         // for another tracer's.
-        let probed = kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default();
+        let probed = match known {
+            Some(known) => known.clone(),
+            None => kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default(),
+        };
         if is_covered(address, &now, patch, &probed) {
             return Ok(());
         }

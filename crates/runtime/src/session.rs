@@ -491,7 +491,7 @@ impl Backend for Runtime {
         self.check_policy(&program)?;
         self.check_runs(&program)
             .map_err(|error| self.refuse(&error))?;
-        let charge = self.budget.charge(link::BYTES)?;
+        let charge = self.budget.charge(link::bytes_of(point))?;
         let id = self.id();
         let link = self.attach_link(id, program, point)?;
         self.objects().links.insert(id, (link, charge));

@@ -104,12 +104,12 @@ impl Sites {
         let environment = self.memory.environment()?;
         Hold::Brief.with(&self.memory.process, |stopped| {
             let layers = Layers::of(stopped.process())?;
-            for (address, place) in &idle {
+            let site = |(address, place): &(u64, u64)| {
                 // SAFETY: the record was placed in the home pool as a `Site`.
-                let record = unsafe { environment.home.get::<Site>(*place) };
-                patch::restore(stopped, *address, record, &layers)?;
-            }
-            Ok(())
+                (*address, unsafe { environment.home.get::<Site>(*place) })
+            };
+            let sites: Vec<_> = idle.iter().map(site).collect();
+            patch::restore_all(stopped, &sites, &layers)
         })?;
         for (address, place) in idle {
             // SAFETY: the record was placed in the home pool as a `Site`.

@@ -199,12 +199,15 @@ impl Signals<'_> {
         let Some(environment) = &self.0.environment else {
             return false;
         };
-        let table = &environment.record().breakpoints;
-        table.iter().any(|place| {
-            place
-                .compare_exchange(old as usize, new as usize, SeqCst, SeqCst)
-                .is_ok()
-        })
+        let record = environment.record();
+        let stored = record.breakpoints.iter().position(|place| {
+            let stored = place.compare_exchange(old as usize, new as usize, SeqCst, SeqCst);
+            stored.is_ok()
+        });
+        if let Some(at) = stored {
+            record.breakpoints_used.fetch_max(at + 1, SeqCst);
+        }
+        stored.is_some()
     }
 }
 

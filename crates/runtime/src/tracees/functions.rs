@@ -11,6 +11,9 @@ use crate::link::{Mapped, Uprobe};
 use crate::retry_open;
 use crate::target::{Body, Hold, Request, Target};
 
+/// The number of places up to which a process runs on between them while a link is attached.
+const FEW: usize = 8;
+
 impl Tracees {
     /// Attaches a link to every process that it concerns now, and to those that come later.
     ///
@@ -64,7 +67,21 @@ impl Tracees {
         if self.registry.is_named(link) {
             self.follow_named(&process);
         }
-        self.attach_to(&process, link, &mut Hold::Brief)
+        match link.probes.len() > FEW {
+            true => self.attach_in_one_stop(&process, link),
+            false => self.attach_to(&process, link, &mut Hold::Brief),
+        }
+    }
+
+    /// Attaches a link with many places. A stop for each would take longer than the process is held
+    /// here.
+    fn attach_in_one_stop(&self, process: &Process, link: &Arc<Uprobe>) -> Result<(), Error> {
+        if link.addresses(&process.regions()?).is_empty() {
+            return Ok(());
+        }
+        let attach =
+            |stopped: &mut Stopped| self.attach_to(process, link, &mut Hold::Held(stopped));
+        retry_open::past_others(|| Ok(process.stopped(attach)?))?
     }
 
     /// Makes a process that was named report what it loads.
@@ -162,6 +179,7 @@ impl Tracees {
     ) -> Result<(), Error> {
         let wanted = self.targets.wanted_of_calls(target.process().pid());
         self.follow_for_functions(target, &wanted, hold);
+        let (mut outcome, mut calls_are_due, mut asks_others) = (Ok(()), true, true);
         for &Mapped {
             address,
             place,
@@ -180,27 +198,35 @@ impl Tracees {
                 address,
                 place,
             };
-            unless_changed(|| {
+            let attached = unless_changed(|| {
                 // A system call that a patch of Beeline's overlaps cannot be hooked any more, so
                 // hook calls first. A failure is reported elsewhere.
-                if target.hooks_calls() {
+                if calls_are_due && target.hooks_calls() {
                     let _ = target.hook_calls(&wanted, hold);
                 }
-                match target.attach(&request, hold) {
-                    // A short function that makes a call may have no room for both sessions.
-                    Err(Error::Target { .. })
-                        if target.have_others_give_way(&target.process().regions()?, hold)? =>
-                    {
-                        target.attach(&request, hold)
+                let mut attached = target.attach(&request, hold);
+                // A short function that makes a call may have no room for both sessions.
+                if asks_others && matches!(attached, Err(Error::Target { .. })) {
+                    asks_others =
+                        target.have_others_give_way(&target.process().regions()?, hold)?;
+                    if asks_others {
+                        attached = target.attach(&request, hold);
                     }
-                    outcome => outcome,
                 }
-            })?;
+                calls_are_due = attached.is_err();
+                attached
+            });
+            outcome = outcome.and(attached);
+            // All the others would only have to be detached again.
+            if outcome.is_err() && self.registry.is_named(link) {
+                break;
+            }
         }
-        match link.has_semaphore() {
+        let settled = match link.has_semaphore() {
             true => target.settle_semaphores(hold),
             false => Ok(()),
-        }
+        };
+        outcome.and(settled)
     }
 
     /// Attaches as many links as possible to a single-threaded process in one stop.

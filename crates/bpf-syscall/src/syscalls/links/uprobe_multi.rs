@@ -53,12 +53,16 @@ impl Links<'_> {
 
 /// Returns the file that a tool names, which must be a regular one.
 fn file_of(call: &Call<'_>, address: u64) -> Result<PathBuf, Errno> {
-    let path = call.memory.string(address, libc::PATH_MAX as usize);
+    let longest = libc::PATH_MAX as usize;
+    let path = call.memory.string(address, longest)?;
     // `strndup_user` has another error than `getname` for a path that is too long.
-    let path = path.map_err(|error| match error.0 {
-        libc::ENAMETOOLONG => Errno::EINVAL,
-        _ => error,
-    })?;
+    if path.len() >= longest {
+        return Err(Errno::EINVAL);
+    }
+    // `kern_path` takes it for the working directory.
+    if path.is_empty() {
+        return Err(Errno::EBADF);
+    }
     let path = call.path_as_seen_here(path)?;
     let facts = std::fs::metadata(&path);
     let facts = facts.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENOENT)))?;
