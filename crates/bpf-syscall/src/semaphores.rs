@@ -11,6 +11,8 @@ use beeline_runtime::backend::{AttachPoint, ProbeSpec};
 use beeline_uapi::Errno;
 use parking_lot::Mutex;
 
+use crate::fds::Descriptors;
+
 /// Bytes of a semaphore, and its alignment.
 const SIZE: u64 = size_of::<u16>() as u64;
 
@@ -36,11 +38,24 @@ pub(crate) struct SemaphoreUse {
 
 impl Semaphores {
     /// Notes the semaphores that an attach point names, none included, for as long as the value
-    /// that is returned lives.
+    /// that is returned lives. Objects that the tool closed before are out of the way then.
     ///
     /// Fails with EINVAL, as `uprobe_register`, if an offset is odd, or if one of the places is
     /// probed with another semaphore.
-    pub(crate) fn take(self: &Arc<Self>, point: &AttachPoint) -> Result<SemaphoreUse, Errno> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        fds: &Descriptors,
+        point: &AttachPoint,
+    ) -> Result<SemaphoreUse, Errno> {
+        let taken = fds.after_closes(|| self.try_take(point));
+        taken.map_err(|errno| match errno {
+            Errno::EBUSY => Errno::EINVAL,
+            errno => errno,
+        })
+    }
+
+    /// Fails with EBUSY where another semaphore is in the way.
+    fn try_take(self: &Arc<Self>, point: &AttachPoint) -> Result<SemaphoreUse, Errno> {
         let mut taken = SemaphoreUse {
             semaphores: self.clone(),
             places: Vec::new(),
@@ -76,7 +91,7 @@ impl Semaphores {
             match in_use.entry(place) {
                 _ if !is_fit => return Err(Errno::EINVAL),
                 Entry::Occupied(other) if other.get().semaphore != semaphore => {
-                    return Err(Errno::EINVAL);
+                    return Err(Errno::EBUSY);
                 }
                 Entry::Occupied(mut same) => same.get_mut().probes += 1,
                 Entry::Vacant(free) => {
@@ -122,13 +137,13 @@ mod tests {
     #[test]
     fn a_place_has_one_semaphore_as_long_as_it_is_probed() {
         let semaphores = Arc::new(Semaphores::default());
-        let take = |offset, semaphore| semaphores.take(&point(offset, semaphore));
+        let take = |offset, semaphore| semaphores.try_take(&point(offset, semaphore));
         let (first, second) = (take(8, 2).unwrap(), take(8, 2).unwrap());
-        assert_eq!(take(8, 4).err(), Some(Errno::EINVAL));
-        assert_eq!(take(8, 0).err(), Some(Errno::EINVAL));
+        assert_eq!(take(8, 4).err(), Some(Errno::EBUSY));
+        assert_eq!(take(8, 0).err(), Some(Errno::EBUSY));
         assert!(take(9, 4).is_ok());
         drop(first);
-        assert_eq!(take(8, 4).err(), Some(Errno::EINVAL));
+        assert_eq!(take(8, 4).err(), Some(Errno::EBUSY));
         drop(second);
         assert!(take(8, 4).is_ok());
         assert_eq!(take(8, 3).err(), Some(Errno::EINVAL));

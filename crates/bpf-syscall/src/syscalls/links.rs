@@ -234,7 +234,7 @@ impl<'a> Links<'a> {
         self.backend.attach_check(&point)?;
         let take = || self.claims.claim(program.held.id, &point);
         let claim = self.fds.table.after_closes(take)?;
-        let semaphores = self.semaphores.take(&point)?;
+        let semaphores = self.semaphores.take(self.fds.table, &point)?;
         let attach = |point| attach(self.backend, &program, point, cookie);
         let held = points.iter().map(attach).collect::<Result<_, _>>()?;
         let to = LinkTo::Place {

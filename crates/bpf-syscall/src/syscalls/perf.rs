@@ -46,6 +46,7 @@ pub(super) struct PerfEvents<'a> {
     backend: &'a Arc<dyn Backend>,
     claims: &'a Arc<Claims>,
     semaphores: &'a Arc<Semaphores>,
+    fds: &'a Descriptors,
     event_types: &'a EventTypes,
     tracepoint_ids: &'a KernelIds,
     numbers: &'a Numbers,
@@ -61,6 +62,7 @@ impl<'a> PerfEvents<'a> {
             backend: &local.backend,
             claims: &local.claims,
             semaphores: &local.semaphores,
+            fds: &local.fds,
             event_types: &local.event_types,
             tracepoint_ids: &local.tracepoint_ids,
             numbers: &local.numbers,
@@ -260,7 +262,7 @@ impl<'a> PerfEvents<'a> {
 
     fn open_event(&self, point: AttachPoint, wanted: &Wanted) -> Answer {
         self.backend.attach_check(&point)?;
-        let semaphores = self.semaphores.take(&point)?;
+        let semaphores = self.semaphores.take(self.fds, &point)?;
         let event = self.new_event(point, wanted).using(semaphores);
         self.event_descriptor(Object::Event(Arc::new(event)), wanted)
     }
