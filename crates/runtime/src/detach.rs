@@ -27,7 +27,7 @@ use beeline_inject::{Process, Region, Registers, Stopped};
 use beeline_uapi::Errno;
 
 use crate::error::Error;
-use crate::kernel_uprobes::{Text, beside, kernel_uprobes};
+use crate::kernel_uprobes::{Text, beside, kernel_uprobes_left};
 use crate::liveness::SessionId;
 use crate::semaphores::Shares;
 use crate::sigaction::{self, Handler, Removal};
@@ -390,7 +390,7 @@ impl Presence {
         let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
         let ranges: Vec<_> = hooked.iter().map(|(site, _)| place(site)).collect();
         // Where that cannot be known, a breakpoint is taken for another tracer's.
-        let probed = kernel_uprobes(stopped, &ranges).unwrap_or_default();
+        let probed = kernel_uprobes_left(stopped, &ranges).unwrap_or_default();
         let (mut code, mut stay) = (Vec::new(), under.clone());
         let mut going = Vec::new();
         for (site, _) in hooked {

@@ -17,6 +17,7 @@ use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
 
 use crate::error::{Error, os};
 use crate::memory::PAGE;
+use crate::semaphores::Kept;
 
 /// Returns the addresses of kernel uprobes within `ranges`, which are in files that the process
 /// maps.
@@ -28,6 +29,37 @@ pub fn kernel_uprobes(
     stopped: &mut Stopped,
     ranges: &[Range<u64>],
 ) -> Result<BTreeSet<u64>, Error> {
+    look(stopped, ranges, Semaphores::Keep)
+}
+
+/// As [`kernel_uprobes`], for places that are about to be left.
+///
+/// The kernel has not counted its uprobe where it found a breakpoint of Beeline's. So what it adds
+/// to the uprobe's semaphore for this look stays, in place of what Beeline takes away: a semaphore
+/// that is too high costs time, and one that is zero hides the probe from its tool.
+///
+/// # Errors
+///
+/// Those of [`kernel_uprobes`].
+pub fn kernel_uprobes_left(
+    stopped: &mut Stopped,
+    ranges: &[Range<u64>],
+) -> Result<BTreeSet<u64>, Error> {
+    look(stopped, ranges, Semaphores::Raise)
+}
+
+/// What a look does to the semaphores of uprobes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Semaphores {
+    Keep,
+    Raise,
+}
+
+fn look(
+    stopped: &mut Stopped,
+    ranges: &[Range<u64>],
+    semaphores: Semaphores,
+) -> Result<BTreeSet<u64>, Error> {
     let mut ranges = ranges.to_vec();
     ranges.sort_unstable_by_key(|range| range.start);
     let regions = stopped.regions()?;
@@ -36,7 +68,7 @@ pub fn kernel_uprobes(
         let inside = |range: &&Range<u64>| region.contains(range.start);
         let inside: Vec<_> = ranges.iter().filter(inside).cloned().collect();
         if !inside.is_empty() && region.inode != 0 {
-            found.extend(uprobes_in(stopped, region, &inside)?);
+            found.extend(uprobes_in(stopped, region, &inside, semaphores)?);
         }
     }
     Ok(found)
@@ -47,6 +79,7 @@ fn uprobes_in(
     stopped: &mut Stopped,
     region: &Region,
     ranges: &[Range<u64>],
+    semaphores: Semaphores,
 ) -> Result<Vec<u64>, Error> {
     let pid = stopped.process().pid();
     let file = open_mapped(pid, region).ok_or_else(|| Error::Target {
@@ -68,6 +101,10 @@ fn uprobes_in(
         flags: MapFlags::PRIVATE,
         address: 0,
     };
+    let kept = match semaphores {
+        Semaphores::Keep => Some(Kept::of(stopped, &file, region)?),
+        Semaphores::Raise => None,
+    };
     let witness = stopped.map_file(&mapping)?;
     let mut found = Vec::new();
     let mut look = |range: &Range<u64>| -> Result<(), Error> {
@@ -82,6 +119,9 @@ fn uprobes_in(
     };
     let outcome = ranges.iter().try_for_each(&mut look);
     stopped.munmap(witness, len)?;
+    if let Some(kept) = kept {
+        kept.put_back(stopped)?;
+    }
     outcome.map(|()| found)
 }
 

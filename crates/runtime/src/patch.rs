@@ -11,7 +11,7 @@ use beeline_inject::{Stopped, signal_frames};
 
 use crate::detach::Layers;
 use crate::error::Error;
-use crate::kernel_uprobes::{Stored, Text, beside, kernel_uprobes};
+use crate::kernel_uprobes::{Stored, Text, beside, kernel_uprobes_left};
 use crate::proc;
 
 /// Bytes that are stored over code.
@@ -269,7 +269,7 @@ pub fn restore_all(
         *address..*address + len
     };
     let places: Vec<_> = sites.iter().map(place).collect();
-    let probed = kernel_uprobes(stopped, &places).ok();
+    let probed = kernel_uprobes_left(stopped, &places).ok();
     let mut sites = sites.iter();
     sites.try_for_each(|site| restore_beside(stopped, *site, layers, probed.as_ref()))
 }
@@ -300,7 +300,7 @@ fn restore_beside(
         // for another tracer's.
         let probed = match known {
             Some(known) => known.clone(),
-            None => kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default(),
+            None => kernel_uprobes_left(stopped, std::slice::from_ref(&place)).unwrap_or_default(),
         };
         if is_covered(address, &now, patch, &probed) {
             return Ok(());

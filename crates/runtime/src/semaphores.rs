@@ -11,8 +11,11 @@
 //! it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 
 use beeline_inject::{Region, Stopped};
+use object::read::elf::ElfFile64;
+use object::{Endianness, Object, ObjectSection, ReadCache};
 
 use crate::error::Error;
 use crate::private::Private;
@@ -150,6 +153,57 @@ pub fn address_of(offset: u64, text: &Region, regions: &[Region]) -> Option<u64>
         let inside = offset.checked_sub(region.offset)?;
         (inside < region.end - region.start).then(|| region.start + inside)
     })
+}
+
+/// The semaphores of a file in a process, which the kernel raises when it puts its uprobes into a
+/// further mapping of the file's code, and does not lower when that goes.
+#[derive(Debug)]
+pub struct Kept(Option<(u64, Vec<u8>)>);
+
+/// The section that `<sys/sdt.h>` puts semaphores into.
+const SECTION: &str = ".probes";
+
+impl Kept {
+    /// Notes the semaphores of the file that is mapped in `text`, before its code is mapped again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if it cannot be seen what the process maps.
+    pub fn of(stopped: &Stopped, file: &File, text: &Region) -> Result<Self, Error> {
+        let Some((offset, len)) = section_of(file) else {
+            return Ok(Self(None));
+        };
+        let Some(address) = address_of(offset, text, &stopped.regions()?) else {
+            return Ok(Self(None));
+        };
+        let mut bytes = vec![0; len];
+        let is_read = stopped.read(address, &mut bytes).is_ok();
+        Ok(Self(is_read.then_some((address, bytes))))
+    }
+
+    /// Puts them back, in the same stop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Inject`] if they cannot be written.
+    pub fn put_back(self, stopped: &mut Stopped) -> Result<(), Error> {
+        let Some((address, bytes)) = self.0 else {
+            return Ok(());
+        };
+        let mut now = vec![0; bytes.len()];
+        if stopped.read(address, &mut now).is_ok() && now != bytes {
+            stopped.write(address, &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the file offset and the length of the section with a file's semaphores.
+fn section_of(file: &File) -> Option<(u64, usize)> {
+    let cache = ReadCache::new(file);
+    let elf = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
+    let (offset, len) = elf.section_by_name(SECTION)?.file_range()?;
+    (len <= MOST as u64 * COUNTER as u64).then_some((offset, len as usize))
 }
 
 #[cfg(test)]
