@@ -66,7 +66,7 @@ fn several_tools_share_a_semaphore() {
     let program = scratch.build("semaphores.c");
     let mut workload = Workload::start(&program);
     let mut tools = Vec::new();
-    for before in 0..3 {
+    for before in 0..2 {
         let pid = workload.pid();
         let probes = &["counted"];
         tools.push(probing(Engine::Beeline, &bpftrace, &program, pid, probes));

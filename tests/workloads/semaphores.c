@@ -27,20 +27,22 @@
                      ".weak _.stapsdt.base\n .hidden _.stapsdt.base\n _.stapsdt.base: .space 1\n"      \
                      ".size _.stapsdt.base,1\n .popsection\n .endif\n" : : "r"(n))
 #define SEMAPHORE __attribute__((section(".probes"), visibility("hidden"))) volatile unsigned short
+/* Room for jumps of several sessions. */
+#define PROBED __attribute__((noinline, aligned(32)))
 #define NOP "nop"
 #define NOP5 ".byte 0x0f, 0x1f, 0x44, 0x00, 0x00"
 
 #ifdef LIBRARY
 SEMAPHORE loaded_semaphore = 0;
-__attribute__((noinline)) void loaded_work(long n) { PROBE("loaded", loaded_semaphore, NOP); }
+PROBED void loaded_work(long n) { PROBE("loaded", loaded_semaphore, NOP); }
 int loaded_count(void) { return loaded_semaphore; }
 #else
 SEMAPHORE counted_semaphore = 0;
 SEMAPHORE alone_semaphore = 0;
 
-__attribute__((noinline)) static void first(long n) { PROBE("counted", counted_semaphore, NOP); }
-__attribute__((noinline)) static void second(long n) { PROBE("counted", counted_semaphore, NOP5); }
-__attribute__((noinline)) static void alone(long n) { PROBE("alone", alone_semaphore, NOP); }
+PROBED static void first(long n) { PROBE("counted", counted_semaphore, NOP); }
+PROBED static void second(long n) { PROBE("counted", counted_semaphore, NOP5); }
+PROBED static void alone(long n) { PROBE("alone", alone_semaphore, NOP); }
 
 static void (*loaded_work)(long);
 static int (*loaded_count)(void);
