@@ -50,7 +50,6 @@ pub(super) struct PerfEvents<'a> {
     event_types: &'a EventTypes,
     tracepoint_ids: &'a KernelIds,
     numbers: &'a Numbers,
-    fds: &'a Descriptors,
     kprobe_refused: &'a AtomicBool,
     descriptors: NewDescriptors<'a>,
 }
@@ -66,7 +65,6 @@ impl<'a> PerfEvents<'a> {
             event_types: &local.event_types,
             tracepoint_ids: &local.tracepoint_ids,
             numbers: &local.numbers,
-            fds: &local.fds,
             kprobe_refused: &local.kprobe_refused,
             descriptors: NewDescriptors::new(local, call),
         }
