@@ -176,12 +176,12 @@ static void errors(const char *path, uint64_t offset)
     TRY("the same semaphore", wanted.semaphores = (uintptr_t)&even);
     TRY("another semaphore", wanted.semaphores = (uintptr_t)&other);
     TRY("no semaphore", (void)0);
-    print("another semaphore by an event", event(plain, 0, path, getpid(), offset, other, 0));
-    print("the same semaphore by an event", event(plain, 0, path, getpid(), offset, even, 0));
+    print("another semaphore by an event", event(plain, 0, path, 0, offset, other, 0));
+    print("the same semaphore by an event", event(plain, 0, path, 0, offset, even, 0));
     close(held);
     usleep(200000);
     TRY("another semaphore, later", wanted.semaphores = (uintptr_t)&other);
-    print("an odd semaphore by an event", event(plain, 0, path, getpid(), offset, odd, 0));
+    print("an odd semaphore by an event", event(plain, 0, path, 0, offset, odd, 0));
 }
 
 /* Waits for a line of input, and prints what was counted. */

@@ -201,7 +201,7 @@ const _: () = assert!(
     "each flag has a bit of its own"
 );
 /// The most sites of one target that can be hooked by breakpoints.
-pub const BREAKPOINTS: usize = 8192;
+pub const BREAKPOINTS: usize = 1024;
 
 /// The addresses of the synthetic `struct task_struct`s in private memory, and the offsets at which
 /// the agent stores what belongs to the thread. In the pool. Field offsets are bytes from a copy's
