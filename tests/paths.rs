@@ -13,7 +13,7 @@ use beeline_e2e::{
 /// Calls of each kind.
 const CALLS: u64 = 500;
 /// The kinds: see `paths.c`.
-const KINDS: [&str; 5] = ["open", "relative", "stat", "access", "readlink"];
+const KINDS: [&str; 6] = ["open", "relative", "stat", "statx", "access", "readlink"];
 
 const OPENS: &str = "tracepoint:syscalls:sys_enter_openat \
     /str(args->filename) == \"/etc/passwd\"/ { @opens = count(); }";

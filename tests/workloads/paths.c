@@ -14,11 +14,13 @@ static long calls;
 static void open_file(void) { close(open("/etc/passwd", O_RDONLY)); }
 static void open_relative(void) { close(open("etc/passwd", O_RDONLY)); }
 static void stat_file(void) { struct stat one; stat("/etc/passwd", &one); }
+static void statx_file(void) { struct statx one; statx(AT_FDCWD, "/etc/passwd", 0, STATX_ALL, &one); }
 static void access_file(void) { access("/etc/passwd", R_OK); }
 static void read_link(void) { char room[64]; readlink("/no/such/link", room, sizeof room); }
 
 static const struct { const char *name; void (*call)(void); } kinds[] = {
-    {"open", open_file}, {"relative", open_relative}, {"stat", stat_file}, {"access", access_file}, {"readlink", read_link},
+    {"open", open_file}, {"relative", open_relative}, {"stat", stat_file}, {"statx", statx_file},
+    {"access", access_file}, {"readlink", read_link},
 };
 
 static long switches(void)

@@ -10,25 +10,22 @@ use crate::survey::Survey;
 
 /// The register of the sixth argument.
 const LAST: Register = Register::R9;
-/// The register of a function's fourth argument, which a system call destroys.
-const FOURTH: Register = Register::RCX;
 
 /// True if it seems that no code behind the `syscall` of that index reads what the register of a
 /// sixth argument holds before it. `is_always_same` says that the call's number is.
 ///
-/// The calling conventions decide where a function is called, or ends: nobody reads the register
-/// behind a return, and a function takes a sixth argument only together with a fourth. A `syscall`
-/// destroys that one's register. A compiler that knows both sides of a call may ignore these
-/// conventions, so a value in the register has to be restored in any case.
+/// Only the function itself is searched. What it calls, or returns to, may read the register: a
+/// compiler that knows both sides of a call may ignore the calling convention. So a value in the
+/// register has to be restored in any case.
 pub(crate) fn is_last_argument_dead_behind(
     survey: &Survey,
     index: usize,
     is_always_same: bool,
 ) -> bool {
-    let mut seen = vec![[false; 2]; survey.instructions.len()];
-    let mut open = vec![(index + 1, false)];
+    let mut seen = vec![false; survey.instructions.len()];
+    let mut open = vec![index + 1];
     let mut factory = InstructionInfoFactory::new();
-    while let Some((at, has_fourth)) = open.pop() {
+    while let Some(at) = open.pop() {
         // A loop leads back to the call itself.
         if at == index && is_always_same {
             continue;
@@ -40,7 +37,7 @@ pub(crate) fn is_last_argument_dead_behind(
                 false => return false,
             }
         };
-        if std::mem::replace(&mut seen[at][usize::from(has_fourth)], true) {
+        if std::mem::replace(&mut seen[at], true) {
             continue;
         }
         if instruction.is_system_call() {
@@ -48,31 +45,29 @@ pub(crate) fn is_last_argument_dead_behind(
         }
         let decoded = instruction.decoded();
         let used = factory.info(decoded).used_registers();
-        if is_used(used, LAST, reads) {
+        if is_used(used, reads) {
             return false;
         }
-        if is_used(used, LAST, replaces) {
+        if is_used(used, replaces) {
             continue;
         }
-        let has_fourth = has_fourth || is_used(used, FOURTH, writes);
         let next = match decoded.flow_control() {
             FlowControl::Return | FlowControl::Exception => [None, None],
-            FlowControl::Next => [Some(at + 1), None],
-            // What was called may have changed the register, or not.
-            FlowControl::Call | FlowControl::IndirectCall if !has_fourth => [Some(at + 1), None],
+            FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => {
+                [Some(at + 1), None]
+            }
             FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
                 let taken = survey.index_of(decoded.near_branch_target());
-                // A jump to another function is a call of it, or leads to a part of this one that
-                // stands elsewhere: a branch always does.
-                let is_part = instruction.goes_on() || is_inside(survey, decoded);
-                if taken.is_none() && (has_fourth || is_part) {
+                // A jump to another function is a call of it. A branch leads to a part of this one
+                // that stands elsewhere.
+                if taken.is_none() && (instruction.goes_on() || is_inside(survey, decoded)) {
                     return false;
                 }
                 [taken, instruction.goes_on().then_some(at + 1)]
             }
             _ => return false,
         };
-        open.extend(next.into_iter().flatten().map(|at| (at, has_fourth)));
+        open.extend(next.into_iter().flatten());
     }
     true
 }
@@ -91,23 +86,16 @@ fn is_inside(survey: &Survey, branch: &Decoded) -> bool {
     (start..survey.end).contains(&branch.near_branch_target())
 }
 
-/// True if an instruction uses any part of a register in this way.
-fn is_used(used: &[UsedRegister], register: Register, way: fn(&UsedRegister) -> bool) -> bool {
+/// True if an instruction uses any part of the register in this way.
+fn is_used(used: &[UsedRegister], way: fn(&UsedRegister) -> bool) -> bool {
     let mut used = used.iter();
-    used.any(|used| used.register().full_register() == register && way(used))
+    used.any(|used| used.register().full_register() == LAST && way(used))
 }
 
 fn reads(used: &UsedRegister) -> bool {
     !matches!(
         used.access(),
         OpAccess::None | OpAccess::Write | OpAccess::CondWrite | OpAccess::NoMemAccess
-    )
-}
-
-fn writes(used: &UsedRegister) -> bool {
-    !matches!(
-        used.access(),
-        OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
     )
 }
 
@@ -119,7 +107,7 @@ fn replaces(used: &UsedRegister) -> bool {
 #[cfg(test)]
 mod tests {
     use iced_x86::IcedError;
-    use iced_x86::code_asm::{CodeAssembler, eax, ecx, edi, ptr, r9, r9b, r9d, rax, rbx, rsp};
+    use iced_x86::code_asm::{CodeAssembler, eax, edi, ptr, r9, r9b, r9d, rax, rbx, rsp};
 
     use super::*;
     use crate::plan::Function;
@@ -229,25 +217,25 @@ mod tests {
     }
 
     #[test]
-    fn a_function_takes_it_only_with_a_fourth_argument() {
-        let calls = |has_fourth: bool, jumps: bool| {
-            is_dead(move |asm| {
-                asm.syscall()?;
-                asm.mov(edi, eax)?;
-                if has_fourth {
-                    asm.mov(ecx, 7)?;
-                }
-                if jumps {
-                    return asm.jmp(ELSEWHERE);
-                }
-                asm.call(ELSEWHERE)?;
-                asm.ret()
-            })
-        };
-        for jumps in [false, true] {
-            assert!(calls(false, jumps), "{jumps}");
-            assert!(!calls(true, jumps), "{jumps}");
-        }
+    fn other_functions_are_not_searched() {
+        assert!(is_dead(|asm| {
+            asm.syscall()?;
+            asm.mov(edi, eax)?;
+            asm.call(ELSEWHERE)?;
+            asm.ret()
+        }));
+        assert!(is_dead(|asm| {
+            asm.syscall()?;
+            asm.mov(edi, eax)?;
+            asm.jmp(ELSEWHERE)
+        }));
+        // The call may leave it alone.
+        assert!(!is_dead(|asm| {
+            asm.syscall()?;
+            asm.call(ELSEWHERE)?;
+            asm.mov(rax, r9)?;
+            asm.ret()
+        }));
         // A register-indirect jump may stay in the function.
         assert!(!is_dead(|asm| {
             asm.syscall()?;
