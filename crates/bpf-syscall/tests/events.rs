@@ -180,6 +180,7 @@ fn event_errors() {
         ENOENT
     );
     // A semaphore at an odd place, and one at a place that is probed without one.
+    assert!(of(probe.clone(), -1, 0) >= 0);
     assert_eq!(of(probe.clone().u64(8, 0x11 << 32), -1, 0), EINVAL);
     assert_eq!(of(probe.u64(8, 0x10 << 32), -1, 0), EINVAL);
     assert_eq!(of(attr(2).u64(8, 999_999), -1, 0), EINVAL);
