@@ -139,9 +139,15 @@ impl Tool {
         self.child.id()
     }
 
-    /// Returns every process of the tool's group: itself, and all that it started.
+    /// Returns every process of the tool's group: itself, and all that it started, but for the one
+    /// by which Beeline tells which signals were for the whole group.
     pub fn processes(&self) -> Vec<u32> {
-        members_of_group(self.pid())
+        let mut members = members_of_group(self.pid());
+        members.retain(|pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.trim_end() != "group-signals")
+        });
+        members
     }
 
     /// Ends it like Ctrl-C on a terminal, with a SIGINT to the whole group.
