@@ -1,5 +1,5 @@
-//! Measures Beeline under a container's filter beside strace, the tool that such places leave: opens
-//! counted, of a running process and of a command.
+//! Measures Beeline under a container's filter beside strace, the tool that such places leave:
+//! opens counted, of a running process and of a command.
 
 use std::fs::{read_to_string, write};
 use std::path::{Path, PathBuf};

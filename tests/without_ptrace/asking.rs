@@ -79,7 +79,7 @@ fn a_program_with_another_c_library_asks() {
     assert_eq!((watched.all.len(), &watched.asking), (1, &watched.all));
 }
 
-/// What is loaded into every program must not need what a program may lack.
+/// A library that is loaded into every program must not need what a program may lack.
 #[test]
 fn the_library_is_small_and_needs_nothing() {
     let library = need!(start_library("libbeeline_start.so"));

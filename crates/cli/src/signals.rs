@@ -38,7 +38,7 @@ static TOOL: OnceLock<OwnedFd> = OnceLock::new();
 static STOPPER: OnceLock<OwnedFd> = OnceLock::new();
 /// The pipe to write signals to that may have to be handed on.
 static SENT: OnceLock<OwnedFd> = OnceLock::new();
-/// What tells which signals were for the whole group; none if it could not be started.
+/// The process that tells which signals were for the whole group; none if it could not be started.
 static SENTINEL: OnceLock<Option<Sentinel>> = OnceLock::new();
 /// The signals that were ignored when Beeline was started, a bit for each.
 static IGNORED: AtomicU64 = AtomicU64::new(0);

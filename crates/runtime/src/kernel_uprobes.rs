@@ -48,7 +48,7 @@ pub fn kernel_uprobes_left(
     look(stopped, ranges, Semaphores::Raise)
 }
 
-/// What a look does to the semaphores of uprobes.
+/// The effect of a look on the semaphores of uprobes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Semaphores {
     Keep,

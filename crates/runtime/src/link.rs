@@ -65,7 +65,7 @@ pub struct Mapped<'a> {
     pub address: u64,
     /// The place, or one of its exits.
     pub place: &'a FilePlace,
-    /// What was asked for.
+    /// The request.
     pub probe: &'a Probe,
 }
 

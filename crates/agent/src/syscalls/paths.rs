@@ -1,8 +1,9 @@
 //! Calls that name a file by a path, in processes that the tool has started.
 //!
-//! The supervisor's filter stops each of them, because a path may lead to what the supervisor stands
-//! in for. The agent looks at the path first, at a hundredth of the cost. A call that the supervisor
-//! would only let pass gets a [mark](crate::trapped::PATH_MARK), and the filter lets it pass.
+//! The supervisor's filter stops each of them, because a path may lead to what the supervisor
+//! stands in for. The agent looks at the path first, which costs much less. A call that the
+//! supervisor would only let pass gets a [mark](crate::trapped::PATH_MARK), and the filter lets it
+//! pass.
 
 use core::mem::MaybeUninit;
 use core::ptr::null;
@@ -19,8 +20,8 @@ use crate::trapped::{PATH_MARK, PATH_MARK_SHIFT};
 
 /// Bytes of a path that are looked at. The supervisor looks at a longer one.
 const LONGEST: usize = 256;
-/// All paths into the session's BPF file system have this in them, but for those that begin in it: see
-/// [`Session::any_path`](crate::abi::Session::any_path).
+/// All paths into the session's BPF file system have this in them, but for those that begin in it:
+/// see [`Session::any_path`](crate::abi::Session::any_path).
 const IN_BPFFS: &[u8] = b"bpf";
 
 /// True if the call names a file by a path, the supervisor would be notified of it, and the path

@@ -114,7 +114,7 @@ fn in_tracefs(path: &str) -> Option<&str> {
     Some(inside.trim_start_matches('/'))
 }
 
-/// What tools make that write `kprobe_events`, and `uprobe_events` as perf-probe(1) does.
+/// The probes of tools that write `kprobe_events`, and `uprobe_events` as perf-probe(1) does.
 const KPROBES: &str = "kprobes";
 const UPROBES: &str =
     "uprobe events of tracefs (uprobes by perf_event_open and by links are served)";

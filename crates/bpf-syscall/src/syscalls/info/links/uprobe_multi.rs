@@ -8,7 +8,7 @@ use beeline_uapi::{Errno, flags};
 
 use super::Buffers;
 
-/// What a link is on.
+/// The places of a link.
 pub(super) struct Uprobes<'a> {
     pub path: &'a Path,
     pub retprobe: bool,
