@@ -15,6 +15,7 @@ use crate::say;
 
 /// Options for a session's engines.
 #[derive(Debug, Args)]
+#[group(id = "engine-options")]
 pub struct Options {
     /// The engine whose code programs run
     #[arg(long, value_enum, default_value_t, env = "BEELINE_ENGINE")]

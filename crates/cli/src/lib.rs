@@ -221,3 +221,14 @@ fn say(line: &str) {
         writeln!(stderr, "beeline: {line}")
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The checks that clap makes in builds for debugging only.
+    #[test]
+    fn options_do_not_contradict_each_other() {
+        definition().debug_assert();
+    }
+}

@@ -6,6 +6,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// Options for a session's memory.
 #[derive(Debug, Args)]
+#[group(id = "memory-options")]
 pub struct Options {
     /// The most memory that the tool's maps, programs and other objects may take, such as 512M or
     /// 2G; beyond that its calls fail with ENOMEM [default: half of the memory that Beeline may
