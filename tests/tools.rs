@@ -1,5 +1,5 @@
-//! What tools of today ask for gets the kernel's answer: buffers as Go's libraries open them,
-//! literals of newer bpftraces, signals as scripts send them.
+//! Tools of today ask for more than older ones, and get the kernel's answer: buffers as Go's
+//! libraries open them, literals of newer bpftraces, signals as scripts send them.
 
 use std::process::Command;
 use std::time::Duration;

@@ -81,22 +81,23 @@ fn several_tools_share_a_semaphore() {
     workload.finish();
 }
 
+/// Starts a process that forks while its semaphores are raised. The child has a copy of them, and
+/// nobody traces it.
+fn forked(scratch: &Scratch, bpftrace: &Path) -> (Workload, Tool) {
+    let program = scratch.build("semaphores.c");
+    let mut workload = Workload::start(&program);
+    let probes = ["counted"];
+    let tool = probing(Engine::Beeline, bpftrace, &program, workload.pid(), &probes);
+    assert_eq!(workload.tell("fork"), "2, child 2");
+    (workload, tool)
+}
+
 #[test]
 fn a_killed_session_is_taken_out_of_semaphores() {
     let _turn = Turn::take();
     let scratch = Scratch::new();
     let bpftrace = need!(find_program("bpftrace"));
-    let program = scratch.build("semaphores.c");
-    let mut workload = Workload::start(&program);
-    let tool = probing(
-        Engine::Beeline,
-        &bpftrace,
-        &program,
-        workload.pid(),
-        &["counted"],
-    );
-    // The child has a copy of what was raised, and nobody traces it.
-    assert_eq!(workload.tell("fork"), "2, child 2");
+    let (mut workload, tool) = forked(&scratch, &bpftrace);
     tool.signal_group(libc::SIGKILL);
     until(SOON, || tool.processes().is_empty());
     assert_eq!(workload.go(), "2, child 2");
@@ -112,16 +113,7 @@ fn a_child_gets_its_semaphores_back_with_its_parent() {
     let _turn = Turn::take();
     let scratch = Scratch::new();
     let bpftrace = need!(find_program("bpftrace"));
-    let program = scratch.build("semaphores.c");
-    let mut workload = Workload::start(&program);
-    let tool = probing(
-        Engine::Beeline,
-        &bpftrace,
-        &program,
-        workload.pid(),
-        &["counted"],
-    );
-    assert_eq!(workload.tell("fork"), "2, child 2");
+    let (mut workload, tool) = forked(&scratch, &bpftrace);
     tool.interrupt();
     comes_to(&mut workload, "0, child 0");
     workload.finish();

@@ -1,4 +1,4 @@
-//! What has a program ask to be traced, watched by strace: the machine need not have Yama.
+//! The ways by which a program asks to be traced, watched by strace: the machine need not have Yama.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -42,6 +42,13 @@ pub const PATH_MARK: u64 = 0x0be1 << PATH_MARK_SHIFT;
 /// The place of [`PATH_MARK`], which takes all bits from here on.
 pub const PATH_MARK_SHIFT: u32 = 48;
 
+/// Returns the register without the mark, if the call with that number is marked.
+#[inline(always)]
+pub fn unmarked(number: u64, register: u64) -> Option<u64> {
+    let is_marked = register >> PATH_MARK_SHIFT == PATH_MARK >> PATH_MARK_SHIFT;
+    (is_marked && nr::path_argument(number).is_some()).then_some(register ^ PATH_MARK)
+}
+
 /// A reply: the handler makes the call.
 pub const PASS: i64 = i64::MIN;
 /// A reply, plus a descriptor's number: the handler makes the call, which is `epoll_ctl(2)`, for that

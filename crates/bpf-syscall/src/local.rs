@@ -1,8 +1,8 @@
 //! Answers a tool's calls from a [`Backend`] on this machine.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Once};
 
 use beeline_inject::with_remedy;
 use beeline_runtime::backend::Backend;
@@ -40,6 +40,8 @@ pub struct Local {
     /// True once a kprobe of the tool's was refused by name. What the tool tries then is no news.
     pub(crate) kprobe_refused: AtomicBool,
     hot_sites: HotSites,
+    /// Done once the backend knows that the BPF file system is used.
+    no_path_passes: Once,
 }
 
 impl Local {
@@ -67,6 +69,7 @@ impl Local {
             reaper: Reaper::new()?,
             kprobe_refused: AtomicBool::new(false),
             hot_sites: HotSites::default(),
+            no_path_passes: Once::new(),
         })
     }
 }
@@ -75,7 +78,8 @@ impl Answers for Local {
     fn answer(&self, call: &Call<'_>, asked: ToolCall) -> Answer {
         let answer = Dispatcher::new(self, call).answer(asked);
         if self.bpffs.is_used() {
-            self.backend.let_no_path_pass();
+            self.no_path_passes
+                .call_once(|| self.backend.let_no_path_pass());
         }
         answer
     }

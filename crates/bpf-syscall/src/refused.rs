@@ -1,5 +1,5 @@
-//! What only a kernel has: the sentence that the user reads when a tool asks for it, and the names
-//! by which the kernel and its tools know it.
+//! Requests that only a kernel can serve: the sentence that the user reads when a tool makes one,
+//! and the names by which the kernel and its tools know them.
 
 use beeline_uapi::perf::{
     HARDWARE_EVENTS, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, SOFTWARE_EVENTS,

@@ -298,14 +298,19 @@ fn restore_beside(
         let place = address..address + stored.len() as u64;
         // Where that cannot be known, because the file is gone, a breakpoint over a jump is taken
         // for another tracer's.
+        let found;
         let probed = match known {
-            Some(known) => known.clone(),
-            None => kernel_uprobes_left(stopped, std::slice::from_ref(&place)).unwrap_or_default(),
+            Some(known) => known,
+            None => {
+                found =
+                    kernel_uprobes_left(stopped, std::slice::from_ref(&place)).unwrap_or_default();
+                &found
+            }
         };
-        if is_covered(address, &now, patch, &probed) {
+        if is_covered(address, &now, patch, probed) {
             return Ok(());
         }
-        let bytes = beside(address, &now, original, original, &probed);
+        let bytes = beside(address, &now, original, original, probed);
         lead_back(stopped, std::iter::once(Going::of(record)))?;
         stopped.write(address, &bytes)?;
         now = bytes;

@@ -16,7 +16,7 @@ use super::Call;
 use crate::abi::{PendingSignals, PtRegs, Slot, UNDER_FILTER};
 use crate::enter::{Job, Leased, new_context};
 use crate::helpers::read::copy_string;
-use crate::trapped::{PATH_MARK, PATH_MARK_SHIFT};
+use crate::trapped::{PATH_MARK, PATH_MARK_SHIFT, unmarked};
 
 /// Bytes of a path that are looked at. The supervisor looks at a longer one.
 const LONGEST: usize = 256;
@@ -114,10 +114,7 @@ pub(super) fn mark(regs: &mut PtRegs) {
 /// Takes the mark away behind a call.
 #[inline(always)]
 pub(super) fn unmark(regs: &mut PtRegs) {
-    let last = regs.last_argument();
-    if last >> PATH_MARK_SHIFT == PATH_MARK >> PATH_MARK_SHIFT
-        && nr::path_argument(regs.call_number()).is_some()
-    {
-        regs.set_last_argument(last ^ PATH_MARK);
+    if let Some(last) = unmarked(regs.call_number(), regs.last_argument()) {
+        regs.set_last_argument(last);
     }
 }

@@ -5,11 +5,10 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_agent::abi::syscalls::{Move, Patch};
-use beeline_agent::trapped::{PATH_MARK, PATH_MARK_SHIFT};
+use beeline_agent::trapped::unmarked;
 use beeline_hook::{JUMP_LEN, SYSCALL_LEN};
 use beeline_inject::{Process, Stopped, signal_frames};
 use beeline_uapi::linux::{self, PAGE_SIZE};
-use beeline_uapi::nr;
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
@@ -151,11 +150,10 @@ fn unmark(stopped: &mut Stopped) -> Result<(), Error> {
     const SIXTH: usize = 5;
     for thread in stopped.threads().to_vec() {
         let mut registers = *thread.registers();
-        let last = registers.argument(SIXTH);
-        let is_marked = last >> PATH_MARK_SHIFT == PATH_MARK >> PATH_MARK_SHIFT;
-        let number = u64::try_from(registers.call_number());
-        if is_marked && number.is_ok_and(|number| nr::path_argument(number).is_some()) {
-            registers.set_last_argument(last ^ PATH_MARK);
+        // No call has the number that stands for none.
+        let number = registers.call_number() as u64;
+        if let Some(last) = unmarked(number, registers.argument(SIXTH)) {
+            registers.set_last_argument(last);
             stopped.set_registers(thread.tid(), registers)?;
         }
     }

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use beeline_inject::procfs::process_of;
 use beeline_runtime::backend::{AttachPoint, ProbeSpec};
 use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::attr::LinkCreateUprobeMulti;
@@ -37,7 +38,8 @@ impl Links<'_> {
             return Err(Errno::E2BIG);
         }
         let path = file_of(call, wanted.path)?;
-        if pid != 0 && !is_process(pid) {
+        // A thread that does not lead its process is none.
+        if pid != 0 && process_of(pid) != Some(pid) {
             return Err(Errno::ESRCH);
         }
         // More than what is charged for the link is taken only while this call is served.
@@ -70,13 +72,6 @@ fn file_of(call: &Call<'_>, address: u64) -> Result<PathBuf, Errno> {
         true => Ok(path),
         false => Err(Errno::EBADF),
     }
-}
-
-/// True if a number is that of a process, and not only of a thread.
-fn is_process(pid: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    leader.is_some_and(|leader| leader.trim().parse() == Ok(pid))
 }
 
 /// Reads the places. The kernel reads each place's offset, cookie and semaphore in turn, which
