@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use rustix::event::epoll;
 
 use crate::members::Use;
-use crate::objects::{Btf, Object};
+use crate::objects::{Btf, Object, ProgramObject};
 
 pub(crate) use thread::ThreadFds;
 
@@ -225,6 +225,16 @@ impl Descriptors {
     pub(crate) fn has_program_of(&self, kind: ProgramType) -> bool {
         let is_one = |entry: &Entry| matches!(&entry.object, Object::Program(program) if program.prog_type == kind);
         self.entries.lock().values().any(is_one)
+    }
+
+    /// Has the kernel run this program in place of the timers that run it here.
+    pub(crate) fn move_timers_to_kernel(&self, program: &ProgramObject) -> Result<(), Errno> {
+        let event = |entry: &Entry| match &entry.object {
+            Object::Event(event) => Some(event.clone()),
+            _ => None,
+        };
+        let events: Vec<_> = self.entries.lock().values().filter_map(event).collect();
+        events.iter().try_for_each(|event| event.move_to_kernel(program))
     }
 
     /// Returns the object with the smallest number greater than `after`, among those with a

@@ -4,12 +4,14 @@
 //! descriptor, other objects hold more (an event its program, a link its event), and a call that is
 //! being served holds one for its time. The last count releases the backend's object, by [`Held`].
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use beeline_runtime::Charge;
-use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, MapSpec};
+use beeline_runtime::backend::{
+    AttachPoint, Backend, CallContext, Id, Info, KernelPlace, MapSpec,
+};
 use beeline_uapi::{AttachType, Errno, LinkType, MapType, ProgramType};
 use parking_lot::Mutex;
 
@@ -275,12 +277,19 @@ pub(crate) enum LinkTo {
         _claim: Option<Claim>,
         _semaphores: SemaphoreUse,
     },
+    /// A place in the host's kernel.
+    Kernel {
+        kind: LinkType,
+        /// The kernel's own link.
+        _link: Option<OwnedFd>,
+    },
 }
 
 impl Link {
     pub(crate) fn link_type(&self) -> LinkType {
         match &self.to {
             LinkTo::Event(_) => LinkType::PERF_EVENT,
+            LinkTo::Kernel { kind, .. } => *kind,
             LinkTo::Place { point, .. } if Tracepoint::of_raw(point).is_some() => {
                 LinkType::RAW_TRACEPOINT
             }
@@ -323,9 +332,11 @@ pub(crate) struct Event {
 struct EventState {
     enabled: bool,
     program: Option<(Arc<ProgramObject>, u64)>,
-    /// Empty if there is no program.
+    /// Empty if there is no program, or if the program runs in the kernel.
     attached: Vec<Held>,
     claim: Option<Claim>,
+    /// The kernel's event that runs the program in place of a timer here.
+    kernels: Option<OwnedFd>,
 }
 
 impl Event {
@@ -341,6 +352,7 @@ impl Event {
             program: None,
             attached: Vec::new(),
             claim: None,
+            kernels: None,
         });
         Event {
             id,
@@ -447,9 +459,28 @@ impl Event {
         matches!(self.point, AttachPoint::SystemCall { .. })
     }
 
+    /// Has the kernel run the program of a timer, as it runs it on other CPUs: it is a profiler's.
+    pub(crate) fn move_to_kernel(&self, program: &ProgramObject) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let AttachPoint::Timer { period } = self.point else {
+            return Ok(());
+        };
+        let is_its = |(own, _): &(Arc<ProgramObject>, u64)| own.held.id == program.held.id;
+        if state.kernels.is_some() || !state.program.as_ref().is_some_and(is_its) {
+            return Ok(());
+        }
+        let event = self.backend.kernel_clock(period, state.enabled)?;
+        let place = KernelPlace::Event(event.as_fd());
+        self.backend.attach_in_kernel(program.held.id, &place)?;
+        state.attached.clear();
+        state.kernels = Some(event);
+        Ok(())
+    }
+
     /// Removes the program again.
     pub(crate) fn clear_program(&self) {
         let mut state = self.state.lock();
+        state.kernels = None;
         state.attached.clear();
         state.claim = None;
         state.program = None;
@@ -457,6 +488,11 @@ impl Event {
 
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         let mut state = self.state.lock();
+        if let Some(event) = &state.kernels {
+            self.backend.enable_clock(event.as_fd(), true)?;
+            state.enabled = true;
+            return Ok(());
+        }
         if state.attached.is_empty()
             && let Some((program, cookie)) = &state.program
         {
@@ -469,6 +505,9 @@ impl Event {
     /// Detaches before it returns.
     pub(crate) fn disable(&self) {
         let mut state = self.state.lock();
+        if let Some(event) = &state.kernels {
+            let _ = self.backend.enable_clock(event.as_fd(), false); // It has been enabled before.
+        }
         if !self.runs_disabled() {
             state.attached.clear();
         }

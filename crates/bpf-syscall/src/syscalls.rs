@@ -141,7 +141,10 @@ impl<'a> Dispatcher<'a> {
             Command::ENABLE_STATS => Err(Errno::EPERM),
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
             Command::PROG_ATTACH | Command::PROG_DETACH => {
-                let what = by_kernel_only("programs at cgroups, sockets and devices");
+                let what = by_kernel_only(
+                    &*local.backend,
+                    "programs at cgroups, sockets and devices",
+                );
                 local.backend.unsupported(&what);
                 Err(Errno::EINVAL)
             }

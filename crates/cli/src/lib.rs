@@ -26,9 +26,9 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use beeline_runtime::{Isolation, Rules};
+use beeline_runtime::{Isolation, Place, Rules};
 use beeline_verifier::program::Policy;
-use clap::{CommandFactory, Parser, Subcommand, ValueHint};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
 /// Run eBPF tools where the event happens: inside the traced process, without a kernel trap.
 #[derive(Debug, Parser)]
@@ -36,6 +36,14 @@ use clap::{CommandFactory, Parser, Subcommand, ValueHint};
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+}
+
+/// Where the programs of a tool run.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum Programs {
+    #[default]
+    Auto,
+    User,
 }
 
 #[derive(Debug, Subcommand)]
@@ -57,6 +65,11 @@ enum Command {
         /// forge what programs collect in the others; maps that cannot be kept apart work for all
         #[arg(long)]
         no_isolation: bool,
+        /// Where programs run. `auto`: in the traced processes; those at the kernel's own events
+        /// (tracepoints, samples, kprobes) in this machine's kernel, which takes CAP_BPF and
+        /// CAP_PERFMON. `user`: never in the kernel
+        #[arg(long = "where", value_enum, default_value_t)]
+        programs: Programs,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -135,6 +148,7 @@ pub fn main() -> ExitCode {
             pid,
             destructive,
             no_isolation,
+            programs,
             engines,
             memory,
             place,
@@ -150,6 +164,10 @@ pub fn main() -> ExitCode {
                     isolation: match no_isolation {
                         true => Isolation::None,
                         false => Isolation::ByUser,
+                    },
+                    place: match programs {
+                        Programs::Auto => Place::Auto,
+                        Programs::User => Place::User,
                     },
                 };
                 run::run(tool, all, pid, rules, &engines, &memory)

@@ -40,6 +40,12 @@ impl<'a> Attr<'a> {
         self.words[word] = value;
     }
 
+    /// Sets two words to a number of 64 bits.
+    pub fn put_long(&mut self, word: usize, value: u64) {
+        self.words[word] = value as u32;
+        self.words[word + 1] = (value >> 32) as u32;
+    }
+
     /// Returns a word; the kernel writes some.
     pub fn get(&self, word: usize) -> u32 {
         self.words[word]
@@ -68,9 +74,18 @@ impl<'a> Attr<'a> {
         self.put_address(word, to.as_ptr().expose_provenance());
     }
 
+    /// Sets two words to a pointer to something with a size that the kernel knows, and that it
+    /// writes.
+    ///
+    /// # Safety
+    ///
+    /// It must have that size.
+    pub unsafe fn point_mut(&mut self, word: usize, to: &'a mut [u8]) {
+        self.put_address(word, to.as_mut_ptr().expose_provenance());
+    }
+
     fn put_address(&mut self, word: usize, address: usize) {
-        self.words[word] = address as u32;
-        self.words[word + 1] = (address >> 32) as u32;
+        self.put_long(word, address as u64);
     }
 
     /// Calls a command that returns a number.

@@ -1,11 +1,14 @@
-//! The running kernel's `bpf(2)`: its verdict on a program, and the result of a test run.
+//! The running kernel's `bpf(2)`: its verdict on a program, the result of a test run, and programs
+//! that run at the kernel's events.
 //!
-//! Maps, types and programs are descriptors, so nothing stays behind when they are dropped.
-//! Programs run in test runs only, and nothing is pinned.
+//! Maps, types, programs and links are descriptors, so nothing stays behind when they are dropped.
+//! Nothing is pinned.
 //!
 //! Its terms are in docs/glossary.md.
 
+pub mod attach;
 mod attr;
+mod map;
 
 use std::ffi::CString;
 use std::io;
@@ -21,6 +24,7 @@ use beeline_uapi::info::{BtfInfo, MapInfo};
 use beeline_uapi::{AttachType, Command, MapType, ProgramType, log, offset_behind};
 
 use attr::{Attr, word};
+pub use map::Map;
 
 /// The bytes of log that one load may write.
 const LOG_BYTES: usize = 16 << 20;
@@ -115,11 +119,7 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
         attr.put(word!(MapCreate.btf_key_type_id), key);
         attr.put(word!(MapCreate.btf_value_type_id), value);
     }
-    attr.put(word!(MapCreate.map_extra), spec.map_extra as u32);
-    attr.put(
-        word!(MapCreate.map_extra) + 1,
-        (spec.map_extra >> 32) as u32,
-    );
+    attr.put_long(word!(MapCreate.map_extra), spec.map_extra);
     attr.make(Command::MAP_CREATE)
 }
 

@@ -224,7 +224,7 @@ fn nonsense_is_named_and_not_relayed() {
         (16, [sample(16), 5], Broken::Length),
         (16, [sample(24), 12], Broken::Length),
         (16, [2 | 16 << 48, 0], Broken::Length),
-        (16, [9 | 16 << 48, 4], Broken::Kind),
+        (16, [10 | 16 << 48, 4], Broken::Kind),
         (16, [1 | 16 << 48, 4], Broken::Kind),
     ] {
         let (source, tools) = (Perf::new(1), Perf::new(1));

@@ -5,7 +5,8 @@
 //! backend keeps an object alive as long as other objects of its own need it, such as a program's
 //! maps or a link's program.
 
-use std::os::fd::OwnedFd;
+use std::ffi::CStr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -297,6 +298,27 @@ pub enum Argument {
     OpenHow,
 }
 
+/// One of the host kernel's own events.
+#[derive(Debug, Clone, Copy)]
+pub enum KernelPlace<'a> {
+    /// A perf event, for as long as it is open.
+    Event(BorrowedFd<'a>),
+    /// A perf event, for as long as there is a link.
+    EventLink {
+        /// The event.
+        event: BorrowedFd<'a>,
+        /// The value that `bpf_get_attach_cookie` returns.
+        cookie: u64,
+    },
+    /// A raw tracepoint, or the place that the program was loaded for.
+    RawTracepoint {
+        /// The tracepoint's name.
+        name: Option<&'a CStr>,
+        /// The value that `bpf_get_attach_cookie` returns.
+        cookie: u64,
+    },
+}
+
 /// Facts of `BPF_OBJ_GET_INFO_BY_FD` that the backend knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Info {
@@ -548,6 +570,49 @@ pub trait Backend: Send + Sync {
     /// results there, and those of [`Self::attach_check`]. If the user named the targets and none
     /// can be attached to, the error of the last.
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno>;
+
+    /// Returns the reason, in words, for which no program may be attached in the host's kernel;
+    /// `None` if it may.
+    fn kernel_refusal(&self) -> Option<&str> {
+        Some("this session has no kernel")
+    }
+
+    /// Attaches a program in the host's kernel. Returns the link that keeps it attached; `None` if
+    /// the event itself does.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's for the load or the attachment; `EBUSY` if a map of the program cannot be on
+    /// both sides; `EBADF` if there is no such program.
+    fn attach_in_kernel(
+        &self,
+        program: Id,
+        to: &KernelPlace<'_>,
+    ) -> Result<Option<OwnedFd>, Errno> {
+        let _ = (program, to);
+        Err(Errno::EINVAL)
+    }
+
+    /// Opens the kernel's clock on the first CPU, as a perf event that runs its program in every
+    /// period.
+    ///
+    /// # Errors
+    ///
+    /// Those of perf_event_open(2).
+    fn kernel_clock(&self, period: Duration, enabled: bool) -> Result<OwnedFd, Errno> {
+        let _ = (period, enabled);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Starts or stops such a clock.
+    ///
+    /// # Errors
+    ///
+    /// Those of ioctl(2).
+    fn enable_clock(&self, clock: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
+        let _ = (clock, on);
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Checks that there is such a place. This is called when the tool opens the event, before it
     /// names a program.

@@ -75,6 +75,8 @@ impl DomainId {
     /// The tool's own processes. They share everything with their home domain, and belong to nobody
     /// who must be kept from something.
     pub const TOOL: Self = Self(u32::MAX);
+    /// The kernel, which has sources of rings as a domain does.
+    pub const KERNEL: Self = Self(u32::MAX - 1);
 
     /// Returns the domain that has the session page of this one.
     pub fn of_page(self) -> Self {

@@ -4,6 +4,7 @@
 
 pub mod shards;
 mod tool;
+mod twin;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use beeline_uapi::{Errno, flags};
 use beeline_verifier::program;
 use beeline_verifier::sharding::Use;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::backend::{Id, MapSpec, ValueType};
 use crate::budget::{Budget, Charge};
@@ -31,6 +32,7 @@ use crate::objects::{self, Elements, Object, ProgramKind};
 use crate::perf_ring::Ring;
 use crate::relay::Relay;
 use shards::{Shard, Shards};
+use twin::Sides;
 
 /// The owner's tag of Beeline itself in a map's locks; targets' tags begin above it.
 pub const RUNTIME_OWNER: u32 = 1;
@@ -47,6 +49,8 @@ pub struct MapObject {
     /// Mapped at `memory`.
     map: Map,
     shards: Shards,
+    /// Processes, and the kernel.
+    sides: RwLock<Sides>,
     /// For a ring buffer: where processes write that must not write into `memory`.
     relay: Relay<Map>,
     /// The use that programs make of it; `None` before the first.
@@ -160,6 +164,7 @@ impl MapObject {
             memory,
             map,
             shards: Shards::default(),
+            sides: RwLock::default(),
             relay: Relay::default(),
             usage: Mutex::default(),
             owner: OnceLock::new(),

@@ -1,7 +1,7 @@
 //! The perf ring of one CPU, as the runtime keeps it.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::backend::Id;
 use crate::budget::{Budget, Charge};
 use crate::domain::{Domain, DomainId};
+use crate::host_kernel::rings::KernelRing;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
@@ -158,6 +159,26 @@ impl Ring {
             Ok((source, charge))
         };
         self.relay.source_of(domain, &ring, make)
+    }
+
+    /// Returns what programs in the kernel write into, which comes out of this ring. If it is new,
+    /// `watch` gets its perf event.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`KernelRing::of_cpu`] and `watch`.
+    pub fn source_in_kernel(
+        &self,
+        watch: impl FnOnce(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<Arc<KernelRing>> {
+        let memory = self.memory();
+        let ring = self.handle(&memory).ok_or(io::ErrorKind::InvalidInput)?;
+        let make = || {
+            let source = KernelRing::of_cpu(self.cpu, self.pages())?;
+            source.event().map_or(Ok(()), watch)?;
+            Ok(source)
+        };
+        self.relay.source_in_kernel(&ring, make)
     }
 
     /// Returns the number of data pages.

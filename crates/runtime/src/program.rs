@@ -14,8 +14,9 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
+use crate::host_kernel::ForKernel;
 use crate::map::MapObject;
-use crate::rules::{Isolation, Rules};
+use crate::rules::{Isolation, Place, Rules};
 use crate::verification::{self, Accepted, Maps};
 
 /// A loaded program.
@@ -49,6 +50,8 @@ pub struct Program {
     pub trace: Option<Id>,
     /// Maps that it keeps alive without using them.
     bound: Mutex<Vec<Arc<MapObject>>>,
+    /// What the kernel is given if the program is attached there; `None` if it may not be.
+    pub for_kernel: Option<Box<ForKernel>>,
     /// Given back when all else is gone.
     charge: Mutex<Charge>,
 }
@@ -227,11 +230,13 @@ impl Program {
             log,
             runs,
         } = if engines.are_verified() {
-            verification::judge(spec, maps, kernel, rules.policy, &may_take)?
+            let only_here = rules.place == Place::User;
+            verification::judge(spec, maps, kernel, (rules.policy, only_here), &may_take)?
         } else {
             verification::trust_nothing(spec)?
         };
-        if rules.isolation == Isolation::ByUser && engines.are_verified() {
+        let is_split = rules.isolation == Isolation::ByUser || rules.place == Place::Auto;
+        if is_split && engines.are_verified() {
             note_uses(&verification::uses(spec, &insns, maps, kernel), maps)?;
         }
         let (used, indexes) = numbered(&facts.maps, maps)?;
@@ -262,6 +267,7 @@ impl Program {
             maps: used,
             trace: None,
             bound: Mutex::default(),
+            for_kernel: (rules.place == Place::Auto).then(|| Box::new(ForKernel::new(spec, maps))),
             charge: Mutex::new(charge.into_inner()),
         };
         let taken = program.charge().resize(program.bytes());
@@ -321,7 +327,8 @@ impl Program {
     /// each program.
     fn bytes(&self) -> u64 {
         const ITSELF: usize = 8 << 10;
-        let bytes = ITSELF + self.shown.len() + self.source.size() + self.first.size();
+        let for_kernel = self.for_kernel.as_ref().map_or(0, |it| it.bytes());
+        let bytes = ITSELF + for_kernel + self.shown.len() + self.source.size() + self.first.size();
         bytes as u64
     }
 

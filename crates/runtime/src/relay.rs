@@ -11,6 +11,7 @@
 //! tool's ring by then.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -21,6 +22,7 @@ use parking_lot::Mutex;
 
 use crate::budget::Charge;
 use crate::domain::{Domain, DomainId};
+use crate::host_kernel::rings::KernelRing;
 use crate::map::MapObject;
 use crate::memory::Memory;
 
@@ -77,8 +79,16 @@ struct Source<R> {
     /// not get a new one.
     broken: Option<Broken>,
     /// Where the ring lies.
-    memory: Arc<Memory>,
-    _charge: Charge,
+    place: Place,
+}
+
+/// The memory that a source lies in.
+#[derive(Clone)]
+enum Place {
+    /// A file of Beeline's.
+    Own(Arc<Memory>, #[expect(dead_code, reason = "held")] Arc<Charge>),
+    /// The kernel's memory.
+    Kernels(Arc<KernelRing>),
 }
 
 impl<R> Default for Relay<R> {
@@ -117,19 +127,44 @@ impl<R: Shape> Relay<R> {
         make: impl FnOnce() -> Result<(Memory, Charge), Errno>,
     ) -> Result<Arc<Memory>, Errno> {
         let _one = self.making.lock();
-        let known = {
-            let sources = self.state.lock();
-            let mut all = sources.all.iter();
-            all.find(|source| source.domain == domain.id)
-                .map(|source| source.memory.clone())
+        let known = |source: &Source<R>| match &source.place {
+            Place::Own(memory, _) if source.domain == domain.id => Some(memory.clone()),
+            _ => None,
         };
-        if let Some(known) = known {
+        if let Some(known) = self.state.lock().all.iter().find_map(known) {
             return Ok(known);
         }
         let (memory, charge) = make()?;
         let memory = Arc::new(memory);
         let place = (memory.clone(), charge);
         self.add(domain.id, place, tools, domain.cut_off())?;
+        Ok(memory)
+    }
+
+    /// Returns the source that the kernel's programs write. If there is none, `make` makes it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `make`.
+    pub fn source_in_kernel(
+        &self,
+        tools: &R,
+        make: impl FnOnce() -> io::Result<KernelRing>,
+    ) -> io::Result<Arc<KernelRing>> {
+        let _one = self.making.lock();
+        let known = |source: &Source<R>| match &source.place {
+            Place::Kernels(ring) => Some(ring.clone()),
+            Place::Own(..) => None,
+        };
+        if let Some(known) = self.state.lock().all.iter().find_map(known) {
+            return Ok(known);
+        }
+        let memory = Arc::new(make()?);
+        // SAFETY: the memory is mapped shared for the ring's length and laid out as it, and the source
+        // keeps it as long as the ring. A source is written only at the consumer's position.
+        let ring = unsafe { tools.rebased(memory.base()) };
+        let place = Place::Kernels(memory.clone());
+        self.push(DomainId::KERNEL, ring, place, Arc::new(|_| ()));
         Ok(memory)
     }
 
@@ -155,6 +190,11 @@ impl<R: Shape> Relay<R> {
         // SAFETY: the memory is mapped shared, readable and writable, for the ring's length, and
         // the source keeps it as long as the ring.
         let ring = unsafe { tools.rebased(memory.base()) };
+        self.push(domain, ring, Place::Own(memory, Arc::new(charge)), cut_off);
+        Ok(())
+    }
+
+    fn push(&self, domain: DomainId, ring: R, place: Place, cut_off: CutOff) {
         let mut sources = self.state.lock();
         sources.all.push(Source {
             domain,
@@ -162,11 +202,9 @@ impl<R: Shape> Relay<R> {
             state: State::default(),
             cut_off: Some(cut_off),
             broken: None,
-            memory,
-            _charge: charge,
+            place,
         });
         self.count.store(sources.all.len(), SeqCst);
-        Ok(())
     }
 
     /// Removes the source of a domain that has no processes any more, after what it holds was

@@ -9,6 +9,18 @@ pub struct Rules {
     pub policy: Policy,
     /// The processes that share memory.
     pub isolation: Isolation,
+    /// Where programs run.
+    pub place: Place,
+}
+
+/// Where the programs of a session run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Place {
+    /// In processes where that is possible, else in the host's kernel if it may be asked.
+    Auto,
+    /// In processes and in Beeline only.
+    #[default]
+    User,
 }
 
 /// The processes that share the memory of maps and rings.

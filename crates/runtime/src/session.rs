@@ -7,9 +7,10 @@ mod objects;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use beeline_uapi::Errno;
 use beeline_verifier::program::Policy;
@@ -17,12 +18,14 @@ use parking_lot::Mutex;
 
 use crate::arch;
 use crate::backend::{
-    AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
+    AttachPoint, Backend, Batch, Id, Info, KernelPlace, LoadError, Loaded, MapSpec, ObjectRef,
+    ProgramSpec,
 };
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::fast_path::{self, FastPaths};
+use crate::host_kernel::HostKernel;
 use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
@@ -64,6 +67,7 @@ pub struct Runtime {
     trace: Mutex<Option<Arc<Trace>>>,
     notifier: Notifier,
     fast_paths: FastPaths,
+    kernel: HostKernel,
     shared: Arc<Shared>,
 }
 
@@ -114,6 +118,7 @@ impl Runtime {
             trace: Mutex::default(),
             notifier,
             fast_paths: FastPaths::new().map_err(os("creating the session's memory"))?,
+            kernel: HostKernel::new(rules.place, shared.domains.clone()),
             shared,
         }))
     }
@@ -202,6 +207,18 @@ impl Runtime {
                 "{dropped} lines of bpf_trace_printk were dropped: trace_pipe was not read in time"
             ));
         }
+    }
+
+    /// Has all who write into the rings of a perf event array learn of other ones.
+    fn rings_changed(&self, map: &MapObject) -> Result<(), Errno> {
+        self.tracees.rings_changed(map.id);
+        self.runner.rings_changed(map.id);
+        if map.in_twin(|_| ()).is_some() {
+            let connected = self.kernel.connect(map);
+            let failed = |source| Error::Os { what: "opening the kernel's rings", source };
+            connected.map_err(|source| self.refuse(&failed(source)))?;
+        }
+        Ok(())
     }
 
     fn trace(&self) -> Result<Arc<Trace>, Errno> {
@@ -366,8 +383,7 @@ impl Backend for Runtime {
         let maps: Vec<_> = self.objects().maps.values().cloned().collect();
         for map in maps {
             if map.rings().iter().flatten().any(|held| held.id == ring) {
-                self.tracees.rings_changed(map.id);
-                self.runner.rings_changed(map.id);
+                self.rings_changed(&map)?;
             }
         }
         Ok(())
@@ -385,10 +401,9 @@ impl Backend for Runtime {
 
     fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno> {
         let ring = self.ring(ring)?;
-        self.map(map)?.set_ring(index, Some(ring))?;
-        self.tracees.rings_changed(map);
-        self.runner.rings_changed(map);
-        Ok(())
+        let map = self.map(map)?;
+        map.set_ring(index, Some(ring))?;
+        self.rings_changed(&map)
     }
 
     fn wakeup(&self, id: Id) -> Result<OwnedFd, Errno> {
@@ -496,6 +511,33 @@ impl Backend for Runtime {
         let link = self.attach_link(id, program, point)?;
         self.objects().links.insert(id, (link, charge));
         Ok(id)
+    }
+
+    fn kernel_refusal(&self) -> Option<&str> {
+        self.kernel.refusal()
+    }
+
+    fn attach_in_kernel(
+        &self,
+        program: Id,
+        to: &KernelPlace<'_>,
+    ) -> Result<Option<OwnedFd>, Errno> {
+        let program = self.program(program)?;
+        self.check_policy(&program)?;
+        self.kernel.attach(&program, to).map_err(|(errno, why)| {
+            self.unsupported(&why);
+            errno
+        })
+    }
+
+    fn kernel_clock(&self, period: Duration, enabled: bool) -> Result<OwnedFd, Errno> {
+        let clock = beeline_kernel::attach::clock(0, period, enabled);
+        clock.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    fn enable_clock(&self, clock: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
+        let enabled = beeline_kernel::attach::enable(clock, on);
+        enabled.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno> {

@@ -49,7 +49,8 @@ const HERE: [ProgramType; 8] = [
     ProgramType::SYSCALL,
 ];
 
-/// Verifies a program as the kernel with these types would, under the session's policy.
+/// Verifies a program as the kernel with these types would, under the session's policy. Unless it is
+/// to run `only_here`, it may need what exists in the kernel only.
 ///
 /// `memory` returns whether this many bytes may be taken for the states of its paths.
 ///
@@ -61,7 +62,7 @@ pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
-    policy: Policy,
+    (policy, only_here): (Policy, bool),
     memory: &dyn Fn(usize) -> bool,
 ) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
@@ -70,7 +71,7 @@ pub fn judge(
         log,
         longest_log,
         ..
-    } = verdict(spec, &insns, maps, kernel, policy, memory);
+    } = verdict(spec, &insns, maps, kernel, (policy, only_here), memory);
     let log = VerifierLog {
         text: log,
         longest: longest_log,
@@ -88,7 +89,7 @@ pub fn judge(
     let insns = alive(&insns, &facts.dead);
     let place = check_place(&insns, kernel).and_then(|()| check_map_structure(&insns, &facts));
     match place {
-        Err(reject) if HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
+        Err(reject) if only_here && HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
         place => Ok(Accepted {
             runs: place.is_ok() && facts.helpers.iter().all(|&helper| is_served(helper)),
             insns,
@@ -185,7 +186,7 @@ fn verdict(
     insns: &[Insn],
     maps: &Maps,
     kernel: Option<&KernelTypes>,
-    policy: Policy,
+    (policy, only_here): (Policy, bool),
     memory: &dyn Fn(usize) -> bool,
 ) -> Verdict {
     let level = LogLevel(spec.log_level);
@@ -210,7 +211,7 @@ fn verdict(
         types: types.as_ref(),
         kernel,
         memory: Some(memory),
-        helpers: HERE.contains(&spec.prog_type).then_some(&is_served),
+        helpers: (only_here && HERE.contains(&spec.prog_type)).then_some(&is_served),
         ..Default::default()
     };
     verify_with_room(&program, level, spec.log_room.unwrap_or(MOST_LOG))

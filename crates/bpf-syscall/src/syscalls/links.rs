@@ -3,15 +3,17 @@
 
 mod uprobe_multi;
 
+use std::ffi::CString;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use beeline_btf::Btf;
-use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge, KernelPlace};
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::{Answer, Call, Memory};
 use beeline_uapi::limits::LONGEST_RAW_TRACEPOINT_NAME;
 use beeline_uapi::tracepoint::RawSyscallArgs;
-use beeline_uapi::{AttachType, Errno, ProgramType};
+use beeline_uapi::{AttachType, Errno, LinkType, ProgramType};
 
 use super::attr::{LinkCreate, RawTracepointOpen};
 use super::descriptors::NewDescriptors;
@@ -103,7 +105,7 @@ impl<'a> Links<'a> {
             AttachType::PERF_EVENT
                 if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) =>
             {
-                self.link_event(program, &wanted)
+                self.link_event(call, program, &wanted)
             }
             kind @ (AttachType::TRACE_RAW_TP
             | AttachType::TRACE_FENTRY
@@ -119,8 +121,8 @@ impl<'a> Links<'a> {
                 self.link_traced(program, wanted.tracing_cookie)
             }
             kind if is_kernels(kind) => {
-                self.backend
-                    .unsupported(&by_kernel_only(&format!("links of type {kind}")));
+                let what = by_kernel_only(&**self.backend, &format!("links of type {kind}"));
+                self.backend.unsupported(&what);
                 Err(Errno::EINVAL)
             }
             AttachType::TRACE_UPROBE_MULTI if program.prog_type == ProgramType::KPROBE => {
@@ -132,7 +134,21 @@ impl<'a> Links<'a> {
         }
     }
 
-    fn link_event(&self, program: Arc<ProgramObject>, wanted: &LinkCreate) -> Answer {
+    fn link_event(
+        &self,
+        call: &Call<'_>,
+        program: Arc<ProgramObject>,
+        wanted: &LinkCreate,
+    ) -> Answer {
+        if self.fds.find(wanted.target_fd)?.is_none() && self.backend.kernel_refusal().is_none() {
+            self.fds.table.move_timers_to_kernel(&program)?;
+            let event = call.tool_file(wanted.target_fd)?;
+            let place = KernelPlace::EventLink {
+                event: event.as_fd(),
+                cookie: wanted.cookie,
+            };
+            return self.link_in_kernel(program, LinkType::PERF_EVENT, &place);
+        }
         let event = self.fds.event(wanted.target_fd)?;
         event.set_program_after_closes(self.fds.table, &program, wanted.cookie)?;
         let link = Link {
@@ -170,8 +186,12 @@ impl<'a> Links<'a> {
 
     /// Links a program that attaches to a type in the kernel's BTF.
     fn link_traced(&self, program: Arc<ProgramObject>, cookie: u64) -> Answer {
+        let in_kernel = |program, what: &str| {
+            let place = KernelPlace::RawTracepoint { name: None, cookie };
+            self.link_in_kernel_or_refuse(program, LinkType::TRACING, &place, what)
+        };
         let Some(name) = self.attach_name(&program) else {
-            return self.refuse_link("kernel tracing programs");
+            return in_kernel(program, "kernel tracing programs");
         };
         let (edge, kind) = match program.expected_attach_type {
             AttachType::TRACE_RAW_TP => {
@@ -181,7 +201,7 @@ impl<'a> Links<'a> {
             AttachType::TRACE_FENTRY => (Edge::Enter, "fentry"),
             AttachType::MODIFY_RETURN => (Edge::Enter, "fmod_ret"),
             AttachType::TRACE_FEXIT => (Edge::Exit, "fexit"),
-            _ => return self.refuse_link("kernel tracing programs"),
+            _ => return in_kernel(program, "kernel tracing programs"),
         };
         let at = |number, context| AttachPoint::SystemCall {
             number: Some(number),
@@ -200,7 +220,8 @@ impl<'a> Links<'a> {
             .map(|one| at(one.number, CallContext::FunctionTrampoline(one.function)))
             .collect();
         if points.is_empty() {
-            return self.refuse_link(&format!("{kind}:{name}{}", functions::advice(&name)));
+            let what = format!("{kind}:{name}{}", functions::advice(&name));
+            return in_kernel(program, &what);
         }
         self.link_places(program, points, cookie)
     }
@@ -209,7 +230,19 @@ impl<'a> Links<'a> {
     /// calls; EINVAL if the program looks beyond the tracepoint's arguments.
     fn link_raw_tracepoint(&self, program: Arc<ProgramObject>, name: &str, cookie: u64) -> Answer {
         let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
-            return self.refuse_link(&format!("rawtracepoint:{name}"));
+            let c_name = CString::new(name).map_err(|_| Errno::EINVAL)?;
+            // A program with a type in the kernel's BTF has its place from there.
+            let is_raw = program.prog_type == ProgramType::RAW_TRACEPOINT;
+            let (name_there, kind) = match is_raw {
+                true => (Some(c_name.as_c_str()), LinkType::RAW_TRACEPOINT),
+                false => (None, LinkType::TRACING),
+            };
+            let place = KernelPlace::RawTracepoint {
+                name: name_there,
+                cookie,
+            };
+            let what = format!("rawtracepoint:{name}");
+            return self.link_in_kernel_or_refuse(program, kind, &place, &what);
         };
         if program.prog_type == ProgramType::RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
             return Err(Errno::EINVAL);
@@ -260,8 +293,41 @@ impl<'a> Links<'a> {
         Some(String::from_utf8_lossy(name).into_owned())
     }
 
-    fn refuse_link(&self, what: &str) -> Answer {
-        self.backend.unsupported(&by_kernel_only(what));
+    /// Links a program to a place in the host's kernel, or refuses it where that may not be.
+    fn link_in_kernel_or_refuse(
+        &self,
+        program: Arc<ProgramObject>,
+        kind: LinkType,
+        place: &KernelPlace<'_>,
+        what: &str,
+    ) -> Answer {
+        if self.backend.kernel_refusal().is_none() {
+            return self.link_in_kernel(program, kind, place);
+        }
+        self.backend
+            .unsupported(&by_kernel_only(&**self.backend, what));
         Err(Errno::ENOENT)
+    }
+
+    fn link_in_kernel(
+        &self,
+        program: Arc<ProgramObject>,
+        kind: LinkType,
+        place: &KernelPlace<'_>,
+    ) -> Answer {
+        let link = self.backend.attach_in_kernel(program.held.id, place)?;
+        let cookie = match *place {
+            KernelPlace::Event(_) => 0,
+            KernelPlace::EventLink { cookie, .. } | KernelPlace::RawTracepoint { cookie, .. } => {
+                cookie
+            }
+        };
+        let link = Link {
+            id: self.numbers.next(),
+            to: LinkTo::Kernel { kind, _link: link },
+            program,
+            cookie,
+        };
+        self.descriptors.first(Object::Link(Arc::new(link)))
     }
 }

@@ -86,7 +86,7 @@ impl<'a> PerfEvents<'a> {
             return Ok(Reply::Continue);
         }
         if flags & PERF_FLAG_PID_CGROUP != 0 {
-            return self.kernels_event("perf events of a cgroup", Errno::EINVAL);
+            return self.in_kernel(|| "perf events of a cgroup".to_owned(), Errno::EINVAL);
         }
         self.check_place(&wanted)?;
         let (kind, config) = (wanted.attr.event_type, wanted.attr.config);
@@ -94,10 +94,10 @@ impl<'a> PerfEvents<'a> {
             PERF_TYPE_SOFTWARE if config == PERF_COUNT_SW_BPF_OUTPUT => self.open_ring(&wanted),
             PERF_TYPE_SOFTWARE if config == PERF_COUNT_SW_CPU_CLOCK => self.open_timer(&wanted),
             PERF_TYPE_TRACEPOINT => self.open_tracepoint(&wanted),
-            PERF_TYPE_BREAKPOINT => self.kernels_event("watchpoints", Errno::EOPNOTSUPP),
+            PERF_TYPE_BREAKPOINT => self.in_kernel(|| "watchpoints".to_owned(), Errno::EOPNOTSUPP),
             kind if kind == self.event_types.uprobe => self.open_uprobe(&wanted),
             kind if kind == self.event_types.kprobe => self.open_kprobe(&wanted),
-            kind => self.kernels_event(&event_name(kind, config), Errno::ENOENT),
+            kind => self.in_kernel(|| event_name(kind, config), Errno::ENOENT),
         }
     }
 
@@ -145,7 +145,8 @@ impl<'a> PerfEvents<'a> {
 
     fn open_ring(&self, wanted: &Wanted) -> Answer {
         let (-1, Ok(cpu)) = (wanted.pid, u32::try_from(wanted.cpu)) else {
-            return self.kernels_event("perf buffers of one process", Errno::EOPNOTSUPP);
+            let what = by_kernel_only(&**self.backend, "perf buffers of one process");
+            return self.unsupported_event(&what, Errno::EOPNOTSUPP);
         };
         let ring = Held::new(self.backend, self.backend.perf_ring_create(cpu)?);
         if !wanted.attr.disabled {
@@ -154,10 +155,11 @@ impl<'a> PerfEvents<'a> {
         self.event_descriptor(Object::Ring(Arc::new(Ring::new(ring))), wanted)
     }
 
-    /// Opens the CPU clock. On the first CPU it is a timer to tools; on each, a profiler.
+    /// Opens the CPU clock. On the first CPU it is a timer to tools; on each, a profiler. When the
+    /// second CPU's event gets the same program, the first one's moves to the kernel, too.
     fn open_timer(&self, wanted: &Wanted) -> Answer {
         if wanted.cpu != 0 || wanted.pid != -1 {
-            return self.kernels_event("profile probes", Errno::EOPNOTSUPP);
+            return self.in_kernel(|| "profile probes".to_owned(), Errno::EOPNOTSUPP);
         }
         let nanoseconds = match wanted.attr.sampling {
             Sampling::Period(period) => Some(period),
@@ -211,10 +213,11 @@ impl<'a> PerfEvents<'a> {
         if let Some(tracepoint) = served {
             return self.open_event(tracepoint.point(), wanted);
         }
-        match tracepoint_name(id) {
-            Some(name) => self.kernels_event(&name, Errno::ENOENT),
-            None => self.kernels_event(&format!("tracepoint with id {id}"), Errno::EINVAL),
-        }
+        let (name, errno) = match tracepoint_name(id) {
+            Some(name) => (name, Errno::ENOENT),
+            None => (format!("tracepoint with id {id}"), Errno::EINVAL),
+        };
+        self.in_kernel(|| name, errno)
     }
 
     /// Opens a probe on a function of the kernel's. Functions that are the entries of system calls
@@ -239,7 +242,7 @@ impl<'a> PerfEvents<'a> {
         let is_idle = points.is_empty() && SystemCall::is_never_called(&name);
         match points.split_first() {
             Some(_) if config2 != 0 => {
-                self.kernels_event(&format!("kprobe:{name}+{config2:#x}"), Errno::ENOENT)
+                self.in_kernel(|| format!("kprobe:{name}+{config2:#x}"), Errno::ENOENT)
             }
             Some((point, more)) => {
                 self.backend.attach_check(point)?;
@@ -251,9 +254,11 @@ impl<'a> PerfEvents<'a> {
                 self.event_descriptor(Object::Event(Arc::new(event.idle())), wanted)
             }
             None => {
-                self.kprobe_refused.store(true, Ordering::Relaxed);
-                let advice = functions::advice(&name);
-                self.kernels_event(&format!("kprobe:{name}{advice}"), Errno::ENOENT)
+                let what = || {
+                    self.kprobe_refused.store(true, Ordering::Relaxed);
+                    format!("kprobe:{name}{}", functions::advice(&name))
+                };
+                self.in_kernel(what, Errno::ENOENT)
             }
         }
     }
@@ -281,8 +286,12 @@ impl<'a> PerfEvents<'a> {
         }
     }
 
-    fn kernels_event(&self, what: &str, errno: Errno) -> Answer {
-        self.unsupported_event(&by_kernel_only(what), errno)
+    /// Has the kernel open an event of its own for the tool, or refuses it where that may not be.
+    fn in_kernel(&self, what: impl FnOnce() -> String, errno: Errno) -> Answer {
+        if self.backend.kernel_refusal().is_none() {
+            return Ok(Reply::Continue);
+        }
+        self.unsupported_event(&by_kernel_only(&**self.backend, &what()), errno)
     }
 
     fn unsupported_event(&self, what: &str, errno: Errno) -> Answer {

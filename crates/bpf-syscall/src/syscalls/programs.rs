@@ -189,7 +189,7 @@ impl<'a> Programs<'a> {
             Err(Errno::EINVAL)
         };
         if wanted.expected_attach_type == AttachType::TRACE_ITER {
-            return refuse(&by_kernel_only("iterators"));
+            return refuse(&by_kernel_only(&**self.backend, "iterators"));
         }
         if wanted.relocations != 0 {
             return refuse("programs that the kernel is to relocate (light skeletons)");

@@ -3,16 +3,19 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use beeline_uapi::Errno;
+use beeline_uapi::perf::PERF_RECORD_SAMPLE;
 
-use super::{DATA_HEAD, DATA_TAIL, LOST_LEN, RECORD_LOST, RECORD_SAMPLE, Ring, SIZE_BIT};
+use super::{DATA_HEAD, DATA_TAIL, LOST_LEN, RECORD_LOST, Ring, SIZE_BIT};
 use crate::Caller;
 use crate::layout::PAGE;
 use crate::relay::{Broken, Outcome, Share, State};
 
 /// Bytes of a sample before its data: the header and the data's size.
 const SAMPLE_HEAD: u64 = 12;
-/// The bits of a record's first word that are not its size.
-const KIND: u64 = (1 << SIZE_BIT) - 1;
+/// The bits of a record's first word that say what it is. Between them and its size the kernel says
+/// whose code ran, which tools do not look at.
+const KIND: u64 = u32::MAX as u64;
+const SAMPLE: u64 = PERF_RECORD_SAMPLE as u64;
 
 /// A record, by the one look at its words.
 enum Record {
@@ -98,7 +101,7 @@ impl Ring {
             return Err(Broken::Length);
         }
         match first & KIND {
-            RECORD_SAMPLE => {
+            SAMPLE => {
                 let second = self.at(state.position.wrapping_add(8)).load(Relaxed);
                 let size = u64::from(second as u32);
                 if len <= SAMPLE_HEAD || size != len.wrapping_sub(SAMPLE_HEAD) {

@@ -35,6 +35,7 @@ use crate::fast_path::Entry;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
 pub use merged::Merged;
+pub(super) use sums::Addends;
 
 /// The way in which the tool's view of a map is put together from its shards.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -209,6 +210,13 @@ impl Shards {
         let _ = self.entry.set(entry);
     }
 
+    /// Has the tool's processes ask for each operation from now on.
+    pub fn close_entry(&self) {
+        if let Some(entry) = self.entry.get() {
+            entry.clear();
+        }
+    }
+
     /// Returns a domain's shard. `make` makes it, if there is none; a copy gets the elements of the
     /// map's first shard.
     ///
@@ -235,9 +243,7 @@ impl Shards {
         }
         let shard = Arc::new(shard);
         // From here on the tool's processes ask, and wait until there is the shard.
-        if let Some(entry) = self.entry.get() {
-            entry.clear();
-        }
+        self.close_entry();
         self.state.fetch_or(DIVIDED, Relaxed);
         // If this fails, operations take the longer way to the shards that there are.
         match *view {
@@ -360,7 +366,7 @@ impl Shards {
 /// # Errors
 ///
 /// Those of `work`; `EBUSY` if a lock does not become free, `ENOTSUPP` for a map without keys.
-fn each_element(
+pub(super) fn each_element(
     map: &Map,
     work: impl FnMut(&[u8], &[u8]) -> Result<(), Errno>,
 ) -> Result<(), Errno> {

@@ -1,5 +1,5 @@
-//! The tool's operations on a map, which are those of `bpf(2)`. With one shard they are operations
-//! on that shard alone.
+//! The tool's operations on the processes' side of a map, which are those of `bpf(2)`. With one shard
+//! they are operations on that shard alone. `twin` has those on both sides.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +25,7 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::lookup_copy`].
-    pub fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+    pub(super) fn lookup_here(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
         if !self.shards.are_there() {
             return self.map.lookup_copy(key, value, flags, &Self::caller());
         }
@@ -38,7 +38,7 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::update_copy`].
-    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+    pub(super) fn update_here(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         let alone = || self.map.update_copy(key, value, flags, &Self::caller());
         self.shards.change_freely(alone).unwrap_or_else(|| {
             self.shards
@@ -51,7 +51,7 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::delete_key`].
-    pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
+    pub(super) fn delete_here(&self, key: &[u8]) -> Result<(), Errno> {
         let alone = || self.map.delete_key(key, &Self::caller());
         self.shards
             .change_freely(alone)
@@ -63,7 +63,7 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::lookup_and_delete`].
-    pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+    pub(super) fn lookup_and_delete_here(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
         let mut alone = || {
             self.map
                 .lookup_and_delete(key, value, flags, &Self::caller())
@@ -81,7 +81,7 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::next_key`].
-    pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
+    pub(super) fn next_key_here(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
         if !self.shards.are_there() {
             return self.map.next_key(key, next, &Self::caller());
         }
@@ -95,7 +95,7 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::read_batch`].
-    pub fn read_batch(
+    pub(super) fn read_batch_here(
         &self,
         cursor: u32,
         (keys, values): (&mut [u8], &mut [u8]),
@@ -151,7 +151,7 @@ impl MapObject {
     }
 
     /// Returns how its memory may be split among security domains if programs use it so.
-    fn sharing_by(&self, usage: Option<&Use>) -> Sharing {
+    pub(super) fn sharing_by(&self, usage: Option<&Use>) -> Sharing {
         let whole = |why| Use::whole(why).sharing();
         let sharing = match usage {
             Some(usage) => usage.sharing(),
@@ -204,6 +204,8 @@ impl MapObject {
             domain.is_kept_from(&map, &why);
             Error::Apart { map, why }
         };
+        self.enters_processes(&sharing)
+            .map_err(|why| apart(format!("a program in the kernel has it, and {why}")))?;
         let is_whole = matches!(sharing, Sharing::Whole(_));
         if domain.id == DomainId::TOOL {
             self.is_tools.store(true, Relaxed);
@@ -337,7 +339,7 @@ impl MapObject {
 }
 
 /// Returns, for each word of 8 bytes of a value, whether programs add to its halves.
-fn halves(words: &[Word]) -> Box<[bool]> {
+pub(super) fn halves(words: &[Word]) -> Box<[bool]> {
     let index = |word: &Word| word.offset as usize / 8;
     let len = words.iter().map(|word| index(word) + 1).max();
     let mut halves = vec![false; len.unwrap_or(0)];

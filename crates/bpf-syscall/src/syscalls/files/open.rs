@@ -34,14 +34,16 @@ impl Files<'_> {
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,
             });
         }
-        if let Some(what) = makes_probes(&path, flags) {
+        let has_kernel = self.backend.kernel_refusal().is_none();
+        let is_kernels = |what: &str| has_kernel && what == KPROBES;
+        if let Some(what) = makes_probes(&path, flags).filter(|what| !is_kernels(what)) {
             if what != KPROBES || !self.kprobe_refused.load(Ordering::Relaxed) {
-                self.backend.unsupported(&by_kernel_only(what));
+                self.backend.unsupported(&by_kernel_only(self.backend, what));
             }
             return Err(Errno::ENOENT);
         }
-        if let Some(probe) = kernel_tracepoint(&path) {
-            self.backend.unsupported(&by_kernel_only(&probe));
+        if let Some(probe) = kernel_tracepoint(&path).filter(|_| !has_kernel) {
+            self.backend.unsupported(&by_kernel_only(self.backend, &probe));
         }
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);

@@ -31,6 +31,8 @@ pub(super) fn describe(
             return describe_event(event.point(), link.cookie, buffers, info);
         }
         LinkTo::Place { point, .. } => point,
+        // The kernel's link knows more, by other ids.
+        LinkTo::Kernel { .. } => return Ok(()),
     };
     if let AttachPoint::UprobeMulti {
         path,

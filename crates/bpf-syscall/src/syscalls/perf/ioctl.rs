@@ -1,13 +1,15 @@
 //! `ioctl` with a command of perf events.
 
-use beeline_runtime::backend::Backend;
+use std::os::fd::AsFd;
+
+use beeline_runtime::backend::{Backend, KernelPlace};
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
 use beeline_uapi::perf::ioc;
 
 use crate::fds::ThreadFds;
 use crate::local::Local;
-use crate::objects::{Event, Object, Ring};
+use crate::objects::{Event, Object, ProgramObject, Ring};
 use crate::refused::by_kernel_only;
 
 /// Controls perf events.
@@ -33,13 +35,26 @@ impl<'a> PerfIoctl<'a> {
         match self.fds.find(fd as i32) {
             Ok(Some(Object::Event(event))) => self.event_ioctl(&event, command, argument),
             Ok(Some(Object::Ring(ring))) => self.ring_ioctl(&ring, command, argument),
-            _ if command == ioc::SET_BPF && self.fds.program(argument as i32).is_ok() => {
-                let what = by_kernel_only("programs at events that count or sample");
-                self.backend.unsupported(&what);
-                Err(Errno::EOPNOTSUPP)
-            }
+            _ if command == ioc::SET_BPF => match self.fds.program(argument as i32) {
+                Ok(program) => self.set_program_in_kernel(fd as i32, &program),
+                Err(_) => Ok(Reply::Continue),
+            },
             _ => Ok(Reply::Continue),
         }
+    }
+
+    /// Gives an event that the kernel has opened for the tool its program.
+    fn set_program_in_kernel(&self, fd: i32, program: &ProgramObject) -> Answer {
+        if self.backend.kernel_refusal().is_some() {
+            let what = by_kernel_only(self.backend, "programs at events that count or sample");
+            self.backend.unsupported(&what);
+            return Err(Errno::EOPNOTSUPP);
+        }
+        self.fds.table.move_timers_to_kernel(program)?;
+        let event = self.call.tool_file(fd)?;
+        let place = KernelPlace::Event(event.as_fd());
+        self.backend.attach_in_kernel(program.held.id, &place)?;
+        Ok(Reply::Value(0))
     }
 
     fn event_ioctl(&self, event: &Event, command: u32, argument: u64) -> Answer {

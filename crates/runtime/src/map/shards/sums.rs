@@ -4,7 +4,7 @@ use beeline_maps::Map;
 
 /// The addends in the values of a map.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Addends<'a> {
+pub(in crate::map) struct Addends<'a> {
     halves: &'a [bool],
     /// Bytes of a value.
     size: usize,
@@ -13,7 +13,7 @@ pub(super) struct Addends<'a> {
 }
 
 impl<'a> Addends<'a> {
-    pub(super) fn new(map: &Map, halves: &'a [bool]) -> Self {
+    pub(in crate::map) fn new(map: &Map, halves: &'a [bool]) -> Self {
         let size = map.spec().value_size as usize;
         let is_percpu = map.layout().cpu_stride != 0;
         let stride = if is_percpu {
@@ -30,7 +30,7 @@ impl<'a> Addends<'a> {
 
     /// Adds an element's value to another, each CPU's to the same one's. Sums wrap, as those of
     /// programs do.
-    pub(super) fn add(&self, sum: &mut [u8], value: &[u8]) {
+    pub(in crate::map) fn add(&self, sum: &mut [u8], value: &[u8]) {
         let copies = sum.chunks_mut(self.stride).zip(value.chunks(self.stride));
         for (sum, value) in copies {
             // Bytes behind the value are none of it.

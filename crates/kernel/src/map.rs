@@ -1,0 +1,136 @@
+//! A map of the kernel's, and the commands of `bpf(2)` on its elements.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use beeline_uapi::Command;
+
+use crate::attr::{Attr, word};
+use crate::{MapSpec, create_map};
+
+/// A map that was created here, so that the sizes of its keys and values are known.
+#[derive(Debug)]
+pub struct Map {
+    fd: OwnedFd,
+    key_size: usize,
+    value_len: usize,
+}
+
+impl Map {
+    /// Creates a map (`BPF_MAP_CREATE`). `cpus` is the kernel's number of possible CPUs, for which
+    /// per-CPU maps have values.
+    ///
+    /// # Errors
+    /// Those of [`create_map`].
+    pub fn new(spec: &MapSpec<'_>, cpus: u32) -> io::Result<Self> {
+        let value_size = spec.value_size as usize;
+        let value_len = match spec.map_type.is_per_cpu() {
+            true => value_size.next_multiple_of(8) * cpus as usize,
+            false => value_size,
+        };
+        Ok(Self {
+            fd: create_map(spec)?,
+            key_size: spec.key_size as usize,
+            value_len,
+        })
+    }
+
+    /// Returns the bytes of a value as system calls see it: all CPUs' values of a per-CPU map.
+    pub fn value_len(&self) -> usize {
+        self.value_len
+    }
+
+    /// Copies an element's value out (`BPF_MAP_LOOKUP_ELEM`).
+    ///
+    /// # Errors
+    /// `EINVAL` if `key` or `value` does not have the map's size; else the errno of bpf(2), such as
+    /// `ENOENT`.
+    pub fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> io::Result<()> {
+        self.read(Command::MAP_LOOKUP_ELEM, key, value, flags)
+    }
+
+    /// Copies an element's value out and deletes it (`BPF_MAP_LOOKUP_AND_DELETE_ELEM`).
+    ///
+    /// # Errors
+    /// Those of [`Self::lookup`].
+    pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> io::Result<()> {
+        self.read(Command::MAP_LOOKUP_AND_DELETE_ELEM, key, value, flags)
+    }
+
+    /// Sets an element (`BPF_MAP_UPDATE_ELEM`).
+    ///
+    /// # Errors
+    /// `EINVAL` if `key` or `value` does not have the map's size; else the errno of bpf(2), such as
+    /// `E2BIG` if the map is full.
+    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> io::Result<()> {
+        let mut attr = self.element(key, flags)?;
+        check(value.len(), self.value_len)?;
+        // SAFETY: the kernel reads as many bytes as the map's values have.
+        unsafe { attr.point(word!(Element.value), value) };
+        attr.call(Command::MAP_UPDATE_ELEM).map(drop)
+    }
+
+    /// Deletes an element (`BPF_MAP_DELETE_ELEM`).
+    ///
+    /// # Errors
+    /// `EINVAL` if `key` does not have the map's size; else the errno of bpf(2), such as `ENOENT`.
+    pub fn delete(&self, key: &[u8]) -> io::Result<()> {
+        let mut attr = self.element(key, 0)?;
+        attr.call(Command::MAP_DELETE_ELEM).map(drop)
+    }
+
+    /// Finds the key behind `key`, the first one for `None` (`BPF_MAP_GET_NEXT_KEY`).
+    ///
+    /// # Errors
+    /// `EINVAL` if a key does not have the map's size; else the errno of bpf(2): `ENOENT` behind
+    /// the last one.
+    pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> io::Result<()> {
+        let mut attr = match key {
+            Some(key) => self.element(key, 0)?,
+            None => self.no_element(0),
+        };
+        check(next.len(), self.key_size)?;
+        // SAFETY: the kernel writes as many bytes as the map's keys have.
+        unsafe { attr.point_mut(word!(Element.value), next) };
+        attr.call(Command::MAP_GET_NEXT_KEY).map(drop)
+    }
+
+    fn read(&self, how: Command, key: &[u8], value: &mut [u8], flags: u64) -> io::Result<()> {
+        let mut attr = self.element(key, flags)?;
+        check(value.len(), self.value_len)?;
+        // SAFETY: the kernel reads or writes as many bytes as the map's values have.
+        unsafe { attr.point_mut(word!(Element.value), value) };
+        attr.call(how).map(drop)
+    }
+
+    fn element<'a>(&self, key: &'a [u8], flags: u64) -> io::Result<Attr<'a>> {
+        check(key.len(), self.key_size)?;
+        let mut attr = self.no_element(flags);
+        // Maps without keys, such as queues, take a null pointer.
+        if !key.is_empty() {
+            // SAFETY: the kernel reads as many bytes as the map's keys have.
+            unsafe { attr.point(word!(Element.key), key) };
+        }
+        Ok(attr)
+    }
+
+    fn no_element<'a>(&self, flags: u64) -> Attr<'a> {
+        let mut attr = Attr::default();
+        attr.put_fd(word!(Element.map_fd), Some(self.as_fd()));
+        attr.put_long(word!(Element.flags), flags);
+        attr
+    }
+}
+
+impl AsFd for Map {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn check(len: usize, size: usize) -> io::Result<()> {
+    match len == size {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}

@@ -1,0 +1,236 @@
+//! The host's kernel as a second place for programs: those at its own events run there.
+//!
+//! A program is loaded into the kernel when it is first attached to one of the kernel's events, with
+//! the instructions that the tool gave. Its maps are the twins of the tool's (`map::twin`), and what
+//! it sends through rings is relayed into the tool's own ([`rings`]).
+
+pub mod rings;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use beeline_isa::Insn;
+use beeline_kernel as kernel;
+use beeline_maps::Kind;
+use beeline_uapi::{Errno, MapType};
+use parking_lot::Mutex;
+
+use crate::backend::{KernelPlace, ProgramSpec};
+use crate::domain::Domains;
+use crate::map::MapObject;
+use crate::program::Program;
+use crate::rules::Place;
+use rings::Watcher;
+
+/// A program as the tool loaded it, for the kernel.
+#[derive(Debug)]
+pub struct ForKernel {
+    spec: ProgramSpec,
+    maps: HashMap<i32, Arc<MapObject>>,
+    /// The kernel's program, once there is one.
+    loaded: Mutex<Option<Arc<OwnedFd>>>,
+}
+
+impl ForKernel {
+    /// Keeps a program's instructions, types and maps.
+    pub fn new(spec: &ProgramSpec, maps: &HashMap<i32, Arc<MapObject>>) -> Self {
+        Self {
+            spec: spec.clone(),
+            maps: maps.clone(),
+            loaded: Mutex::default(),
+        }
+    }
+
+    /// Returns the bytes that this takes, except for types, which the supervisor keeps anyway.
+    pub fn bytes(&self) -> usize {
+        self.spec.insns.len() + self.spec.types.as_ref().map_or(0, |types| {
+            size_of_val(&*types.functions) + size_of_val(&*types.lines)
+        })
+    }
+}
+
+/// The kernel's side of a session.
+pub struct HostKernel {
+    place: Place,
+    /// The reason why this process may not use bpf(2), if it may not.
+    refusal: OnceLock<Option<String>>,
+    watcher: Mutex<Option<Watcher>>,
+    domains: Arc<Domains>,
+}
+
+impl HostKernel {
+    /// Begins a session's part. Nothing is asked of the kernel yet.
+    pub fn new(place: Place, domains: Arc<Domains>) -> Self {
+        Self {
+            place,
+            refusal: OnceLock::new(),
+            watcher: Mutex::default(),
+            domains,
+        }
+    }
+
+    /// Returns the reason, in words, for which no program may run in the kernel; `None` if it may.
+    pub fn refusal(&self) -> Option<&str> {
+        let ask = || {
+            if self.place == Place::User {
+                return Some("`--where user` keeps all programs in user space".to_owned());
+            }
+            let smallest = kernel::MapSpec {
+                map_type: MapType::ARRAY,
+                key_size: 4,
+                value_size: 4,
+                max_entries: 1,
+                ..kernel::MapSpec::default()
+            };
+            let refused = kernel::create_map(&smallest).err()?;
+            Some(match refused.raw_os_error() {
+                Some(libc::EPERM) => {
+                    "Beeline lacks CAP_BPF and CAP_PERFMON, or is in a container that forbids bpf(2)"
+                        .to_owned()
+                }
+                _ => format!("bpf(2) fails here: {refused}"),
+            })
+        };
+        self.refusal.get_or_init(ask).as_deref()
+    }
+
+    /// Attaches a program to one of the kernel's events. Returns the link, if that is not the event
+    /// itself.
+    ///
+    /// # Errors
+    ///
+    /// The errno, and the reason in words.
+    pub fn attach(
+        &self,
+        program: &Program,
+        to: &KernelPlace<'_>,
+    ) -> Result<Option<OwnedFd>, (Errno, String)> {
+        let loaded = self.program(program)?;
+        let link = match *to {
+            KernelPlace::Event(event) => kernel::attach::set_program(event, &loaded).map(|()| None),
+            KernelPlace::EventLink { event, cookie } => {
+                kernel::attach::link_to_event(&loaded, event, cookie).map(Some)
+            }
+            KernelPlace::RawTracepoint { name, cookie } => {
+                kernel::attach::raw_tracepoint(&loaded, name, cookie).map(Some)
+            }
+        };
+        link.map_err(|error| {
+            let why = format!("the kernel does not attach program {}: {error}", program.name);
+            (errno(&error), why)
+        })
+    }
+
+    /// Returns the kernel's program. It is loaded if there is none.
+    fn program(&self, program: &Program) -> Result<Arc<OwnedFd>, (Errno, String)> {
+        let Some(source) = &program.for_kernel else {
+            return Err((Errno::EINVAL, self.refusal().unwrap_or_default().to_owned()));
+        };
+        let mut loaded = source.loaded.lock();
+        if let Some(loaded) = &*loaded {
+            return Ok(loaded.clone());
+        }
+        let spec = &source.spec;
+        let fds = self.twins(&source.maps)?;
+        let mut insns = spec.insns.clone();
+        crate::tag::each_map_load(&mut insns, |first, _| {
+            let tools = (*first).try_into().map(i32::from_ne_bytes);
+            if let Some(fd) = tools.ok().and_then(|fd| fds.get(&fd)) {
+                first.copy_from_slice(&fd.to_ne_bytes());
+            }
+        });
+        let insns: Vec<Insn> = Insn::decode_all(&insns)
+            .map_err(|error| (Errno::EINVAL, error.to_string()))?
+            .collect();
+        let refused = |refusal: kernel::Refusal| {
+            let last = refusal.log.trim_end().lines().next_back().unwrap_or_default();
+            let error = io::Error::from_raw_os_error(refusal.errno);
+            let why = format!("the kernel refuses program {}: {error}: {last}", spec.name);
+            (Errno(refusal.errno), why)
+        };
+        let types = spec.types.as_ref();
+        let btf = types.map(|types| kernel::load_types(&types.btf)).transpose();
+        let btf = btf.map_err(refused)?;
+        let asked = kernel::ProgramSpec {
+            prog_type: spec.prog_type,
+            expected_attach_type: spec.expected_attach_type,
+            flags: spec.flags,
+            attach_btf_id: spec.attach_btf_id,
+            license: &spec.license,
+            insns: &insns,
+            types: types.zip(btf.as_ref()).map(|(types, btf)| kernel::ProgramTypes {
+                btf: btf.as_fd(),
+                functions: &types.functions,
+                lines: &types.lines,
+            }),
+            log_level: beeline_uapi::log::LEVEL1,
+            ..kernel::ProgramSpec::default()
+        };
+        let (fd, _) = kernel::load_program(&asked).map_err(refused)?;
+        tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
+        Ok(loaded.insert(Arc::new(fd)).clone())
+    }
+
+    /// Returns the kernel's maps for the descriptors in a program.
+    fn twins(
+        &self,
+        maps: &HashMap<i32, Arc<MapObject>>,
+    ) -> Result<HashMap<i32, i32>, (Errno, String)> {
+        let twin = |(fd, map): (&i32, &Arc<MapObject>)| {
+            let twin = map.with_twin(|twin| twin.as_fd().as_raw_fd());
+            let twin = twin.and_then(|twin| {
+                self.connect(map).map_err(|error| error.to_string())?;
+                Ok((*fd, twin))
+            });
+            twin.map_err(|why| {
+                let name = &map.spec.name;
+                let why = format!("map {name} cannot be used by a program in the kernel: {why}");
+                (Errno(libc::EBUSY), why)
+            })
+        };
+        maps.iter().map(twin).collect()
+    }
+
+    /// Has what the kernel's programs send through a map come out of the tool's rings. Call it
+    /// again when the map gets other rings.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`rings::KernelRing::of_cpu`], [`rings::KernelRing::of_map`] and [`Watcher::start`].
+    pub fn connect(&self, map: &MapObject) -> io::Result<()> {
+        match map.here().spec().kind() {
+            Some(Kind::PerfEventArray) => self.connect_rings(map),
+            Some(Kind::Ringbuf) => map.relay_from_kernel(|ring| self.watch(ring)),
+            _ => Ok(()),
+        }
+    }
+
+    fn connect_rings(&self, map: &MapObject) -> io::Result<()> {
+        for (index, ring) in (0u32..).zip(map.rings()) {
+            // A ring that the tool has not mapped yet comes again when it has.
+            let Some(ring) = ring.filter(|ring| ring.is_sized()) else {
+                continue;
+            };
+            let source = ring.source_in_kernel(|ring| self.watch(ring))?;
+            let event = source.event().ok_or(io::ErrorKind::InvalidInput)?;
+            let value = event.as_raw_fd().to_ne_bytes();
+            map.in_twin(|twin| twin.update(&index.to_ne_bytes(), &value, 0))
+                .unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+
+    fn watch(&self, ring: BorrowedFd<'_>) -> io::Result<()> {
+        let mut watcher = self.watcher.lock();
+        match &*watcher {
+            Some(watcher) => watcher.watch(ring),
+            None => watcher.insert(Watcher::start(self.domains.clone())?).watch(ring),
+        }
+    }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
