@@ -25,7 +25,11 @@ fn assert_refused(ended: &Ended, reasons: &[&str]) {
 
 /// bpftrace under Beeline, with one probe on `place`.
 fn trace(pid: u32, place: &str) -> Ended {
-    let mut command = Engine::Beeline.command("bpftrace");
+    trace_by(Engine::Beeline.command("bpftrace"), pid, place)
+}
+
+/// bpftrace by a command, for a process and one probe.
+fn trace_by(mut command: Command, pid: u32, place: &str) -> Ended {
     command.args([
         "-p",
         &pid.to_string(),
@@ -348,7 +352,9 @@ fn probes_that_only_a_kernel_can_serve() {
             ("software:faults:1", "software event page-faults"),
             ("kfunc:tcp_connect", "fentry:tcp_connect"),
         ] {
-            let ended = trace(pid, place);
+            let mut command = Command::new(beeline());
+            command.args(["run", "--where", "user", "--", "bpftrace"]);
+            let ended = trace_by(command, pid, place);
             assert!(!ended.status.success(), "{ended:?}");
             // One sentence: what was asked for, that it is the kernel's, and what serves it.
             let told: Vec<_> = ended

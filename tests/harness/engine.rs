@@ -159,6 +159,11 @@ pub fn in_guest() -> bool {
     is_wanted("guest")
 }
 
+/// Returns whether Beeline and its tools are to be [`sandboxed`].
+pub fn in_sandbox() -> bool {
+    is_wanted("sandbox")
+}
+
 fn is_wanted(engine: &str) -> bool {
     std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == engine)
 }

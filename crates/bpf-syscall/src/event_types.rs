@@ -26,6 +26,11 @@ impl EventTypes {
         }
     }
 
+    /// Returns whether the kernel of this machine has kprobes.
+    pub(crate) fn has_kprobes(&self) -> bool {
+        self.kprobe != Self::OWN_KPROBE
+    }
+
     /// Returns the type of a device's events, if they are for probes.
     pub(crate) fn of(&self, device: &str) -> Option<u32> {
         match device {

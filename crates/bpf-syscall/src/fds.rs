@@ -234,7 +234,9 @@ impl Descriptors {
             _ => None,
         };
         let events: Vec<_> = self.entries.lock().values().filter_map(event).collect();
-        events.iter().try_for_each(|event| event.move_to_kernel(program))
+        events
+            .iter()
+            .try_for_each(|event| event.move_to_kernel(program))
     }
 
     /// Returns the object with the smallest number greater than `after`, among those with a

@@ -21,6 +21,7 @@ mod event_types;
 mod fds;
 mod functions;
 pub mod fuzz_api;
+mod host_kernel;
 mod kept;
 mod local;
 mod map_types;

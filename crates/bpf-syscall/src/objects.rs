@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use beeline_runtime::Charge;
-use beeline_runtime::backend::{
-    AttachPoint, Backend, CallContext, Id, Info, KernelPlace, MapSpec,
-};
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, KernelPlace, MapSpec};
 use beeline_uapi::{AttachType, Errno, LinkType, MapType, ProgramType};
 use parking_lot::Mutex;
 

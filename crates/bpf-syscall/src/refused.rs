@@ -1,18 +1,20 @@
 //! Requests that only a kernel can serve: the sentence that the user reads when a tool makes one,
 //! and the names by which the kernel and its tools know them.
 
-use beeline_runtime::backend::Backend;
 use beeline_uapi::perf::{
     HARDWARE_EVENTS, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, SOFTWARE_EVENTS,
 };
 
+/// The reason for requests that are never passed on.
+pub(crate) const NOT_YET: &str = "Beeline does not pass such requests on";
+
 /// Returns the sentence: what the tool asked for, that it is the kernel's own, why Beeline does not
 /// ask the kernel of this machine for it, and what serves it.
-pub(crate) fn by_kernel_only(backend: &dyn Backend, what: &str) -> String {
-    let why = backend.kernel_refusal();
-    let why = why.unwrap_or("it does not pass such requests on");
+///
+/// Where the kernel might be asked, [`NOT_YET`] is the reason.
+pub(crate) fn by_kernel_only(what: &str, why: &str) -> String {
     format!(
-        "{what}: only a kernel has this, and Beeline does not use this machine's: {why}; run Beeline as root, or for a \
+        "{what}: only a kernel has this, and {why}; run the tool as root without `beeline run`, or for a \
          virtual machine's kernel by `beeline run --guest`"
     )
 }

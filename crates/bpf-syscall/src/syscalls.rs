@@ -31,7 +31,7 @@ use beeline_uapi::{Command, Errno};
 
 use crate::local::Local;
 use crate::reclaim::Reclaim;
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 use btf::BtfObjects;
 use elements::{Batches, Elements};
 use files::Files;
@@ -141,10 +141,7 @@ impl<'a> Dispatcher<'a> {
             Command::ENABLE_STATS => Err(Errno::EPERM),
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
             Command::PROG_ATTACH | Command::PROG_DETACH => {
-                let what = by_kernel_only(
-                    &*local.backend,
-                    "programs at cgroups, sockets and devices",
-                );
+                let what = by_kernel_only("programs at cgroups, sockets and devices", NOT_YET);
                 local.backend.unsupported(&what);
                 Err(Errno::EINVAL)
             }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use beeline_uapi::attr::PerfEvent;
 use beeline_uapi::perf::{
-    PERF_COUNT_SW_BPF_OUTPUT, PERF_COUNT_SW_CPU_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_SAMPLE_RAW, PERF_TYPE_SOFTWARE, ioc,
+    PERF_COUNT_SW_BPF_OUTPUT, PERF_COUNT_SW_CPU_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_SAMPLE_RAW,
+    PERF_TYPE_SOFTWARE, ioc,
 };
 use beeline_uapi::{AttachType, Command};
 
@@ -19,11 +20,7 @@ use crate::attr::{Attr, word};
 /// # Errors
 /// The errno of bpf(2): `ENOENT` if there is no such tracepoint, `EINVAL` for a program of another
 /// type.
-pub fn raw_tracepoint(
-    program: impl AsFd,
-    name: Option<&CStr>,
-    cookie: u64,
-) -> io::Result<OwnedFd> {
+pub fn raw_tracepoint(program: impl AsFd, name: Option<&CStr>, cookie: u64) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
     attr.put_fd(word!(RawTracepoint.prog_fd), Some(program.as_fd()));
     if let Some(name) = name {

@@ -98,6 +98,16 @@ pub enum Error {
         /// The reason.
         why: String,
     },
+    /// Processes cannot be given a map that a program in the kernel has.
+    #[error(
+        "map {map} is used by a program in the kernel, and cannot be in processes as well: {why}"
+    )]
+    InKernel {
+        /// The map's name.
+        map: String,
+        /// The reason.
+        why: String,
+    },
     /// A system call of Beeline's own failed.
     #[error("{what}: {}", with_remedy(source))]
     Os {
@@ -174,9 +184,11 @@ impl Error {
             Self::Fault(_) => Errno(libc::EFAULT),
             Self::Engine(_) | Self::Unverified | Self::NoCode => Errno(libc::ENOTSUP),
             Self::AddressSpace { .. } => Errno::ENOMEM,
-            Self::Target { .. } | Self::Apart { .. } | Self::Changed { .. } | Self::Runner => {
-                Errno(libc::EBUSY)
-            }
+            Self::Target { .. }
+            | Self::Apart { .. }
+            | Self::InKernel { .. }
+            | Self::Changed { .. }
+            | Self::Runner => Errno(libc::EBUSY),
         }
     }
 }

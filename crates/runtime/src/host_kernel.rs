@@ -9,7 +9,7 @@ pub mod rings;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use beeline_isa::Insn;
 use beeline_kernel as kernel;
@@ -45,27 +45,26 @@ impl ForKernel {
 
     /// Returns the bytes that this takes, except for types, which the supervisor keeps anyway.
     pub fn bytes(&self) -> usize {
-        self.spec.insns.len() + self.spec.types.as_ref().map_or(0, |types| {
-            size_of_val(&*types.functions) + size_of_val(&*types.lines)
-        })
+        self.spec.insns.len()
+            + self.spec.types.as_ref().map_or(0, |types| {
+                size_of_val(&*types.functions) + size_of_val(&*types.lines)
+            })
     }
 }
 
 /// The kernel's side of a session.
 pub struct HostKernel {
-    place: Place,
     /// The reason why this process may not use bpf(2), if it may not.
-    refusal: OnceLock<Option<String>>,
+    refusal: Option<String>,
     watcher: Mutex<Option<Watcher>>,
     domains: Arc<Domains>,
 }
 
 impl HostKernel {
-    /// Begins a session's part. Nothing is asked of the kernel yet.
+    /// Begins a session's part, and asks the kernel if it may be used.
     pub fn new(place: Place, domains: Arc<Domains>) -> Self {
         Self {
-            place,
-            refusal: OnceLock::new(),
+            refusal: refusal(place),
             watcher: Mutex::default(),
             domains,
         }
@@ -73,27 +72,7 @@ impl HostKernel {
 
     /// Returns the reason, in words, for which no program may run in the kernel; `None` if it may.
     pub fn refusal(&self) -> Option<&str> {
-        let ask = || {
-            if self.place == Place::User {
-                return Some("`--where user` keeps all programs in user space".to_owned());
-            }
-            let smallest = kernel::MapSpec {
-                map_type: MapType::ARRAY,
-                key_size: 4,
-                value_size: 4,
-                max_entries: 1,
-                ..kernel::MapSpec::default()
-            };
-            let refused = kernel::create_map(&smallest).err()?;
-            Some(match refused.raw_os_error() {
-                Some(libc::EPERM) => {
-                    "Beeline lacks CAP_BPF and CAP_PERFMON, or is in a container that forbids bpf(2)"
-                        .to_owned()
-                }
-                _ => format!("bpf(2) fails here: {refused}"),
-            })
-        };
-        self.refusal.get_or_init(ask).as_deref()
+        self.refusal.as_deref()
     }
 
     /// Attaches a program to one of the kernel's events. Returns the link, if that is not the event
@@ -118,7 +97,10 @@ impl HostKernel {
             }
         };
         link.map_err(|error| {
-            let why = format!("the kernel does not attach program {}: {error}", program.name);
+            let why = format!(
+                "the kernel does not attach program {}: {error}",
+                program.name
+            );
             (errno(&error), why)
         })
     }
@@ -145,13 +127,20 @@ impl HostKernel {
             .map_err(|error| (Errno::EINVAL, error.to_string()))?
             .collect();
         let refused = |refusal: kernel::Refusal| {
-            let last = refusal.log.trim_end().lines().next_back().unwrap_or_default();
+            let last = refusal
+                .log
+                .trim_end()
+                .lines()
+                .next_back()
+                .unwrap_or_default();
             let error = io::Error::from_raw_os_error(refusal.errno);
             let why = format!("the kernel refuses program {}: {error}: {last}", spec.name);
             (Errno(refusal.errno), why)
         };
         let types = spec.types.as_ref();
-        let btf = types.map(|types| kernel::load_types(&types.btf)).transpose();
+        let btf = types
+            .map(|types| kernel::load_types(&types.btf))
+            .transpose();
         let btf = btf.map_err(refused)?;
         let asked = kernel::ProgramSpec {
             prog_type: spec.prog_type,
@@ -160,11 +149,13 @@ impl HostKernel {
             attach_btf_id: spec.attach_btf_id,
             license: &spec.license,
             insns: &insns,
-            types: types.zip(btf.as_ref()).map(|(types, btf)| kernel::ProgramTypes {
-                btf: btf.as_fd(),
-                functions: &types.functions,
-                lines: &types.lines,
-            }),
+            types: types
+                .zip(btf.as_ref())
+                .map(|(types, btf)| kernel::ProgramTypes {
+                    btf: btf.as_fd(),
+                    functions: &types.functions,
+                    lines: &types.lines,
+                }),
             log_level: beeline_uapi::log::LEVEL1,
             ..kernel::ProgramSpec::default()
         };
@@ -226,9 +217,32 @@ impl HostKernel {
         let mut watcher = self.watcher.lock();
         match &*watcher {
             Some(watcher) => watcher.watch(ring),
-            None => watcher.insert(Watcher::start(self.domains.clone())?).watch(ring),
+            None => watcher
+                .insert(Watcher::start(self.domains.clone())?)
+                .watch(ring),
         }
     }
+}
+
+fn refusal(place: Place) -> Option<String> {
+    if place == Place::User {
+        return Some("`--where user` keeps all programs in user space".to_owned());
+    }
+    let smallest = kernel::MapSpec {
+        map_type: MapType::ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 1,
+        ..kernel::MapSpec::default()
+    };
+    let refused = kernel::create_map(&smallest).err()?;
+    Some(match refused.raw_os_error() {
+        Some(libc::EPERM) => {
+            "bpf(2) is not permitted here (CAP_BPF and CAP_PERFMON are missing, or a filter forbids it)"
+                .to_owned()
+        }
+        _ => format!("bpf(2) fails here: {refused}"),
+    })
 }
 
 fn errno(error: &io::Error) -> Errno {

@@ -63,6 +63,12 @@ struct Held {
 }
 
 impl Elements {
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        let held = self.held.lock();
+        held.by_key.is_empty() && held.coming.is_none()
+    }
+
     /// Sets an element. `announce` brings the object to every process that has the map, and `store`
     /// puts its id into shared memory.
     ///

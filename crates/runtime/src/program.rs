@@ -230,7 +230,9 @@ impl Program {
             log,
             runs,
         } = if engines.are_verified() {
-            let only_here = rules.place == Place::User;
+            // A tool that looks what a uprobe's program may use must not find what only the kernel
+            // has: most programs of this type run here.
+            let only_here = rules.place == Place::User || spec.prog_type == ProgramType::KPROBE;
             verification::judge(spec, maps, kernel, (rules.policy, only_here), &may_take)?
         } else {
             verification::trust_nothing(spec)?

@@ -86,7 +86,10 @@ struct Source<R> {
 #[derive(Clone)]
 enum Place {
     /// A file of Beeline's.
-    Own(Arc<Memory>, #[expect(dead_code, reason = "held")] Arc<Charge>),
+    Own(
+        Arc<Memory>,
+        #[expect(dead_code, reason = "held")] Arc<Charge>,
+    ),
     /// The kernel's memory.
     Kernels(Arc<KernelRing>),
 }

@@ -31,7 +31,7 @@ use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
-use crate::rules::Rules;
+use crate::rules::{Place, Rules};
 use crate::runner::{Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
@@ -82,7 +82,7 @@ impl Runtime {
     pub fn new(
         command: Vec<OsString>,
         scope: Scope,
-        rules: Rules,
+        mut rules: Rules,
         engines: Engines,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
@@ -93,6 +93,10 @@ impl Runtime {
             Shared::new(command, cpus, rules.isolation)
                 .map_err(os("creating the session's memory"))?,
         );
+        let kernel = HostKernel::new(rules.place, shared.domains.clone());
+        if kernel.refusal().is_some() {
+            rules.place = Place::User;
+        }
         let notifier = Notifier::start(shared.domains.clone()).map_err(os("starting a thread"))?;
         let tool = Arc::new(AtomicI32::new(0));
         let runner = Runner::start(shared.clone(), {
@@ -118,7 +122,7 @@ impl Runtime {
             trace: Mutex::default(),
             notifier,
             fast_paths: FastPaths::new().map_err(os("creating the session's memory"))?,
-            kernel: HostKernel::new(rules.place, shared.domains.clone()),
+            kernel,
             shared,
         }))
     }
@@ -215,7 +219,10 @@ impl Runtime {
         self.runner.rings_changed(map.id);
         if map.in_twin(|_| ()).is_some() {
             let connected = self.kernel.connect(map);
-            let failed = |source| Error::Os { what: "opening the kernel's rings", source };
+            let failed = |source| Error::Os {
+                what: "opening the kernel's rings",
+                source,
+            };
             connected.map_err(|source| self.refuse(&failed(source)))?;
         }
         Ok(())
@@ -302,6 +309,13 @@ impl Backend for Runtime {
         let (map, object) = (self.map(map)?, self.object(object)?);
         map.check_thawed()?;
         map.admit(&object)?;
+        if map.in_twin(|_| ()).is_some() {
+            self.unsupported(&format!(
+                "map {}: a program in the kernel uses it, so Beeline cannot put objects into it any more",
+                map.spec.name
+            ));
+            return Err(Errno::EOPNOTSUPP);
+        }
         let id = object.id().0.to_ne_bytes();
         let announce = || {
             self.tracees.object_added(map.id, &object);

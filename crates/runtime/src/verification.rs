@@ -89,7 +89,9 @@ pub fn judge(
     let insns = alive(&insns, &facts.dead);
     let place = check_place(&insns, kernel).and_then(|()| check_map_structure(&insns, &facts));
     match place {
-        Err(reject) if only_here && HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
+        Err(reject) if only_here && HERE.contains(&spec.prog_type) => {
+            Err(refused(reject, spec.log_level, log))
+        }
         place => Ok(Accepted {
             runs: place.is_ok() && facts.helpers.iter().all(|&helper| is_served(helper)),
             insns,

@@ -20,9 +20,10 @@ use super::descriptors::NewDescriptors;
 use crate::claims::Claims;
 use crate::fds::ThreadFds;
 use crate::functions;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{Link, LinkTo, Numbers, Object, ProgramObject, attach};
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 use crate::semaphores::Semaphores;
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
@@ -121,7 +122,7 @@ impl<'a> Links<'a> {
                 self.link_traced(program, wanted.tracing_cookie)
             }
             kind if is_kernels(kind) => {
-                let what = by_kernel_only(&**self.backend, &format!("links of type {kind}"));
+                let what = by_kernel_only(&format!("links of type {kind}"), NOT_YET);
                 self.backend.unsupported(&what);
                 Err(Errno::EINVAL)
             }
@@ -140,7 +141,8 @@ impl<'a> Links<'a> {
         program: Arc<ProgramObject>,
         wanted: &LinkCreate,
     ) -> Answer {
-        if self.fds.find(wanted.target_fd)?.is_none() && self.backend.kernel_refusal().is_none() {
+        let is_kernels = self.fds.find(wanted.target_fd)?.is_none();
+        if is_kernels && host_kernel::refusal(&**self.backend, self.fds.tid).is_none() {
             self.fds.table.move_timers_to_kernel(&program)?;
             let event = call.tool_file(wanted.target_fd)?;
             let place = KernelPlace::EventLink {
@@ -301,11 +303,10 @@ impl<'a> Links<'a> {
         place: &KernelPlace<'_>,
         what: &str,
     ) -> Answer {
-        if self.backend.kernel_refusal().is_none() {
+        let Some(why) = host_kernel::refusal(&**self.backend, self.fds.tid) else {
             return self.link_in_kernel(program, kind, place);
-        }
-        self.backend
-            .unsupported(&by_kernel_only(&**self.backend, what));
+        };
+        self.backend.unsupported(&by_kernel_only(what, &why));
         Err(Errno::ENOENT)
     }
 

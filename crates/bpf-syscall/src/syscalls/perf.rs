@@ -19,9 +19,10 @@ use crate::claims::Claims;
 use crate::event_types::EventTypes;
 use crate::fds::Descriptors;
 use crate::functions::{self, Leading};
+use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{Event, Held, Numbers, Object, Ring};
-use crate::refused::{by_kernel_only, event_name};
+use crate::refused::{NOT_YET, by_kernel_only, event_name};
 use crate::semaphores::Semaphores;
 use crate::syscall_table::SystemCall;
 use crate::tracefs::MOUNTS;
@@ -145,7 +146,7 @@ impl<'a> PerfEvents<'a> {
 
     fn open_ring(&self, wanted: &Wanted) -> Answer {
         let (-1, Ok(cpu)) = (wanted.pid, u32::try_from(wanted.cpu)) else {
-            let what = by_kernel_only(&**self.backend, "perf buffers of one process");
+            let what = by_kernel_only("perf buffers of one process", NOT_YET);
             return self.unsupported_event(&what, Errno::EOPNOTSUPP);
         };
         let ring = Held::new(self.backend, self.backend.perf_ring_create(cpu)?);
@@ -258,7 +259,13 @@ impl<'a> PerfEvents<'a> {
                     self.kprobe_refused.store(true, Ordering::Relaxed);
                     format!("kprobe:{name}{}", functions::advice(&name))
                 };
-                self.in_kernel(what, Errno::ENOENT)
+                match self.event_types.has_kprobes() {
+                    true => self.in_kernel(what, Errno::ENOENT),
+                    false => {
+                        let what = by_kernel_only(&what(), "this machine's has no kprobes");
+                        self.unsupported_event(&what, Errno::ENOENT)
+                    }
+                }
             }
         }
     }
@@ -288,10 +295,10 @@ impl<'a> PerfEvents<'a> {
 
     /// Has the kernel open an event of its own for the tool, or refuses it where that may not be.
     fn in_kernel(&self, what: impl FnOnce() -> String, errno: Errno) -> Answer {
-        if self.backend.kernel_refusal().is_none() {
-            return Ok(Reply::Continue);
+        match host_kernel::refusal(&**self.backend, self.call.tid) {
+            None => Ok(Reply::Continue),
+            Some(why) => self.unsupported_event(&by_kernel_only(&what(), &why), errno),
         }
-        self.unsupported_event(&by_kernel_only(&**self.backend, &what()), errno)
     }
 
     fn unsupported_event(&self, what: &str, errno: Errno) -> Answer {

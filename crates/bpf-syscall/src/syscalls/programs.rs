@@ -25,7 +25,7 @@ use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::{Btf, Held, Map, Object, ProgramObject};
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 
 /// The `prog_flags` that are served: all of Linux 6.18's but tokens and those for network devices.
 const FLAGS: u32 = flags::STRICT_ALIGNMENT
@@ -189,7 +189,7 @@ impl<'a> Programs<'a> {
             Err(Errno::EINVAL)
         };
         if wanted.expected_attach_type == AttachType::TRACE_ITER {
-            return refuse(&by_kernel_only(&**self.backend, "iterators"));
+            return refuse(&by_kernel_only("iterators", NOT_YET));
         }
         if wanted.relocations != 0 {
             return refuse("programs that the kernel is to relocate (light skeletons)");

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use beeline_kernel as kernel;
 use beeline_maps::Map;
 use beeline_uapi::linux::PAGE_SIZE;
-use rustix::event::{epoll, eventfd, EventfdFlags};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::domain::{self, Domains};
@@ -45,7 +45,12 @@ impl KernelRing {
     pub fn of_cpu(cpu: u32, pages: u32) -> io::Result<Self> {
         let event = kernel::attach::output_event(cpu)?;
         let mut ring = Self::reserve((pages as usize + 1) * PAGE)?;
-        ring.place(0, ring.len, ProtFlags::READ | ProtFlags::WRITE, (event.as_fd(), 0))?;
+        ring.place(
+            0,
+            ring.len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            (event.as_fd(), 0),
+        )?;
         ring.event = Some(event);
         Ok(ring)
     }
@@ -132,7 +137,12 @@ impl Watcher {
     pub fn start(domains: Arc<Domains>) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let end = eventfd(0, EventfdFlags::CLOEXEC)?;
-        epoll::add(&*epoll, &end, epoll::EventData::new_u64(END), epoll::EventFlags::IN)?;
+        epoll::add(
+            &*epoll,
+            &end,
+            epoll::EventData::new_u64(END),
+            epoll::EventFlags::IN,
+        )?;
         let thread = std::thread::Builder::new()
             .name("beeline-kernel".into())
             .spawn({

@@ -25,7 +25,12 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::lookup_copy`].
-    pub(super) fn lookup_here(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+    pub(super) fn lookup_here(
+        &self,
+        key: &[u8],
+        value: &mut [u8],
+        flags: u64,
+    ) -> Result<(), Errno> {
         if !self.shards.are_there() {
             return self.map.lookup_copy(key, value, flags, &Self::caller());
         }
@@ -63,7 +68,12 @@ impl MapObject {
     /// # Errors
     ///
     /// Those of [`beeline_maps::Map::lookup_and_delete`].
-    pub(super) fn lookup_and_delete_here(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+    pub(super) fn lookup_and_delete_here(
+        &self,
+        key: &[u8],
+        value: &mut [u8],
+        flags: u64,
+    ) -> Result<(), Errno> {
         let mut alone = || {
             self.map
                 .lookup_and_delete(key, value, flags, &Self::caller())
@@ -204,8 +214,11 @@ impl MapObject {
             domain.is_kept_from(&map, &why);
             Error::Apart { map, why }
         };
-        self.enters_processes(&sharing)
-            .map_err(|why| apart(format!("a program in the kernel has it, and {why}")))?;
+        self.enters_processes(&sharing).map_err(|why| {
+            let map = self.spec.name.clone();
+            domain.is_kept_from(&map, &why);
+            Error::InKernel { map, why }
+        })?;
         let is_whole = matches!(sharing, Sharing::Whole(_));
         if domain.id == DomainId::TOOL {
             self.is_tools.store(true, Relaxed);

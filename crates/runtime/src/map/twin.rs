@@ -15,7 +15,8 @@ use beeline_verifier::sharding::Sharing;
 
 use super::shards::{Addends, each_element};
 use super::tool::halves;
-use super::MapObject;
+use super::{MapObject, bytes_of};
+use crate::budget::Charge;
 use crate::host_kernel::rings::KernelRing;
 
 /// A map in the kernel, and how the tool sees it.
@@ -23,6 +24,7 @@ use crate::host_kernel::rings::KernelRing;
 pub(super) struct Twin {
     map: kernel::Map,
     view: View,
+    _charge: Charge,
 }
 
 /// How the tool's view of a map is put together from the processes' side and the kernel's.
@@ -61,14 +63,24 @@ impl MapObject {
         let view = match sides.is_in_processes {
             true => common_view(self.sharing_by(usage.as_ref()))?,
             false if self.is_mapped_by_tool() => {
-                return Err("the tool maps its memory, which the kernel cannot share yet".to_owned());
+                return Err(
+                    "the tool maps its memory, which the kernel cannot share yet".to_owned(),
+                );
             }
             false if self.is_only_read() => View::Copies,
             false => View::Kernels,
         };
         self.shards.close_entry();
+        let bytes = bytes_of(self.map.layout(), self.map.spec().kind());
+        let charge = self.budget.charge(bytes);
+        let charge =
+            charge.map_err(|_| "the tool has all the memory that it may have".to_owned())?;
         let map = self.new_twin(&view).map_err(in_words)?;
-        let twin = sides.twin.insert(Twin { map, view });
+        let twin = sides.twin.insert(Twin {
+            map,
+            view,
+            _charge: charge,
+        });
         Ok(work(&twin.map))
     }
 
@@ -118,11 +130,15 @@ impl MapObject {
 
     /// Fails for maps whose elements are more than bytes: the kernel's map would lack them.
     fn check_kind(&self) -> Result<(), String> {
-        let suits = |kind| self.has_values() || matches!(kind, Kind::StackTrace) || is_stream(kind);
+        let suits = |kind: Kind| match kind {
+            Kind::StackTrace | Kind::Ringbuf | Kind::PerfEventArray => true,
+            Kind::CgroupArray | Kind::ProgArray => self.elements.is_empty(),
+            _ => self.has_values(),
+        };
         match self.map.spec().kind() {
             Some(kind) if suits(kind) => Ok(()),
             _ => Err(format!(
-                "Beeline does not share maps of type {} with the kernel",
+                "Beeline does not share the elements of a {} with the kernel",
                 self.spec.map_type
             )),
         }
@@ -148,8 +164,7 @@ impl MapObject {
         let twin = kernel::Map::new(&spec, self.map.layout().cpus)?;
         if self.has_values() && !matches!(view, View::Sums(_)) {
             let copy = |key: &[u8], value: &[u8]| errno(twin.update(key, value, 0));
-            each_element(&self.map, copy)
-                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+            each_element(&self.map, copy).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         }
         if self.check_thawed().is_err() {
             kernel::freeze(&twin)?;
@@ -314,7 +329,12 @@ impl Both<'_> {
 
     fn clear_in_kernel(&self, key: &[u8]) -> Result<(), Errno> {
         let kernels = &self.twin.map;
-        let is_array = self.map.map.spec().kind().is_some_and(|kind| !kind.is_hash());
+        let is_array = self
+            .map
+            .map
+            .spec()
+            .kind()
+            .is_some_and(|kind| !kind.is_hash());
         let cleared = match is_array {
             true => kernels.update(key, &vec![0; kernels.value_len()], 0),
             false => kernels.delete(key),
@@ -374,7 +394,10 @@ impl Both<'_> {
         };
         let mut last = key.map(<[u8]>::to_vec);
         // A key that is on neither side comes before the first, as in the kernel.
-        if last.as_deref().is_none_or(|key| is_here(key) || !is_there(key)) {
+        if last
+            .as_deref()
+            .is_none_or(|key| is_here(key) || !is_there(key))
+        {
             match self.map.next_key_here(key, next) {
                 Err(Errno::ENOENT) => last = None,
                 found => return found,
@@ -390,18 +413,12 @@ impl Both<'_> {
     }
 }
 
-fn is_stream(kind: Kind) -> bool {
-    matches!(kind, Kind::Ringbuf | Kind::PerfEventArray)
-}
-
 /// Returns how the tool can see a map that both sides have.
 fn common_view(sharing: Sharing) -> Result<View, String> {
     match sharing {
         Sharing::ReadOnly | Sharing::Stream => Ok(View::Copies),
         Sharing::Summed(words) => Ok(View::Sums(halves(&words))),
-        Sharing::PerProcess { .. } => {
-            Err("one thread's element would be on both sides".to_owned())
-        }
+        Sharing::PerProcess { .. } => Err("one thread's element would be on both sides".to_owned()),
         Sharing::Stacks => Err("stacks would have the same ids on both sides".to_owned()),
         Sharing::Whole(reason) => Err(reason.to_string()),
     }

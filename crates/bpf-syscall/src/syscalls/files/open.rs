@@ -11,7 +11,8 @@ use beeline_uapi::Errno;
 use super::Files;
 use super::kallsyms::kallsyms;
 use crate::event_types::{DEVICES, EventTypes};
-use crate::refused::by_kernel_only;
+use crate::host_kernel;
+use crate::refused::{NOT_YET, by_kernel_only};
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;
 
@@ -34,16 +35,20 @@ impl Files<'_> {
                 cloexec: flags & libc::O_CLOEXEC as u64 != 0,
             });
         }
-        let has_kernel = self.backend.kernel_refusal().is_none();
-        let is_kernels = |what: &str| has_kernel && what == KPROBES;
-        if let Some(what) = makes_probes(&path, flags).filter(|what| !is_kernels(what)) {
+        let refusal = || host_kernel::refusal(self.backend, self.call.tid);
+        if let Some(what) = makes_probes(&path, flags) {
+            let refusal = refusal();
+            if what == KPROBES && refusal.is_none() {
+                return Ok(Reply::Continue);
+            }
             if what != KPROBES || !self.kprobe_refused.load(Ordering::Relaxed) {
-                self.backend.unsupported(&by_kernel_only(self.backend, what));
+                let why = refusal.as_deref().unwrap_or(NOT_YET);
+                self.backend.unsupported(&by_kernel_only(what, why));
             }
             return Err(Errno::ENOENT);
         }
-        if let Some(probe) = kernel_tracepoint(&path).filter(|_| !has_kernel) {
-            self.backend.unsupported(&by_kernel_only(self.backend, &probe));
+        if let Some((probe, why)) = kernel_tracepoint(&path).zip(refusal()) {
+            self.backend.unsupported(&by_kernel_only(&probe, &why));
         }
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);

@@ -8,6 +8,7 @@ use beeline_uapi::Errno;
 use beeline_uapi::perf::ioc;
 
 use crate::fds::ThreadFds;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{Event, Object, ProgramObject, Ring};
 use crate::refused::by_kernel_only;
@@ -45,8 +46,8 @@ impl<'a> PerfIoctl<'a> {
 
     /// Gives an event that the kernel has opened for the tool its program.
     fn set_program_in_kernel(&self, fd: i32, program: &ProgramObject) -> Answer {
-        if self.backend.kernel_refusal().is_some() {
-            let what = by_kernel_only(self.backend, "programs at events that count or sample");
+        if let Some(why) = host_kernel::refusal(self.backend, self.call.tid) {
+            let what = by_kernel_only("programs at events that count or sample", &why);
             self.backend.unsupported(&what);
             return Err(Errno::EOPNOTSUPP);
         }
