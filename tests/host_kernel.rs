@@ -139,7 +139,7 @@ fn a_profiler_samples_processes() {
     }
 }
 
-/// The same program may not be where a map cannot be on both sides; Beeline names the map.
+/// Programs that do more with a map than to add to it are not on both sides: the user is told.
 #[test]
 fn a_map_that_cannot_be_shared_is_named() {
     let _turn = Turn::take();
@@ -153,12 +153,9 @@ fn a_map_that_cannot_be_shared_is_named() {
          tracepoint:sched:sched_process_exec /@last > 0/ {{ @seen = count(); }}"
     );
     let ended = setting.trace(Engine::Beeline, &bpftrace, &script);
-    assert!(!ended.status.success(), "{ended:?}");
-    let told = ended.stderr.iter().find(|line| line.contains("AT_last"));
-    assert!(
-        told.is_some_and(|line| line.contains("in the kernel")),
-        "{ended:?}"
-    );
+    let mut told = ended.stderr.iter();
+    let named = told.any(|line| line.contains("AT_last") && line.contains("in the kernel"));
+    assert!(named, "{ended:?}");
 }
 
 /// Beeline's capabilities are not the tool's.

@@ -175,7 +175,7 @@ static inline int fd_of_id(int command, uint32_t id)
     return bpf(command, &attr);
 }
 
-/* Attaches a program of type kprobe to a place in a file, in one process. */
+/* Attaches a program of type kprobe to a place in a file, in one process; in all with -1. */
 static inline int attach_uprobe(int program, const char *path, uint64_t offset, pid_t pid)
 {
     struct perf_event_attr attr;
@@ -191,7 +191,7 @@ static inline int attach_uprobe(int program, const char *path, uint64_t offset, 
     attr.config2 = offset;
     attr.sample_period = 1;
     attr.wakeup_events = 1;
-    int fd = (int)syscall(SYS_perf_event_open, &attr, pid, -1, -1, PERF_FLAG_FD_CLOEXEC);
+    int fd = (int)syscall(SYS_perf_event_open, &attr, pid, pid < 0 ? 0 : -1, -1, PERF_FLAG_FD_CLOEXEC);
     if (fd < 0)
         die("perf_event_open", -errno);
     if (ioctl(fd, PERF_EVENT_IOC_SET_BPF, program) < 0 || ioctl(fd, PERF_EVENT_IOC_ENABLE, 0) < 0)
