@@ -6,7 +6,7 @@
 //! | 64 | the clock's hand (see [`super::evict`]) |
 //! | 128 | the waits board |
 //! | 192 | 32 shards of 64 bytes |
-//! | 2240 | a record of 64 bytes for each CPU slot, and 8 for callers that have none |
+//! | 2240 | a record of 64 bytes for each CPU slot, and 64 for callers that have none |
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -23,7 +23,7 @@ pub(super) const WAITERS: u32 = 16;
 
 /// The number of records for callers without a CPU slot, a power of two. Each process has one,
 /// which its threads share, and other processes too if there are many.
-const SLOTLESS: u32 = 8;
+const SLOTLESS: u32 = 64;
 
 /// Returns the size of the control area in bytes.
 pub(crate) fn len(cpus: u32) -> u64 {

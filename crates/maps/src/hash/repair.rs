@@ -59,6 +59,16 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
+    /// True if a dead process holds the lock of a bucket, and another caller has waited for it: it is
+    /// in no record, as it would have been freed.
+    pub(crate) fn is_waited_for(self) -> bool {
+        let control = self.chains.control();
+        (0..WAITERS).any(|place| {
+            let bucket = self.chains.bucket(control.wait(place).load(Acquire));
+            lock::is_held(bucket.lock, self.dead)
+        })
+    }
+
     /// Frees the locks of buckets. A chain is whole at every instruction, so for a bucket only its
     /// lock has to be freed.
     fn free_buckets(self) {
