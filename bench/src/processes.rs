@@ -29,7 +29,10 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
             let runs: anyhow::Result<Vec<f64>> = (0..RUNS)
                 .map(|_| operations::figure(&operations::measure(engine, &program, name), 0))
                 .collect();
-            row.put(engine, runs.map(|runs| runs.into_iter().fold(f64::INFINITY, f64::min)));
+            row.put(
+                engine,
+                runs.map(|runs| runs.into_iter().fold(f64::INFINITY, f64::min)),
+            );
         }
         rows.push(row);
     }

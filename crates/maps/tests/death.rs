@@ -66,6 +66,42 @@ fn hash_survives_kills_and_loses_no_node() {
     }
 }
 
+/// Callers without a slot share records: what is in none shows when somebody waits for it.
+#[test]
+fn a_lock_in_no_record_is_freed_once_it_is_waited_for() {
+    const DEAD: u32 = 1;
+    let ours = Ours::new(&spec(MapType::HASH, 8, 16, 64), 2).unwrap();
+    let dead = |owner| owner == DEAD;
+    let layout = *ours.map.layout();
+    // All buckets but the one that an empty record leads to.
+    for number in 1..=u64::from(layout.mask) {
+        let lock = (layout.table + number * 8 + 4) as usize;
+        // SAFETY: inside the mapping, 4-aligned.
+        unsafe {
+            ours.memory
+                .base
+                .add(lock)
+                .cast::<u32>()
+                .write_volatile(DEAD)
+        };
+    }
+    let me = Caller {
+        relax: |_| false,
+        ..caller(7, 0)
+    };
+    assert_eq!(ours.map.release_owner(DEAD, &me), Ok(false));
+    assert_eq!(ours.held_by(DEAD).0.len(), layout.mask as usize);
+    assert!(!ours.map.is_left_locked(&dead, &me));
+    let set = |key: u64| ours.set(&key.to_ne_bytes(), &[1; 16], 0, &me);
+    let kept = (0..100).find(|key| set(*key) == Err(Errno::EBUSY));
+    let kept = kept.expect("hardly any key is in the free bucket");
+    assert!(ours.map.is_left_locked(&dead, &me));
+    assert_eq!(ours.map.release(&dead, &me), Ok(false));
+    assert_eq!(ours.held_by(DEAD), (vec![], vec![]));
+    assert!(!ours.map.is_left_locked(&dead, &me));
+    assert_eq!(set(kept), Ok(()));
+}
+
 /// Others go on while processes die: no operation fails for that as long as a runtime cleans up.
 #[test]
 fn the_dead_keep_nobody_waiting() {

@@ -305,7 +305,7 @@ impl Tracees {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::open_waiting`] and [`FastPaths::adopt`].
+    /// Those of [`Admission::open_at_once`], [`check_memory`] and [`FastPaths::adopt`].
     pub fn adopt_fast_path(
         &self,
         pid: i32,
@@ -313,9 +313,15 @@ impl Tracees {
         fast_paths: &FastPaths,
         waiting: Release,
     ) -> Result<(), Error> {
-        let (process, _waiting) = self.open_waiting(pid, waiting)?;
-        let owner = || self.targets.owners.of_home(&process);
-        fast_paths.adopt(&process, owner, ip).map(drop)
+        self.targets.note_dismissals();
+        // One under a filter of its own may not be allowed what the fast path asks the kernel.
+        if let Some(process) = self.admission.open_at_once(pid)? {
+            check_memory(pid)?;
+            let owner = || self.targets.owners.of_home(&process);
+            fast_paths.adopt(&process, owner, ip)?;
+        }
+        drop(waiting);
+        Ok(())
     }
 
     /// Opens a process of the tool, a thread of which waits for an answer. It is given the answer if
@@ -323,9 +329,7 @@ impl Tracees {
     ///
     /// # Errors
     ///
-    /// Those of [`Admission::open`]. [`Error::Target`] for a process that lives in its parent's
-    /// memory, as after `vfork`: what it holds in shared memory could not be told from what its
-    /// parent holds.
+    /// Those of [`Admission::open`] and [`check_memory`].
     fn open_waiting(
         &self,
         pid: i32,
@@ -339,13 +343,8 @@ impl Tracees {
                 (self.admission.open(pid)?, None)
             }
         };
-        match parent(pid) {
-            Some(parent) if has_same_memory(pid, parent) => Err(Error::Target {
-                pid,
-                why: "it shares its parent's memory".into(),
-            }),
-            _ => Ok((process, waiting)),
-        }
+        check_memory(pid)?;
+        Ok((process, waiting))
     }
 
     /// Attaches everything to a process that is held.
@@ -381,6 +380,18 @@ impl Tracees {
             Some(target) => target.lock().begin_behind_exec(stopped),
             None => Ok(()),
         }
+    }
+}
+
+/// Fails for a process that lives in its parent's memory, as after `vfork`: what it holds in shared
+/// memory could not be told from what its parent holds.
+fn check_memory(pid: i32) -> Result<(), Error> {
+    match parent(pid) {
+        Some(parent) if has_same_memory(pid, parent) => Err(Error::Target {
+            pid,
+            why: "it shares its parent's memory".into(),
+        }),
+        _ => Ok(()),
     }
 }
 
