@@ -45,6 +45,17 @@ fn operations_are_answered_as_by_the_kernel() {
     need!(same_answers("fast_path.c"));
 }
 
+/// Children do it themselves, too. The program stops Beeline meanwhile, so that nothing else can
+/// have answered.
+#[test]
+fn operations_of_many_processes_are_answered_as_by_the_kernel() {
+    if in_guest() {
+        println!("skipped: a guest's maps are read through the supervisor in forked children");
+        return;
+    }
+    need!(same_answers("processes.c"));
+}
+
 #[test]
 fn iterations_are_answered_as_by_the_kernel() {
     need!(same_answers("prefetch.c"));

@@ -46,6 +46,17 @@ fn traces(arguments: &[&Path], known: &[&str]) {
 }
 
 #[test]
+fn inner_maps_end_with_all_that_leads_to_them() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let tool = scratch.build("inner_maps.c");
+    prints_the_same(
+        |engine| engine.command(&tool),
+        &["deleted: 0 -2 0", "all closed: -2 -2 -2"],
+    );
+}
+
+#[test]
 fn commands_and_single_runs() {
     let _turn = Turn::take();
     let scratch = Scratch::new();

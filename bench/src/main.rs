@@ -10,6 +10,7 @@ mod guest;
 mod measure;
 mod moments;
 mod operations;
+mod processes;
 mod scale;
 mod session;
 mod strace;
@@ -64,6 +65,8 @@ enum Topic {
     Event,
     /// Map operations and helpers, from a program and from the tool.
     Operations,
+    /// Map operations of a tool of many processes.
+    Processes,
     /// Programs run by each of Beeline's engines, by the kernel's compiler and natively. Not part
     /// of the usual run: beeline-peers does the same, and others' engines take part.
     Engines,
@@ -88,7 +91,7 @@ enum Topic {
     Demo,
 }
 
-const USUAL: [Topic; 15] = [
+const USUAL: [Topic; 16] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -97,6 +100,7 @@ const USUAL: [Topic; 15] = [
     Topic::Footprint,
     Topic::Event,
     Topic::Operations,
+    Topic::Processes,
     Topic::Calls,
     Topic::Scale,
     Topic::Users,
@@ -185,6 +189,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Footprint => measure::footprints(engines),
         Topic::Event => measure::events(engines),
         Topic::Operations => operations::all(engines),
+        Topic::Processes => processes::all(engines),
         Topic::Calls => calls::all(engines),
         Topic::Scale => scale::all(engines),
         Topic::Users => users::all(engines),

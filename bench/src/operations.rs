@@ -72,8 +72,8 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Returns an operation's figures, by the number of threads less one.
-fn measure(engine: Engine, program: &Path, name: &str) -> anyhow::Result<Vec<f64>> {
+/// Returns an operation's figures, by the number of threads less one, as the workload prints them.
+pub fn measure(engine: Engine, program: &Path, name: &str) -> anyhow::Result<Vec<f64>> {
     let mut command = engine.command(program);
     command.arg(name);
     let ended = Tool::start(command).wait_at_most(PATIENCE);
@@ -87,7 +87,8 @@ fn measure(engine: Engine, program: &Path, name: &str) -> anyhow::Result<Vec<f64
     Ok(words.map(str::parse).collect::<Result<_, _>>()?)
 }
 
-fn figure(figures: &anyhow::Result<Vec<f64>>, threads: usize) -> anyhow::Result<f64> {
+/// Returns one of them.
+pub fn figure(figures: &anyhow::Result<Vec<f64>>, threads: usize) -> anyhow::Result<f64> {
     match figures {
         Ok(figures) => figures
             .get(threads)

@@ -15,24 +15,22 @@
 //! missing.
 
 mod batch;
+mod known;
 pub mod lookup_channel;
 mod memory;
 pub mod prefetch;
 
 use core::mem::MaybeUninit;
-use core::sync::atomic::{
-    AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
+use core::sync::atomic::{AtomicU32, Ordering::Acquire};
 
 use beeline_maps::{Caller, Map};
 use beeline_uapi::attr::Element;
-use beeline_uapi::linux::{
-    MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_SHARED, PROT_READ, PROT_WRITE, SEEK_CUR,
-};
+use beeline_uapi::linux::SEEK_CUR;
 use beeline_uapi::{Errno, nr};
 
 use crate::{arch, sys};
+use known::KnownMap;
+pub use known::{KNOWN, Known, KnownMaps};
 pub use memory::ToolMemory;
 use memory::overlap;
 
@@ -40,19 +38,19 @@ use memory::overlap;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Directory {
-    /// Entry n is the map with id n.
+    /// The map with id n has entry n modulo [`LISTED`], if that was free when the map was made.
     pub maps: [Listed; LISTED],
 }
 
-/// Maps with higher ids are left to the supervisor.
+/// The most maps of a session that have a fast path at a time, a power of two.
 pub const LISTED: usize = 4096;
 
 /// A map of the directory.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Listed {
-    /// [`SERVED`], and [`FROZEN`] when the tool may not change it any more. Stored after `map`; 0
-    /// when the map is gone or has no fast path.
+    /// The map's id, [`STATE_BITS`] up, with [`SERVED`], and [`FROZEN`] when the tool may not change
+    /// it any more. Stored after `map`; 0 when the map is gone or has no fast path.
     pub state: AtomicU32,
     /// A handle that is mapped nowhere; not changed while `state` is not 0.
     pub map: Map,
@@ -62,38 +60,35 @@ pub struct Listed {
 pub const SERVED: u32 = 1;
 /// In [`Listed::state`]: look-ups only.
 pub const FROZEN: u32 = 2;
+/// The number of bits below the id in [`Listed::state`].
+pub const STATE_BITS: u32 = 2;
 
-/// The state of one process of a tool: private memory, all zero in a forked child.
+/// The state of one process of a tool, in private memory. A forked child has a copy, as it has the
+/// trampoline and the mapped maps; [`Own`] is what it does not share with its parent.
 #[repr(C)]
 #[derive(Debug)]
 pub struct FastPath {
-    /// 0 in a forked child, which goes through the supervisor.
+    /// All zero in a forked child, until the runtime writes the child's own.
+    pub own: Own,
+    /// Tells this memory from any other, in the process that it was made for and in the copies that
+    /// forked children have.
+    pub token: u64,
+    /// Read-only.
+    pub directory: *const Directory,
+    /// Maps that are mapped here.
+    pub known: KnownMaps,
+}
+
+/// What each process has for itself: whole pages, which the kernel empties in a forked child.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Own {
+    /// 0 in a forked child, which goes through the supervisor. Written last.
     pub alive: AtomicU32,
     /// The mark of this process in the maps' locks.
     pub owner: u32,
     /// The tool's memory.
     pub memory: ToolMemory,
-    /// Read-only.
-    pub directory: *const Directory,
-    /// The part of [`WINDOW`] that is taken.
-    pub used: AtomicU64,
-    /// Maps that are mapped here.
-    pub known: [Known; KNOWN],
-}
-
-/// The most maps that one process can have mapped here; more are left to the supervisor.
-pub const KNOWN: usize = 64;
-
-/// A map that is mapped here.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Known {
-    /// The map's id; 0 where there is none. Stored last.
-    pub id: AtomicU32,
-    /// 1 when a thread fills this entry, or has filled it.
-    pub taken: AtomicU32,
-    /// The handle.
-    pub map: Map,
 }
 
 /// The range where maps are mapped: far from what loaders and allocators choose, so that it can be
@@ -141,11 +136,12 @@ pub unsafe extern "C" fn beeline_fast_path(
 ) -> i64 {
     // SAFETY: private memory of the process, mapped as long as the trampoline is.
     let here = unsafe { &*fast_path };
-    if here.alive.load(Relaxed) == 0 {
+    if here.own.alive.load(Acquire) == 0 {
         return DECLINED;
     }
     let done = match command {
         cmd::LOOKUP..=cmd::NEXT_KEY | cmd::LOOKUP_AND_DELETE => here
+            .own
             .memory
             .attribute::<Element>(attribute, size)
             .and_then(|element| here.operate(command, &element)),
@@ -191,7 +187,7 @@ impl FastPath {
             // Many tools have the next key put where this one is.
             (at, cmd::NEXT_KEY) if key_size <= LONGEST_KEY => {
                 let (from, to) = (
-                    self.memory.input(at, key_size)?,
+                    self.own.memory.input(at, key_size)?,
                     copy.as_mut_ptr().cast::<u8>(),
                 );
                 // SAFETY: there is room for the longest key, and the slice covers what was copied.
@@ -202,24 +198,25 @@ impl FastPath {
             }
             (_, cmd::NEXT_KEY) => return None,
             (at, _) if overlap(at, key_size, element.value, map.value_len()) => return None,
-            (at, _) => Some(self.memory.input(at, key_size)?),
+            (at, _) => Some(self.own.memory.input(at, key_size)?),
         };
         Some(match command {
             cmd::LOOKUP => {
-                let out = self.memory.output(element.value, map.value_len())?;
+                let out = self.own.memory.output(element.value, map.value_len())?;
                 map.lookup_copy(key?, out, element.flags, &caller)
             }
             cmd::LOOKUP_AND_DELETE => {
-                let out = self.memory.output(element.value, map.value_len())?;
+                let out = self.own.memory.output(element.value, map.value_len())?;
                 map.lookup_and_delete(key?, out, element.flags, &caller)
             }
             cmd::UPDATE => {
-                let value = self.memory.input(element.value, map.value_len())?;
+                let value = self.own.memory.input(element.value, map.value_len())?;
                 map.update_copy(key?, value, element.flags, &caller)
             }
             cmd::DELETE => map.delete_key(key?, &caller),
             _ => {
                 let out = self
+                    .own
                     .memory
                     .output(element.value, map.spec().key_size as usize)?;
                 map.next_key(key, out, &caller)
@@ -230,7 +227,7 @@ impl FastPath {
     /// Returns this process's identity in the maps' locks.
     fn caller(&self) -> Caller {
         Caller {
-            owner: self.owner,
+            owner: self.own.owner,
             cpu: Caller::NO_SLOT,
             relax: |_| {
                 sys::pause();
@@ -241,64 +238,51 @@ impl FastPath {
     }
 
     /// Returns the map behind a descriptor, and whether it may be changed by it.
-    fn map(&self, fd: i32) -> Option<(&Map, bool)> {
-        // SAFETY: the call only returns a number.
-        let position = unsafe { sys::syscall(nr::LSEEK, [fd as u64, 0, SEEK_CUR, 0]) } as u64;
+    fn map(&self, fd: i32) -> Option<(KnownMap<'_>, bool)> {
+        let position = position_of(fd);
         let named = position.wrapping_sub(MAP_POSITION);
         let (id, access) = (named >> 8, named & 0xff);
-        if id >= LISTED as u64 || access & READS == 0 {
+        if id > MOST_ID || access & READS == 0 {
             return None;
         }
+        let id = id as u32;
         // SAFETY: the directory is mapped as long as the trampoline is.
-        let listed = unsafe { &*self.directory }.maps.get(id as usize)?;
+        let directory = unsafe { &*self.directory };
+        let listed = directory.entry(id);
         let state = listed.state.load(Acquire);
-        if state & SERVED == 0 {
+        if !is_served(state, id) {
             return None;
         }
         let writable = access & WRITES != 0 && state & FROZEN == 0;
-        let id = id as u32;
-        let known = self.known.iter().find(|known| known.id.load(Acquire) == id);
-        let map = match known {
-            Some(known) => &known.map,
-            None => self.learn(id, fd, listed)?,
-        };
+        let known = self.known.find(id);
+        let map = known.or_else(|| self.known.learn(id, fd, directory))?;
         Some((map, writable))
     }
+}
 
-    /// Maps a map for the first time.
-    #[cold]
-    #[inline(never)]
-    fn learn(&self, id: u32, fd: i32, listed: &Listed) -> Option<&Map> {
-        /// At this place or nowhere, and with the mark that distinguishes Beeline's
-        /// mappings from the tool's.
-        const FLAGS: u64 = MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE;
-        let len = listed.map.layout().len;
-        let place = self
-            .known
-            .iter()
-            .find(|known| known.taken.compare_exchange(0, 1, AcqRel, Relaxed).is_ok())?;
-        let start = WINDOW.start + self.used.fetch_add(len, Relaxed);
-        if start + len > WINDOW.end {
-            return None;
-        }
-        // SAFETY: this maps at a place where there is nothing.
-        let base = unsafe {
-            sys::syscall6(
-                nr::MMAP,
-                [start, len, PROT_READ | PROT_WRITE, FLAGS, fd as u64, 0],
-            )
-        } as u64;
-        if base != start {
-            return None;
-        }
-        // SAFETY: the entry is this thread's until its id is stored; the file was mapped whole, and
-        // stays so.
-        unsafe {
-            let map = (&raw const place.map).cast_mut();
-            arch::copy(map.cast(), (&raw const listed.map).cast(), size_of::<Map>());
-            (*map).rebase(base as *mut u8);
-        }
-        place.id.store(id, Release);
-        Some(&place.map)
+impl Directory {
+    /// Returns the entry that a map may have.
+    pub fn entry(&self, id: u32) -> &Listed {
+        // SAFETY: the index is masked, so it is below `LISTED`.
+        unsafe { self.maps.get_unchecked(id as usize & (LISTED - 1)) }
     }
+}
+
+/// The greatest id that fits into [`Listed::state`].
+const MOST_ID: u64 = (u32::MAX >> STATE_BITS) as u64;
+
+/// True if an entry in this state is the map's, and the map has a fast path.
+fn is_served(state: u32, id: u32) -> bool {
+    state >> STATE_BITS == id && state & SERVED != 0
+}
+
+/// True if the file at this position is the map's.
+fn names(position: u64, id: u32) -> bool {
+    position.wrapping_sub(MAP_POSITION) >> 8 == u64::from(id)
+}
+
+/// Returns the position of a descriptor's file, or a number that is none.
+fn position_of(fd: i32) -> u64 {
+    // SAFETY: the call only returns a number.
+    unsafe { sys::syscall(nr::LSEEK, [fd as u64, 0, SEEK_CUR, 0]) as u64 }
 }

@@ -354,6 +354,24 @@ impl Descriptors {
         self.entries.lock().values().any(is_anchored)
     }
 
+    /// Returns the memory file of an object that the tool was given. `None` for an object of another
+    /// kind, and for one without a descriptor, which something else keeps.
+    pub(crate) fn file_of(&self, object: &Object) -> Option<Key> {
+        let Object::Map(map) = object else {
+            return None;
+        };
+        let is_its = |entry: &Entry| match (&entry.object, &entry.hold) {
+            (Object::Map(other), Hold::Memory { installed, .. }) => {
+                *installed && Arc::ptr_eq(map, other)
+            }
+            _ => false,
+        };
+        let entries = self.entries.lock();
+        let mut entries = entries.iter();
+        let found = entries.find(|(_, entry)| is_its(entry));
+        found.map(|(key, _)| *key)
+    }
+
     /// Returns the memory files that the tool was given.
     pub(crate) fn memory_files(&self) -> Vec<Key> {
         let given = |entry: &Entry| {

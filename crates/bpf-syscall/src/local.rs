@@ -5,10 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Once};
 
 use beeline_inject::with_remedy;
-use beeline_runtime::backend::Backend;
+use beeline_runtime::backend::{Backend, Release};
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::key_of;
-use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Reply, Request, ToolCall};
+use beeline_supervisor::{
+    Answer, Answers, Call, Heat, HotSites, Listener, Reply, Request, ToolCall,
+};
 use beeline_uapi::Errno;
 
 use crate::claims::Claims;
@@ -74,6 +76,35 @@ impl Local {
     }
 }
 
+impl Local {
+    /// Counts a map operation.
+    fn heat_of(&self, request: &Request) -> Option<Heat> {
+        let command = request.bpf_command()?;
+        let is_counted = command.is_for_elements();
+        is_counted.then(|| self.hot_sites.count(request.tid, request.ip))?
+    }
+
+    /// Answers a call when the operations of its process have been shortened. The thread waits
+    /// until then: a busy one would hold up what is done to its process, and others of the tool.
+    fn deliver_and_shorten(
+        &self,
+        listener: &Listener,
+        request: &Request,
+        answer: Answer,
+        heat: Heat,
+    ) {
+        let (listener, id) = (listener.clone(), request.id);
+        let waiting = Release::new(move || {
+            listener.answer(id, answer);
+        });
+        let pid = request.process();
+        match heat {
+            Heat::Warm => self.backend.shorten_copy(pid, request.ip, waiting),
+            Heat::Hot => self.backend.shorten(pid, request.ip, waiting),
+        }
+    }
+}
+
 impl Answers for Local {
     fn answer(&self, call: &Call<'_>, asked: ToolCall) -> Answer {
         let answer = Dispatcher::new(self, call).answer(asked);
@@ -105,18 +136,18 @@ impl Answers for Local {
             self.backend
                 .unsupported(&format!("a call of the tool's was refused: {why}"));
         }
-        let is_map_operation = request
-            .bpf_command()
-            .is_some_and(|command| command.is_for_elements());
-        let is_often = is_map_operation && self.hot_sites.count(request.tid, request.ip);
+        let heat = match installing {
+            None => self.heat_of(request),
+            Some(_) => None,
+        };
+        if let Some(heat) = heat {
+            return self.deliver_and_shorten(listener, request, answer, heat);
+        }
         let transit = installing.map(|_| self.fds.transit());
         let taken = listener.answer(request.id, answer);
         drop(transit);
         if let Some(key) = installing {
             self.fds.installed(key, taken);
-        }
-        if is_often {
-            self.backend.shorten(request.process(), request.ip);
         }
     }
 

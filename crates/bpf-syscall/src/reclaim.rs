@@ -23,7 +23,7 @@ use crate::fds::Descriptors;
 use crate::local::Local;
 use in_use::{is_any_open, not_in_use};
 
-pub(crate) use in_use::is_mapped_writable;
+pub(crate) use in_use::{is_mapped_writable, is_open_in};
 
 /// The number of new memory files between two searches.
 const SWEEP_AFTER: u64 = 64;
@@ -138,6 +138,12 @@ impl<'a> Reclaim<'a> {
         }
     }
 
+    /// Releases all objects that the tool has closed so far.
+    pub(crate) fn release_closed(&self) {
+        self.call.let_others_lead();
+        self.reaper.release_closed(self.fds);
+    }
+
     /// Makes something that takes memory. If there is none left, it tries once more when all
     /// objects that the tool has closed are gone, as that may otherwise be noticed much later.
     pub(crate) fn with_room<T>(&self, make: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
@@ -146,8 +152,7 @@ impl<'a> Reclaim<'a> {
         if !is_short(&made) {
             return made;
         }
-        self.call.let_others_lead();
-        self.reaper.release_closed(self.fds);
+        self.release_closed();
         let made = make();
         if is_short(&made) {
             self.backend.out_of_memory();

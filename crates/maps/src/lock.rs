@@ -139,6 +139,12 @@ pub(crate) fn inherit<'a>(
     taken.then(|| Guard { lock })
 }
 
+/// True if the holder of `lock` is `dead`.
+pub(crate) fn is_held(lock: &AtomicU32, dead: &dyn Fn(u32) -> bool) -> bool {
+    let word = lock.load(Ordering::Relaxed);
+    word != 0 && dead(word & !SUSPECT)
+}
+
 /// Frees `lock` if its holder is `dead`, and returns whether it was.
 pub(crate) fn free_if(lock: &AtomicU32, dead: &dyn Fn(u32) -> bool) -> bool {
     let word = lock.load(Ordering::Relaxed);

@@ -148,6 +148,15 @@ impl Map {
         Ok(false)
     }
 
+    /// True if a caller has waited for a lock of one that had died before, and that
+    /// [`Map::release`] has not found: callers without a CPU slot can hide each other's. It has to be
+    /// called again.
+    pub fn is_left_locked(&self, dead: &dyn Fn(u32) -> bool, caller: &Caller) -> bool {
+        let memory = &self.memory;
+        let is_hash = memory.kind().is_some_and(Kind::is_hash);
+        is_hash && hash::Repair::new(memory, dead, caller).is_waited_for()
+    }
+
     /// Calls [`Map::release`] for one process.
     ///
     /// # Errors

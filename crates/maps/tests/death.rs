@@ -22,8 +22,7 @@ use common::{
 const KEYS: u64 = 200;
 
 /// Inserts, overwrites and deletes random keys; a value is always its key, twice.
-fn churn(map: &Map, owner: u32, seed: u64) {
-    let me = caller(owner, owner - 1);
+fn churn(map: &Map, me: Caller, seed: u64) {
     let mut state = seed | 1;
     loop {
         let key = (random(&mut state) % KEYS).to_ne_bytes();
@@ -49,7 +48,7 @@ fn hash_survives_kills_and_loses_no_node() {
         let ours = Ours::new(&spec(map_type, 8, 16, 150), 4).unwrap();
         let me = caller(100, Caller::NO_SLOT);
         let mut pids: Vec<i32> = (0..4)
-            .map(|i| spawn(|| churn(&ours.map, i + 1, 77 + u64::from(i))))
+            .map(|i| spawn(|| churn(&ours.map, caller(i + 1, i), 77 + u64::from(i))))
             .collect();
         for round in 0..150u64 {
             thread::sleep(Duration::from_micros(500 + round * 7 % 1500));
@@ -58,12 +57,76 @@ fn hash_survives_kills_and_loses_no_node() {
             let owner = victim as u32 + 1;
             while ours.map.release_owner(owner, &me) == Err(Errno::EBUSY) {}
             assert_eq!(ours.held_by(owner), (vec![], vec![]), "after round {round}");
-            pids[victim] = spawn(|| churn(&ours.map, owner, round * 1000 + 3));
+            pids[victim] = spawn(|| churn(&ours.map, caller(owner, owner - 1), round * 1000 + 3));
         }
         pids.iter().for_each(|pid| kill(*pid));
         assert_eq!(ours.map.release(&|owner| owner <= 4, &me), Ok(false));
         check_whole(&ours);
     }
+}
+
+/// Many processes without slots share records. What a killed one had in hand is found all the same.
+#[test]
+fn processes_that_share_a_record_lose_nothing() {
+    const OWNERS: [u32; 3] = [5, 5 + 128, 5 + 256];
+    // Fewer nodes than keys, so that the free lists run empty too.
+    let ours = Ours::new(&spec(MapType::HASH, 8, 16, 150), 4).unwrap();
+    let me = caller(100, Caller::NO_SLOT);
+    let start = |index: usize, seed: u64| {
+        let me = caller(OWNERS[index], Caller::NO_SLOT);
+        spawn(|| churn(&ours.map, me, seed))
+    };
+    let mut pids: Vec<i32> = (0..OWNERS.len())
+        .map(|index| start(index, 77 + index as u64))
+        .collect();
+    for round in 0..150 {
+        thread::sleep(Duration::from_micros(500 + round as u64 * 7 % 1500));
+        let victim = round % OWNERS.len();
+        kill(pids[victim]);
+        while ours.map.release_owner(OWNERS[victim], &me) == Err(Errno::EBUSY) {}
+        let held = ours.held_by(OWNERS[victim]);
+        assert_eq!(held, (vec![], vec![]), "after round {round}");
+        pids[victim] = start(victim, round as u64 * 1000 + 3);
+    }
+    pids.iter().for_each(|pid| kill(*pid));
+    let dead = |owner| OWNERS.contains(&owner);
+    assert_eq!(ours.map.release(&dead, &me), Ok(false));
+    check_whole(&ours);
+}
+
+/// Callers without a slot share records: what is in none shows when somebody waits for it.
+#[test]
+fn a_lock_in_no_record_is_freed_once_it_is_waited_for() {
+    const DEAD: u32 = 1;
+    let ours = Ours::new(&spec(MapType::HASH, 8, 16, 64), 2).unwrap();
+    let dead = |owner| owner == DEAD;
+    let layout = *ours.map.layout();
+    // All buckets but the one that an empty record leads to.
+    for number in 1..=u64::from(layout.mask) {
+        let lock = (layout.table + number * 8 + 4) as usize;
+        // SAFETY: inside the mapping, 4-aligned.
+        unsafe {
+            ours.memory
+                .base
+                .add(lock)
+                .cast::<u32>()
+                .write_volatile(DEAD)
+        };
+    }
+    let me = Caller {
+        relax: |_| false,
+        ..caller(7, 0)
+    };
+    assert_eq!(ours.map.release_owner(DEAD, &me), Ok(false));
+    assert_eq!(ours.held_by(DEAD).0.len(), layout.mask as usize);
+    assert!(!ours.map.is_left_locked(&dead, &me));
+    let set = |key: u64| ours.set(&key.to_ne_bytes(), &[1; 16], 0, &me);
+    let kept = (0..100).find(|key| set(*key) == Err(Errno::EBUSY));
+    let kept = kept.expect("hardly any key is in the free bucket");
+    assert!(ours.map.is_left_locked(&dead, &me));
+    assert_eq!(ours.map.release(&dead, &me), Ok(false));
+    assert!(!ours.map.is_left_locked(&dead, &me));
+    assert_eq!(set(kept), Ok(()));
 }
 
 /// Others go on while processes die: no operation fails for that as long as a runtime cleans up.
@@ -89,7 +152,7 @@ fn the_dead_keep_nobody_waiting() {
         });
         let mut stolen = 0;
         for round in 0..200u64 {
-            let pid = spawn(|| churn(&ours.map, 1, round));
+            let pid = spawn(|| churn(&ours.map, caller(1, 0), round));
             thread::sleep(Duration::from_micros(300 + round * 7 % 500));
             kill(pid);
             stolen += ours.held_by(1).0.len();

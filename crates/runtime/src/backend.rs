@@ -646,10 +646,15 @@ pub trait Backend: Send + Sync {
     }
 
     /// Notes that a process of the tool repeats map operations by the `syscall` instruction that
-    /// ends at `ip`, so that they may be done in the process itself from now on. The process does
-    /// not wait for this.
-    fn shorten(&self, pid: i32, ip: u64) {
-        let _ = (pid, ip);
+    /// ends at `ip`, so that they may be done in the process itself from now on.
+    fn shorten(&self, pid: i32, ip: u64, waiting: Release) {
+        let _ = (pid, ip, waiting);
+    }
+
+    /// As [`Self::shorten`], for a process that has made a few such calls: only if it was forked
+    /// from one whose operations have been shortened.
+    fn shorten_copy(&self, pid: i32, ip: u64, waiting: Release) {
+        let _ = (pid, ip, waiting);
     }
 
     /// Returns the facts of an object.
@@ -688,4 +693,29 @@ pub trait Backend: Send + Sync {
 
     /// Tells the user, once for each `what`, that something is not supported.
     fn unsupported(&self, what: &str);
+}
+
+/// The answer to a call that a thread of the tool waits for. The thread goes on when this is
+/// dropped.
+pub struct Release(Option<Box<dyn FnOnce() + Send>>);
+
+impl Release {
+    /// `answer` is called when this is dropped.
+    pub fn new(answer: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(answer)))
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if let Some(answer) = self.0.take() {
+            answer();
+        }
+    }
+}
+
+impl std::fmt::Debug for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Release").finish_non_exhaustive()
+    }
 }

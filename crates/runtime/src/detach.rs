@@ -43,6 +43,7 @@ use occupancy::Occupancy;
 pub(crate) use sites::MAX_SITES;
 use sites::Restored;
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
+pub(crate) use threads::has_same_memory;
 use threads::is_nobody_in;
 pub(crate) use witnesses::still_there;
 

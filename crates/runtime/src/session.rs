@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use crate::arch;
 use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, KernelPlace, LoadError, Loaded, MapSpec, ObjectRef,
-    ProgramSpec,
+    ProgramSpec, Release,
 };
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
@@ -582,9 +582,20 @@ impl Backend for Runtime {
         self.tracees.begins_program(pid);
     }
 
-    fn shorten(&self, pid: i32, ip: u64) {
+    fn shorten(&self, pid: i32, ip: u64, waiting: Release) {
+        let paths = &self.fast_paths;
         // The supervisor keeps answering calls that have no fast path.
-        let _ = self.tracees.open_fast_path(pid, ip, &self.fast_paths);
+        let _ = match paths.has_code(ip) {
+            true => self.tracees.adopt_fast_path(pid, ip, paths, waiting),
+            false => self.tracees.open_fast_path(pid, ip, paths, waiting),
+        };
+    }
+
+    fn shorten_copy(&self, pid: i32, ip: u64, waiting: Release) {
+        let paths = &self.fast_paths;
+        if paths.has_code(ip) {
+            let _ = self.tracees.adopt_fast_path(pid, ip, paths, waiting);
+        }
     }
 
     fn info(&self, id: Id) -> Result<Info, Errno> {

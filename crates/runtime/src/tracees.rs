@@ -57,13 +57,15 @@ use std::time::Duration;
 use beeline_inject::{Process, Stopped};
 use parking_lot::Mutex;
 
-use crate::backend::Id;
+use crate::backend::{Id, Release};
+use crate::detach::has_same_memory;
 use crate::error::{Error, os};
 use crate::fast_path::FastPaths;
 use crate::link::Uprobe;
 use crate::map::MapObject;
 use crate::objects::Object;
 use crate::perf_ring::Ring;
+use crate::proc::parent;
 use crate::program::Program;
 use crate::retry_open;
 use crate::scope::Scope;
@@ -285,11 +287,64 @@ impl Tracees {
     ///
     /// # Errors
     ///
-    /// Those of [`Admission::open`] and [`FastPaths::open`].
-    pub fn open_fast_path(&self, pid: i32, ip: u64, fast_paths: &FastPaths) -> Result<(), Error> {
-        let process = self.targets.open(pid)?;
+    /// Those of [`Self::open_waiting`] and [`FastPaths::open`].
+    pub fn open_fast_path(
+        &self,
+        pid: i32,
+        ip: u64,
+        fast_paths: &FastPaths,
+        waiting: Release,
+    ) -> Result<(), Error> {
+        let (process, waiting) = self.open_waiting(pid, waiting)?;
         let owner = || self.targets.owners.of_home(&process);
-        fast_paths.open(&process, owner, ip, &self.shared)
+        fast_paths.open(&process, owner, ip, &self.shared, waiting)
+    }
+
+    /// Lets a forked child of a process of the tool use its copy of a fast path, in which it has
+    /// made a call before `ip`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Admission::open_at_once`], [`check_memory`] and [`FastPaths::adopt`].
+    pub fn adopt_fast_path(
+        &self,
+        pid: i32,
+        ip: u64,
+        fast_paths: &FastPaths,
+        waiting: Release,
+    ) -> Result<(), Error> {
+        self.targets.note_dismissals();
+        // One under a filter of its own may not be allowed what the fast path asks the kernel.
+        if let Some(process) = self.admission.open_at_once(pid)? {
+            check_memory(pid)?;
+            let owner = || self.targets.owners.of_home(&process);
+            fast_paths.adopt(&process, owner, ip)?;
+        }
+        drop(waiting);
+        Ok(())
+    }
+
+    /// Opens a process of the tool, a thread of which waits for an answer. It is given the answer if
+    /// the process cannot be opened at once: something may hold it, and wait for this thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Admission::open`] and [`check_memory`].
+    fn open_waiting(
+        &self,
+        pid: i32,
+        waiting: Release,
+    ) -> Result<(Process, Option<Release>), Error> {
+        self.targets.note_dismissals();
+        let (process, waiting) = match self.admission.open_at_once(pid)? {
+            Some(process) => (process, Some(waiting)),
+            None => {
+                drop(waiting);
+                (self.admission.open(pid)?, None)
+            }
+        };
+        check_memory(pid)?;
+        Ok((process, waiting))
     }
 
     /// Attaches everything to a process that is held.
@@ -325,6 +380,18 @@ impl Tracees {
             Some(target) => target.lock().begin_behind_exec(stopped),
             None => Ok(()),
         }
+    }
+}
+
+/// Fails for a process that lives in its parent's memory, as after `vfork`: what it holds in shared
+/// memory could not be told from what its parent holds.
+fn check_memory(pid: i32) -> Result<(), Error> {
+    match parent(pid) {
+        Some(parent) if has_same_memory(pid, parent) => Err(Error::Target {
+            pid,
+            why: "it shares its parent's memory".into(),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -7,8 +7,10 @@ use parking_lot::Mutex;
 
 /// The number of calls before it is worth stopping the process for a moment.
 const OFTEN: u32 = 32;
+/// The number of calls before it is worth looking at the process.
+const SOME: u32 = 3;
 /// The number of instructions counted at a time; with more, counting starts again.
-const COUNTED: usize = 256;
+const COUNTED: usize = 4096;
 
 /// Counts of calls by thread and instruction.
 #[derive(Default)]
@@ -20,9 +22,19 @@ struct Count {
     next: u32,
 }
 
+/// A number of calls that is worth something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heat {
+    /// There have been a few.
+    Warm,
+    /// There have been many.
+    Hot,
+}
+
 impl HotSites {
-    /// Counts a map operation; `true` each time that there have been many.
-    pub fn count(&self, tid: i32, ip: u64) -> bool {
+    /// Counts a map operation; returns [`Heat::Warm`] once, and [`Heat::Hot`] each time that there
+    /// have been many.
+    pub fn count(&self, tid: i32, ip: u64) -> Option<Heat> {
         let mut calls = self.0.lock();
         if calls.len() >= COUNTED {
             calls.clear();
@@ -33,11 +45,12 @@ impl HotSites {
         });
         count.left -= 1;
         if count.left > 0 {
-            return false;
+            let is_first_round = count.next == OFTEN;
+            return (is_first_round && count.left == OFTEN - SOME).then_some(Heat::Warm);
         }
         count.next = count.next.saturating_mul(2);
         count.left = count.next;
-        true
+        Some(Heat::Hot)
     }
 }
 
@@ -47,14 +60,19 @@ mod tests {
 
     #[test]
     fn each_instruction_is_counted_for_itself() {
-        let hot = HotSites::default();
+        let sites = HotSites::default();
         let mut found = Vec::new();
         for call in 1..=3 * OFTEN {
-            if hot.count(1, 0x1000) {
-                found.push(call);
+            if let Some(heat) = sites.count(1, 0x1000) {
+                found.push((call, heat));
             }
-            assert!(!hot.count(1, 0x2000 + u64::from(call)));
+            assert_eq!(sites.count(1, 0x2000 + u64::from(call)), None);
         }
-        assert_eq!(found, [OFTEN, 3 * OFTEN]);
+        let expected = [
+            (SOME, Heat::Warm),
+            (OFTEN, Heat::Hot),
+            (3 * OFTEN, Heat::Hot),
+        ];
+        assert_eq!(found, expected);
     }
 }

@@ -40,7 +40,7 @@ pub mod trial;
 mod waiting;
 
 pub use call::{Answer, Call, HERE};
-pub use hot_sites::HotSites;
+pub use hot_sites::{Heat, HotSites};
 pub use interception::{Interception, Prepare};
 pub use memory::Memory;
 pub use mode::Mode;

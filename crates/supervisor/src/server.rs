@@ -40,7 +40,7 @@ const LOOK_FOR_USE: Duration = Duration::from_millis(500);
 const MOST_CALLERS: usize = 1024;
 
 /// The number of threads kept for the next call; more come and go with need.
-const SPARE_THREADS: usize = 2;
+const SPARE_THREADS: usize = 16;
 
 /// Answers a tool's calls.
 pub trait Answers: Sync + Sized {

@@ -24,8 +24,9 @@ struct Job<'m> {
 impl FastPath {
     /// As [`FastPath::operate`].
     pub(super) fn batch(&self, command: u64, at: u64, size: u64) -> Option<Result<(), Errno>> {
-        let batch: Batch = self.memory.attribute(at, size)?;
-        let (map, writable) = self.map(batch.map_fd)?;
+        let batch: Batch = self.own.memory.attribute(at, size)?;
+        let (known, writable) = self.map(batch.map_fd)?;
+        let map: &Map = &known;
         let is_array = matches!(map.spec().kind()?, Kind::Array | Kind::PercpuArray);
         let changes = command != cmd::LOOKUP_BATCH;
         let of_hashes = matches!(command, cmd::LOOKUP_AND_DELETE_BATCH | cmd::DELETE_BATCH);
@@ -33,7 +34,7 @@ impl FastPath {
             || (batch.elem_flags | batch.flags) != 0
             || (changes && !writable)
             || (is_array && of_hashes)
-            || !self.memory.writes(at.checked_add(COUNT)?, WORD as u64)
+            || !self.own.memory.writes(at.checked_add(COUNT)?, WORD as u64)
         {
             return None;
         }
@@ -59,13 +60,13 @@ impl FastPath {
 
     fn read_batch(&self, job: &Job<'_>, is_array: bool, delete: bool) -> Option<Result<(), Errno>> {
         let (map, batch) = (job.map, &job.batch);
-        let keys = self.memory.output(batch.keys, job.keys_len)?;
-        let values = self.memory.output(batch.values, job.values_len)?;
-        self.memory.output(batch.out_batch, WORD)?;
+        let keys = self.own.memory.output(batch.keys, job.keys_len)?;
+        let values = self.own.memory.output(batch.values, job.values_len)?;
+        self.own.memory.output(batch.out_batch, WORD)?;
         let from = match batch.in_batch {
             0 => None,
             at => {
-                self.memory.input(at, WORD)?;
+                self.own.memory.input(at, WORD)?;
                 // SAFETY: `reads` has just found the word readable.
                 Some(unsafe { (at as *const u32).read_unaligned() })
             }
@@ -102,9 +103,9 @@ impl FastPath {
 
     fn change_batch(&self, job: &Job<'_>, update: bool) -> Option<Result<(), Errno>> {
         let caller = self.caller();
-        let keys = self.memory.input(job.batch.keys, job.keys_len)?;
+        let keys = self.own.memory.input(job.batch.keys, job.keys_len)?;
         let values = match update {
-            true => self.memory.input(job.batch.values, job.values_len)?,
+            true => self.own.memory.input(job.batch.values, job.values_len)?,
             false => &[],
         };
         let mut values = values.chunks_exact(job.map.value_len().max(1));

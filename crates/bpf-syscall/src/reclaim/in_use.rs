@@ -83,6 +83,14 @@ fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
     }
 }
 
+/// Returns whether the process of a thread has a memory file open.
+pub(crate) fn is_open_in(tid: i32, file: Key) -> bool {
+    let mut left = HashSet::from([file]);
+    let process = PathBuf::from(format!("/proc/{tid}"));
+    remove_open(&process, &mut left, &HashMap::new());
+    left.is_empty()
+}
+
 /// Returns whether the process of a thread has a writable mapping of a file.
 pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
     let maps = proc::text(format!("/proc/{tid}/maps")).unwrap_or_default();

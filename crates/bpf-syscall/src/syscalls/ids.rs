@@ -13,6 +13,7 @@ use crate::local::Local;
 use crate::members::Members;
 use crate::objects::Object;
 use crate::pinned::Pinned;
+use crate::reclaim::{Reclaim, is_open_in};
 
 /// A kind of objects that have ids.
 #[derive(Clone, Copy)]
@@ -51,6 +52,8 @@ pub(super) struct Ids<'a> {
     bpffs: &'a BpfFs<Pinned>,
     members: &'a Members,
     descriptors: NewDescriptors<'a>,
+    reclaim: Reclaim<'a>,
+    tid: i32,
 }
 
 impl<'a> Ids<'a> {
@@ -61,6 +64,8 @@ impl<'a> Ids<'a> {
             bpffs: &local.bpffs,
             members: &local.members,
             descriptors: NewDescriptors::new(local, call),
+            reclaim: Reclaim::new(local, call),
+            tid: call.tid,
         }
     }
 
@@ -90,6 +95,20 @@ impl<'a> Ids<'a> {
     /// Returns the next object that the tool can reach by a descriptor, by a pinned name or as an
     /// element of a map.
     fn next_object(&self, after: u32, kind: Numbered) -> Result<(u32, Object), Errno> {
+        // Fails only if closed objects cannot be told, which then stay.
+        let _ = self.table.reap_closed();
+        let found = self.known_after(after, kind)?;
+        let file = self.table.file_of(&found.1);
+        if file.is_none_or(|file| is_open_in(self.tid, file)) {
+            return Ok(found);
+        }
+        // Nothing has told if it is closed.
+        drop(found);
+        self.reclaim.release_closed();
+        self.known_after(after, kind)
+    }
+
+    fn known_after(&self, after: u32, kind: Numbered) -> Result<(u32, Object), Errno> {
         let pinned = self.bpffs.pinned().into_iter();
         let mut others: Vec<_> = pinned.map(|pin| pin.object).collect();
         others.extend(self.members.alive());

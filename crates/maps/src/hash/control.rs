@@ -6,9 +6,12 @@
 //! | 64 | the clock's hand (see [`super::evict`]) |
 //! | 128 | the waits board |
 //! | 192 | 32 shards of 64 bytes |
-//! | 2240 | a record of 64 bytes for each CPU slot, and 8 for callers that have none |
+//! | 2240 | a record of 64 bytes for each CPU slot, and 128 for callers that have none |
 
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Relaxed, Release},
+};
 
 use crate::{Caller, memory::Memory, words};
 
@@ -23,7 +26,7 @@ pub(super) const WAITERS: u32 = 16;
 
 /// The number of records for callers without a CPU slot, a power of two. Each process has one,
 /// which its threads share, and other processes too if there are many.
-const SLOTLESS: u32 = 8;
+const SLOTLESS: u32 = 128;
 
 /// Returns the size of the control area in bytes.
 pub(crate) fn len(cpus: u32) -> u64 {
@@ -51,6 +54,30 @@ pub(super) struct Record<'m> {
     pub(super) victim: &'m AtomicU32,
     /// The link to the node.
     pub(super) node: &'m AtomicU32,
+    /// Of a caller without a slot: the owner's tag of the first that used it; 0 if that is dead.
+    pub(super) owner: &'m AtomicU32,
+    /// 1 once two owners have used it at a time. What a dead one had in hand may have been
+    /// overwritten from then on.
+    pub(super) is_shared: &'m AtomicU32,
+}
+
+impl Record<'_> {
+    /// Notes that a caller without a slot uses it.
+    #[inline]
+    fn claim(&self, owner: u32) {
+        let first = self.owner.load(Relaxed);
+        if first != owner {
+            self.claim_anew(first, owner);
+        }
+    }
+
+    #[cold]
+    fn claim_anew(&self, first: u32, owner: u32) {
+        let claimed = self.owner.compare_exchange(0, owner, AcqRel, Relaxed);
+        if (first != 0 || claimed.is_err()) && self.is_shared.load(Relaxed) == 0 {
+            self.is_shared.store(1, Release);
+        }
+    }
 }
 
 /// The control area of a hash.
@@ -109,11 +136,12 @@ impl<'m> Control<'m> {
     #[inline]
     pub(super) fn record_of(self, caller: &Caller) -> Record<'m> {
         let cpus = self.memory.layout.cpus;
-        self.record(if caller.cpu < cpus {
-            caller.cpu
-        } else {
-            cpus.wrapping_add(caller.owner & (SLOTLESS - 1))
-        })
+        if caller.cpu < cpus {
+            return self.record(caller.cpu);
+        }
+        let record = self.record(cpus.wrapping_add(caller.owner & (SLOTLESS - 1)));
+        record.claim(caller.owner);
+        record
     }
 
     /// Returns the number of records.
@@ -129,6 +157,8 @@ impl<'m> Control<'m> {
             bucket: self.half(at),
             victim: self.half(at + 4),
             node: self.half(at + 8),
+            owner: self.half(at + 12),
+            is_shared: self.half(at + 16),
         }
     }
 

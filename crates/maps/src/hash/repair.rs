@@ -37,7 +37,8 @@ impl<'a> Repair<'a> {
     }
 
     /// Frees what the dead held: the locks of values, and everything that their records lead to.
-    /// Except for maps with such locks, the time does not depend on the map's size.
+    /// Except for maps with such locks, and those with records that owners share, the time does not
+    /// depend on the map's size.
     ///
     /// # Errors
     ///
@@ -56,7 +57,30 @@ impl<'a> Repair<'a> {
             }
             settled?;
         }
+        self.free_records();
         Ok(())
+    }
+
+    /// Lets others use the records of the dead, who have nothing in hand any more.
+    fn free_records(self) {
+        let control = self.chains.control();
+        for number in 0..control.records() {
+            let owner = control.record(number).owner;
+            let tag = owner.load(Acquire);
+            if tag != 0 && (self.dead)(tag) {
+                let _ = owner.compare_exchange(tag, 0, AcqRel, Relaxed);
+            }
+        }
+    }
+
+    /// True if a dead process holds the lock of a bucket, and another caller has waited for it: it is
+    /// in no record, as it would have been freed.
+    pub(crate) fn is_waited_for(self) -> bool {
+        let control = self.chains.control();
+        (0..WAITERS).any(|place| {
+            let bucket = self.chains.bucket(control.wait(place).load(Acquire));
+            lock::is_held(bucket.lock, self.dead)
+        })
     }
 
     /// Frees the locks of buckets. A chain is whole at every instruction, so for a bucket only its
@@ -68,9 +92,10 @@ impl<'a> Repair<'a> {
             self.free_bucket(record.bucket);
             self.free_bucket(record.victim);
         }
-        // A lock that is waited for and was in no record: one or the other was overwritten. Then
-        // everything must be looked at.
-        let mut is_lost = false;
+        // A record that owners share, or a lock that is waited for and was in no record: one or the
+        // other was overwritten. Then everything must be looked at.
+        let mut records = (0..control.records()).map(|number| control.record(number));
+        let mut is_lost = records.any(|record| record.is_shared.load(Acquire) != 0);
         for place in 0..WAITERS {
             is_lost |= self.free_bucket(control.wait(place));
         }

@@ -30,7 +30,7 @@ pub(super) fn is_nobody_in(
 }
 
 /// True if two processes share one memory, or if the kernel does not tell.
-pub(super) fn has_same_memory(one: i32, other: i32) -> bool {
+pub(crate) fn has_same_memory(one: i32, other: i32) -> bool {
     // SAFETY: `kcmp` only compares, and takes only integers.
     let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
     match compared {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use beeline_agent::abi::{ORIGINAL_BYTES, Site};
 use beeline_agent::fast_path::DECLINED;
@@ -15,15 +16,18 @@ use crate::link::Files;
 use crate::liveness::SessionId;
 use crate::memory::{Memory, pages};
 use crate::patch;
-use crate::proc::start_time;
 use crate::target::{OURS, mapping};
 use crate::trampoline_pool::{POOL_BYTES, Pool};
+
+use super::copies::{Image, Images};
+use super::lookup_channel::{self, ProcessImage};
 
 /// The processes of a tool that have fast paths, or could not be given any.
 #[derive(Debug, Default)]
 pub(super) struct Hooks {
-    /// Processes that were looked at, by id: the start time of each, and the outcome at its sites.
-    processes: Mutex<HashMap<i32, Visited>>,
+    /// Processes that were looked at, by id.
+    processes: Mutex<HashMap<i32, Arc<Mutex<Visited>>>>,
+    pub images: Images,
 }
 
 /// The code that jumps lead to.
@@ -36,21 +40,26 @@ pub(super) struct Code<'a> {
     pub shared: &'a [(&'a Memory, ProtFlags)],
     /// The size in bytes of the memory that each process has for itself, which begins as zeros.
     pub private_len: usize,
+    /// The number of its bytes, from the first on, that are zero again in a forked child.
+    pub wiped_len: usize,
+    /// The offset there of a number that tells a forked child's copy.
+    pub token: Option<usize>,
 }
 
 /// The bytes that are written to a process's own memory, by offset, once the shared memory is
 /// mapped.
 pub(super) type Fill = Vec<(usize, Vec<u8>)>;
 
+/// The outcome for one process.
 #[derive(Debug)]
 struct Visited {
-    started: Option<u64>,
+    process: Option<ProcessImage>,
     /// The program that it runs.
     program: PathBuf,
     /// Instructions that were tried.
     tried: HashSet<u64>,
-    /// Code in the process, which lasts as long as the process.
-    pools: Vec<Pool>,
+    /// True once there is a jump in the process.
+    is_open: bool,
 }
 
 /// The most instructions of one process that are tried. A function or two make all the calls of a
@@ -59,8 +68,9 @@ const TRIES: usize = 8;
 
 impl Hooks {
     /// Puts a jump over the `syscall` instruction before `ip`, if possible and if it has not been
-    /// tried in vain. `fill` is given the addresses of the shared memory. Returns whether there is
-    /// a jump in the process now.
+    /// tried in vain. `fill` is given the addresses of the shared memory. `release` is called, or
+    /// dropped, once the process's threads may run no farther than to the end of their calls.
+    /// Returns whether there is a jump in the process now.
     ///
     /// # Errors
     ///
@@ -71,30 +81,61 @@ impl Hooks {
         ip: u64,
         code: &Code<'_>,
         fill: impl FnOnce(&[u64]) -> Fill + Send,
+        release: impl FnOnce() + Send + 'static,
     ) -> Result<bool, Error> {
-        let site = ip.wrapping_sub(SYSCALL.len() as u64);
-        let mut processes = self.processes.lock();
-        processes.retain(|pid, visited| start_time(*pid) == visited.started);
-        let program =
-            std::fs::read_link(format!("/proc/{}/exe", process.pid())).unwrap_or_default();
-        let new = || Visited::new(start_time(process.pid()), program.clone());
-        let visited = processes.entry(process.pid()).or_insert_with(new);
-        if visited.program != program {
-            // Nothing is left of the earlier program.
-            *visited = new();
-        }
+        let site = site_before(ip);
+        let visited = self.visited(process.pid());
+        // Another thread may just be stopping the process, and wait until this call is released.
+        let Some(mut visited) = visited.try_lock() else {
+            return Ok(false);
+        };
         // A call from Beeline's own code has been declined there.
-        let is_ours = visited.pools.iter().any(|pool| pool.holds(site));
+        let is_ours = self.images.holds(site);
         if !is_ours && visited.tried.len() < TRIES && visited.tried.insert(site) {
-            let hooked = hook(process, site, code, fill);
+            let hooked = hook(process, site, code, fill, release);
             // An obstacle to a stop may not be there the next time.
             if let Err(Error::Inject(_)) = hooked {
                 visited.tried.remove(&site);
             }
-            visited.pools.push(hooked?);
+            self.images.add(hooked?);
+            visited.is_open = true;
         }
-        Ok(!visited.pools.is_empty())
+        Ok(visited.is_open)
     }
+
+    /// Returns what is known of a process.
+    fn visited(&self, pid: i32) -> Arc<Mutex<Visited>> {
+        let process = ProcessImage::of(pid);
+        let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let mut processes = self.processes.lock();
+        if processes.len() == processes.capacity() {
+            processes.retain(|_, visited| {
+                // One that is being hooked is there.
+                let process = visited.try_lock().map(|visited| visited.process);
+                process.is_none_or(lookup_channel::is_alive)
+            });
+        }
+        let new = || {
+            Arc::new(Mutex::new(Visited {
+                process,
+                program: program.clone(),
+                tried: HashSet::new(),
+                is_open: false,
+            }))
+        };
+        let visited = processes.entry(pid).or_insert_with(new);
+        let is_same = |known: &Visited| known.process == process && known.program == program;
+        // Nothing is left of an earlier program.
+        if visited.try_lock().is_some_and(|known| !is_same(&known)) {
+            *visited = new();
+        }
+        visited.clone()
+    }
+}
+
+/// Returns the address of the `syscall` instruction that ends at `ip`.
+pub(super) fn site_before(ip: u64) -> u64 {
+    ip.wrapping_sub(SYSCALL.len() as u64)
 }
 
 fn hook(
@@ -102,7 +143,8 @@ fn hook(
     site: u64,
     code: &Code<'_>,
     fill: impl FnOnce(&[u64]) -> Fill,
-) -> Result<Pool, Error> {
+    release: impl FnOnce() + Send + 'static,
+) -> Result<Image, Error> {
     let fail = |why: String| failed(process, why);
     let plan = plan(process, site, code.files)?;
     let reach = plan
@@ -122,12 +164,15 @@ fn hook(
     ];
     let shared = code.shared.iter();
     mappings.extend(shared.map(|(memory, may)| mapping(memory.file(), memory.len(), *may)));
-    let mut stopped = process.stop()?;
+    let mut stopped = process.stop_releasing(release)?;
     let placed = stopped.map_files(&mappings)?;
     let [near, agent, shared @ ..] = &placed[..] else {
         return Err(fail("it did not map what it was asked to".into()));
     };
-    let private = private_memory(&mut stopped, code.private_len, fill(shared))?;
+    let token = Image::new_token();
+    let mut filled = fill(shared);
+    filled.extend(code.token.map(|at| (at, token.to_ne_bytes().to_vec())));
+    let private = private_memory(&mut stopped, code, filled)?;
     pool.placed(*near);
     let spec = TrampolineSpec::SystemCall(SystemCall {
         number: libc::SYS_bpf as u32,
@@ -164,7 +209,11 @@ fn hook(
     };
     patch::apply(&mut stopped, &plan, &record, &trampoline.resume_map)?;
     stopped.resume()?;
-    Ok(pool)
+    Ok(Image {
+        code: *near..*near + POOL_BYTES as u64,
+        private,
+        token,
+    })
 }
 
 /// Returns the plan for a jump over the instruction.
@@ -200,12 +249,13 @@ fn plan(process: &Process, site: u64, files: &Files) -> Result<Plan, Error> {
     }
 }
 
-/// Maps memory that a forked child gets anew, and empty.
-fn private_memory(stopped: &mut Stopped, len: usize, fill: Fill) -> Result<u64, Error> {
-    let len = pages(len) as u64;
+/// Maps memory of which a forked child gets a copy, or an empty one.
+fn private_memory(stopped: &mut Stopped, code: &Code<'_>, fill: Fill) -> Result<u64, Error> {
+    let len = pages(code.private_len) as u64;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let private = stopped.mmap_anonymous(len, protection, MapFlags::empty(), 0)?;
-    stopped.madvise(private, len, libc::MADV_WIPEONFORK)?;
+    let wiped = pages(code.wiped_len) as u64;
+    stopped.madvise(private, wiped, libc::MADV_WIPEONFORK)?;
     for (offset, bytes) in fill {
         stopped.write(private + offset as u64, &bytes)?;
     }
@@ -216,16 +266,5 @@ fn failed(process: &Process, why: String) -> Error {
     Error::Target {
         pid: process.pid(),
         why,
-    }
-}
-
-impl Visited {
-    fn new(started: Option<u64>, program: PathBuf) -> Self {
-        Self {
-            started,
-            program,
-            tried: HashSet::new(),
-            pools: Vec::new(),
-        }
     }
 }

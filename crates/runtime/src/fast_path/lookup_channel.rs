@@ -23,7 +23,7 @@ pub(super) struct Owners(Mutex<[Option<ProcessImage>; CHANNELS]>);
 
 /// The program of a process: `exec` closes channels, and chooses anew where the stack begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ProcessImage {
+pub(super) struct ProcessImage {
     pid: i32,
     started: u64,
     stack: u64,
@@ -31,7 +31,7 @@ struct ProcessImage {
 
 impl ProcessImage {
     /// Returns `None` if the process is gone.
-    fn of(pid: i32) -> Option<Self> {
+    pub(super) fn of(pid: i32) -> Option<Self> {
         Some(Self {
             pid,
             started: start_time(pid)?,
@@ -40,7 +40,8 @@ impl ProcessImage {
     }
 }
 
-fn is_alive(owner: Option<ProcessImage>) -> bool {
+/// True if that process is there, and runs the same program.
+pub(super) fn is_alive(owner: Option<ProcessImage>) -> bool {
     owner.is_some_and(|owner| ProcessImage::of(owner.pid) == Some(owner))
 }
 

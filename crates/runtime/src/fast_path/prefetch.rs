@@ -130,11 +130,13 @@ impl Prefetch {
                 (&self.marks, ProtFlags::READ | ProtFlags::WRITE),
             ],
             private_len: size_of::<GuestFastPath>(),
+            wiped_len: size_of::<GuestFastPath>(),
+            token: None,
         };
         let own = own_pid(pid) as u64;
         let clock_gettime = vdso::clock_gettime(&process.memory()?, &process.regions()?)?;
         let clock_gettime = clock_gettime.unwrap_or(0);
-        let is_open = self.hooks.open(&process, ip, &code, |shared| {
+        let fill = |shared: &[u64]| {
             let [board, marks] = shared[..] else {
                 return Fill::new();
             };
@@ -163,7 +165,8 @@ impl Prefetch {
                     1u32.to_ne_bytes().to_vec(),
                 ),
             ]
-        })?;
+        };
+        let is_open = self.hooks.open(&process, ip, &code, fill, || ())?;
         self.is_open.fetch_or(is_open, Release);
         Ok(is_open)
     }

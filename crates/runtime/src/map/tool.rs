@@ -334,6 +334,15 @@ impl MapObject {
         released
     }
 
+    /// Frees the locks in the first shard that somebody has waited for in vain since their holders
+    /// died.
+    pub fn release_left(&self, dead: &dyn Fn(u32) -> bool) {
+        if self.map.is_left_locked(dead, &Self::caller()) {
+            // A lock that a living process keeps leaves it to the next time.
+            let _ = self.map.release(dead, &Self::caller());
+        }
+    }
+
     /// Empties the elements of a task storage, in all shards, that belong to threads for which
     /// `is_gone` returns true. A lock that stays taken for long keeps some for the next time.
     pub fn forget_threads(&self, is_gone: &dyn Fn(u32) -> bool) {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_codegen::worker::LLVM;
-use beeline_inject::{Confinement, Process, Seccomp};
+use beeline_inject::{Confinement, Options, Process, Seccomp};
 use parking_lot::Mutex;
 
 use super::descendants::Descendants;
@@ -140,21 +140,46 @@ impl Admission {
     /// The process was let go for its filter a moment ago, `beeline detach` has taken the session
     /// out of it, or it may not be traced: see [`Process::open`].
     pub fn open(&self, pid: i32) -> Result<Process, Error> {
-        self.check_if_confining(pid)?;
-        if self.is_dismissed(pid) {
-            return Err(Error::Target {
-                pid,
-                why: "`beeline detach` has taken this session out of it".into(),
-            });
-        }
-        let tool = self.tool();
-        let is_ours = tool != 0
-            && self.filters.get().copied() == filters_of(pid)
-            && self.descendants.has(pid, tool);
-        match is_ours {
+        self.check(pid)?;
+        match self.is_under_ours(pid) {
             true => retry_open::open(pid, Seccomp::Trust),
             false => confinement::open(pid),
         }
+    }
+
+    /// Opens a descendant of the tool, a thread of which waits for Beeline meanwhile. `None` if that
+    /// may take long, because something holds the process or its filters have to be looked at.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
+    pub fn open_at_once(&self, pid: i32) -> Result<Option<Process>, Error> {
+        self.check(pid)?;
+        let seccomp = Seccomp::Trust;
+        let is_ours = self.is_under_ours(pid);
+        Ok(is_ours
+            .then(|| Process::open_with(pid, Options { seccomp }).ok())
+            .flatten())
+    }
+
+    /// Fails for a process that is to be left alone now.
+    fn check(&self, pid: i32) -> Result<(), Error> {
+        self.check_if_confining(pid)?;
+        match self.is_dismissed(pid) {
+            true => Err(Error::Target {
+                pid,
+                why: "`beeline detach` has taken this session out of it".into(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// True for a descendant of the tool that is under the supervisor's filter alone.
+    fn is_under_ours(&self, pid: i32) -> bool {
+        let tool = self.tool();
+        tool != 0
+            && self.filters.get().copied() == filters_of(pid)
+            && self.descendants.has(pid, tool)
     }
 
     /// Notes that a process is being let go for the filter that it is about to install.

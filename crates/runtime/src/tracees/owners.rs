@@ -1,7 +1,7 @@
 //! Owner tags: each process holds things in shared memory under a tag of its own, and they are
 //! freed when it dies.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -35,7 +35,12 @@ pub(super) struct Owners {
     ended: Mutex<BTreeSet<u32>>,
     /// Dead owners that still hold things that could not be freed yet.
     dead: Mutex<Vec<u32>>,
+    /// The last owners that were freed. A lock of theirs may show only when somebody waits for it.
+    freed: Mutex<VecDeque<u32>>,
 }
+
+/// The most owners that are remembered when they have been freed.
+const MOST_FREED: usize = 1024;
 
 impl Owners {
     /// Starts to watch for deaths. Where that is not possible, rounds find them.
@@ -57,6 +62,7 @@ impl Owners {
                 deaths: Mutex::new(Deaths::start(died).ok()),
                 ended: Mutex::default(),
                 dead: Mutex::default(),
+                freed: Mutex::default(),
             }
         })
     }
@@ -120,6 +126,18 @@ impl Owners {
         let mut dead = self.dead.lock();
         dead.extend(owners);
         dead.retain(|owner| !self.free(*owner));
+    }
+
+    /// Frees what somebody has waited for in vain since its owner was freed.
+    pub fn free_left(&self) {
+        let freed: BTreeSet<u32> = self.freed.lock().iter().copied().collect();
+        if freed.is_empty() {
+            return;
+        }
+        let maps: Vec<_> = self.maps.lock().iter().filter_map(Weak::upgrade).collect();
+        for map in maps {
+            map.release_left(&|tag| freed.contains(&tag));
+        }
     }
 
     /// Frees the slots of a domain that are leased under a tag which is none of its own: some process
@@ -187,6 +205,12 @@ impl Owners {
         // The next user of a slot overwrites what the maps know of the dead one.
         if is_done {
             self.living.lock().remove(&owner);
+            let mut freed = self.freed.lock();
+            if freed.len() == MOST_FREED {
+                freed.pop_front();
+            }
+            freed.push_back(owner);
+            drop(freed);
             domain.dismiss(owner);
             for lease in &domain.page().leases {
                 let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);

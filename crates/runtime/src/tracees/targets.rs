@@ -338,6 +338,7 @@ impl Targets {
         self.is_new_again(&pids);
         let owners: Vec<u32> = gone.iter().map(|target| target.lock().owner()).collect();
         self.owners.bury(owners.into_iter());
+        self.owners.free_left();
         self.table.forget_departed();
         gone.into_iter()
             .for_each(|target| self.table.remember(target));

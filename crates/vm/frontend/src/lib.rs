@@ -36,7 +36,7 @@ use std::sync::Arc;
 use beeline_runtime::fast_path::Prefetch;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::Key;
-use beeline_supervisor::{Answer, Answers, Call, HotSites, Listener, Request, ToolCall};
+use beeline_supervisor::{Answer, Answers, Call, Heat, HotSites, Listener, Request, ToolCall};
 use beeline_uapi::Command;
 
 pub use connection::Connection;
@@ -139,7 +139,8 @@ impl Answers for Guest {
         listener.answer(request.id, answer);
         let is_step = request.bpf_command() == Some(Command::MAP_GET_NEXT_KEY);
         let is_often = || {
-            self.hot_sites.count(request.tid, request.ip) && may_be_stopped(self.sharing.as_deref())
+            self.hot_sites.count(request.tid, request.ip) == Some(Heat::Hot)
+                && may_be_stopped(self.sharing.as_deref())
         };
         if (is_step && is_often()) || self.lookup_channels.take_due(request) {
             let_lead();

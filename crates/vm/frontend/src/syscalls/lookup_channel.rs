@@ -15,7 +15,7 @@ use std::sync::Arc;
 use beeline_inject::procfs;
 use beeline_runtime::fast_path::{KEY, MapByChannel, Prefetch, VALUE};
 use beeline_supervisor::keys::{key_of, key_of_descriptor};
-use beeline_supervisor::{Call, HotSites, Request};
+use beeline_supervisor::{Call, Heat, HotSites, Request};
 use beeline_vm_protocol::lookup_channel::LookupChannel;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -176,8 +176,8 @@ impl<'a> ChannelOffers<'a> {
         let Some((_, request)) = self.call.memory.of_call() else {
             return;
         };
-        let is_often =
-            channels.hot_sites.count(request.tid, request.ip) && may_be_stopped(self.sharing);
+        let is_often = channels.hot_sites.count(request.tid, request.ip) == Some(Heat::Hot)
+            && may_be_stopped(self.sharing);
         match channels.note(&request, is_often) {
             None => {}
             Some(Process::Hooked) => {
