@@ -26,10 +26,11 @@ use crate::fast_path::{self, FastPaths};
 use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
+use crate::packet::Packet;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
 use crate::rules::Rules;
-use crate::runner::{Runner, TestResult, TestRun};
+use crate::runner::{PacketResult, Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::tier_up::{self, TierUp};
@@ -483,6 +484,25 @@ impl Backend for Runtime {
         self.program(program)?;
         self.test_run(program, run)
             .map(|result| result.value)
+            .map_err(|error| self.refuse(&error))
+    }
+
+    fn packet_test_run(
+        &self,
+        program: Id,
+        packet: Packet,
+        repeat: u32,
+    ) -> Result<PacketResult, Errno> {
+        let program = self.program(program)?;
+        if let Some(missing) = &program.missing {
+            self.unsupported(&format!(
+                "a test run of program {}: {missing}; run the tool as root without `beeline run`",
+                program.name
+            ));
+            return Err(Errno::ENOTSUPP);
+        }
+        self.check_runs(&program)
+            .and_then(|()| self.runner.on_packet(program, packet, repeat))
             .map_err(|error| self.refuse(&error))
     }
 

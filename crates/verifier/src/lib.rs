@@ -15,11 +15,13 @@
 mod flow;
 mod frame;
 mod modules;
+mod packet_loads;
 mod reject;
 mod replace;
 mod resolve;
 
 pub use flow::{Flow, Function, MAX_INSNS};
+pub use packet_loads::replace_packet_loads;
 pub use reject::Reject;
 pub use resolve::{Unresolved, resolve};
 
