@@ -1,10 +1,11 @@
 /* Test runs of programs for packets, with a transcript.
  *
- *     packets SEED ROUNDS
+ *     packets SEED ROUNDS all|few|unserved
  *
  * Runs programs of all types that have packets by BPF_PROG_TEST_RUN: what they see of a packet, each field of their
  * context, loads and stores, what a test run refuses, and ROUNDS random programs of helper calls for each type, all from
- * SEED. Whoever runs it, the same transcript must come out. */
+ * SEED; with "few", only some of the others. Whoever runs it, the same transcript must come out. With "unserved", it
+ * does what Beeline does not serve. */
 #include "raw.h"
 
 #include <arpa/inet.h>
@@ -136,11 +137,12 @@ static void bounds(const struct type *type, int bytes, int over)
         INSN(BPF_JMP | BPF_JGT | BPF_X, 4, 3, over, 0));
 }
 
-static void sees_packets(const struct type *type)
+static void sees_packets(const struct type *type, uint16_t protocol)
 {
-    static const uint32_t SIZES[] = {14, 20, 33, 34, 60, 74, 1500, 3520};
+    static const uint32_t SIZES[] = {14, 20, 33, 34, 53, 54, 60, 74, 1500, 3520};
+    make_packet(protocol);
     for (size_t i = 0; i < LENGTH(SIZES); i++) {
-        printf("%s sees %u:", type->name, SIZES[i]);
+        printf("%s sees %u of %04x:", type->name, SIZES[i], protocol);
         begin();
         /* r7 = the number of bytes, r8 = the first word, r9 = one of its last. */
         PUT(MOV(7, 0), MOV(8, 0), MOV(9, 0));
@@ -375,7 +377,7 @@ static void repeats(const struct type *type)
 }
 
 /* A helper with the meanings of its arguments from r2 on: a number, or memory that is followed by its size. */
-enum argument { NONE, OFFSET, SIZE, FLAGS, READ, WRITE, LEN, CHANGE };
+enum argument { NONE, OFFSET, SIZE, FLAGS, READ, WRITE, LEN, CHANGE, MODE, BITS };
 struct helper {
     int id;
     enum argument arguments[4];
@@ -395,7 +397,8 @@ static const struct helper SKB_HELPERS[] = {
     {BPF_FUNC_skb_pull_data, {SIZE}},
     {BPF_FUNC_skb_change_tail, {SIZE, FLAGS}},
     {BPF_FUNC_skb_change_head, {SIZE, FLAGS}},
-    {BPF_FUNC_skb_adjust_room, {CHANGE, FLAGS, FLAGS}},
+    {BPF_FUNC_skb_adjust_room, {CHANGE, MODE, BITS}},
+    {BPF_FUNC_skb_adjust_room, {CHANGE, MODE, BITS}},
     {BPF_FUNC_skb_change_type, {FLAGS}},
     {BPF_FUNC_l3_csum_replace, {OFFSET, OFFSET, SIZE, FLAGS}},
     {BPF_FUNC_l4_csum_replace, {OFFSET, OFFSET, SIZE, FLAGS}},
@@ -404,6 +407,15 @@ static const struct helper SKB_HELPERS[] = {
     {BPF_FUNC_set_hash, {SIZE}},
     {BPF_FUNC_set_hash_invalid, {NONE}},
 };
+
+/* Numbers of 64 bits, for flags. */
+static uint64_t flags(void)
+{
+    uint64_t chosen = 0;
+    for (uint32_t bits = any(4); bits > 0; bits--)
+        chosen |= 1ull << any(10);
+    return any(8) ? chosen : chosen | (uint64_t)any(64) << 56;
+}
 
 static int number(enum argument argument)
 {
@@ -415,6 +427,7 @@ static int number(enum argument argument)
     switch (argument) {
     case OFFSET: return OFFSETS[any(LENGTH(OFFSETS))];
     case SIZE: return SIZES[any(LENGTH(SIZES))];
+    case MODE: return (int)any(any(8) ? 2 : 4);
     case CHANGE: return CHANGES[any(LENGTH(CHANGES))];
     default: return FEW[any(LENGTH(FEW))];
     }
@@ -447,6 +460,12 @@ static void calls_helpers(const struct type *type, int round)
                 chosen = 1 + (int)any(64);
                 PUT(MOV(reg, chosen));
                 break;
+            case BITS: {
+                uint64_t bits = flags();
+                PUT(LD_64(reg, bits));
+                printf(" %llx", (unsigned long long)bits);
+                break;
+            }
             default:
                 chosen = number(helper->arguments[at]);
                 PUT(MOV(reg, chosen));
@@ -568,18 +587,52 @@ static void dissects_flows(void)
     }
 }
 
+/* Runs that Beeline does not serve. */
+static void is_not_served(void)
+{
+    static const struct type xdp = {"xdp", BPF_PROG_TYPE_XDP, 1, 1, 1};
+    begin();
+    PUT(ST(BPF_DW, 10, -8, 0));
+    for (int at = 16; at <= 64; at += 8)
+        PUT(ST(BPF_DW, 10, -at, 0));
+    PUT(MOVR(2, 10), ADD(2, -64), MOV(3, 64), MOV(4, 0), CALL(BPF_FUNC_fib_lookup), MOV(0, 2), EXIT);
+    printf("fib_lookup:");
+    load_and_run(&xdp, PACKET);
+    begin();
+    PUT(MOV(0, 2), EXIT);
+    printf("\nlive:");
+    int program = loaded(load(&xdp));
+    union bpf_attr attr = run_on(program, PACKET);
+    attr.test.flags = BPF_F_TEST_XDP_LIVE_FRAMES;
+    run(&attr);
+    close(program);
+    begin();
+    PUT(MOV(0, 1), EXIT);
+    printf("\nsk_lookup:");
+    program = loaded(load_program(BPF_PROG_TYPE_SK_LOOKUP, BPF_SK_LOOKUP, body, length));
+    attr = run_on(program, 0);
+    run(&attr);
+    printf("\n");
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 3)
+    if (argc != 4)
         return 2;
+    int all = strcmp(argv[3], "all") == 0;
     results = good("results", create_map(BPF_MAP_TYPE_ARRAY, 4, sizeof seen, 1, 0, 0));
+    if (strcmp(argv[3], "unserved") == 0) {
+        is_not_served();
+        return 0;
+    }
     for (size_t i = 0; i < LENGTH(TYPES); i++) {
         const struct type *type = &TYPES[i];
-        make_packet(ETH_P_IP);
-        sees_packets(type);
-        if (!type->is_xdp)
+        sees_packets(type, ETH_P_IPV6);
+        sees_packets(type, ETH_P_ARP);
+        sees_packets(type, ETH_P_IP);
+        if (all && !type->is_xdp)
             loads_classically(type);
-        for (int with_context = 0; with_context < 2; with_context++) {
+        for (int with_context = 0; all && with_context < 2; with_context++) {
             sees_fields(type, ETH_P_IP, with_context);
             sees_fields(type, ETH_P_IPV6, with_context);
             sees_fields(type, 0x0123, with_context);
@@ -588,13 +641,15 @@ int main(int argc, char **argv)
             sees_socket(type);
         is_refused(type);
         repeats(type);
-        sums(type);
+        if (all)
+            sums(type);
         state = strtoull(argv[1], 0, 0) * 2654435761u + 88172645463325252u + i;
         for (int round = 0; round < atoi(argv[2]); round++)
             calls_helpers(type, round);
     }
     make_packet(ETH_P_IP);
-    has_fragments();
+    if (all)
+        has_fragments();
     dissects_flows();
     return 0;
 }

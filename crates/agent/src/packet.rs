@@ -8,6 +8,7 @@
 use core::ptr::with_exposed_provenance_mut as place;
 
 use beeline_uapi::context::{FlowKeys, SkBuff, Sock, XdpMd};
+use beeline_uapi::packet::NET_SKB_PAD;
 
 use crate::arch;
 
@@ -25,6 +26,8 @@ pub struct Packet {
     pub flow_keys: FlowKeys,
     /// True for a packet of an `xdp` program.
     pub is_xdp: bool,
+    /// True if another packet is in it (`encapsulation` of `struct sk_buff`).
+    pub is_encapsulated: bool,
     bounds: Bounds,
 }
 
@@ -52,6 +55,10 @@ struct Bounds {
     mac: usize,
     /// The network layer's header.
     network: usize,
+    /// The transport layer's header; 0 if it is not known.
+    transport: usize,
+    /// The bytes before the packet that the kernel would have by now.
+    kernel_headroom: usize,
 }
 
 impl Packet {
@@ -71,6 +78,7 @@ impl Packet {
                 limit,
                 mac: data,
                 network: data,
+                kernel_headroom: NET_SKB_PAD,
                 ..Bounds::default()
             },
             ..Self::default()
@@ -140,6 +148,19 @@ impl Packet {
             .network
             .wrapping_sub(self.bounds.data)
             .cast_signed()
+    }
+
+    /// Returns where the transport layer's header is, from the packet's start, if that is known.
+    pub fn transport_offset(&self) -> Option<isize> {
+        let Bounds {
+            transport, data, ..
+        } = self.bounds;
+        (transport != 0).then(|| transport.wrapping_sub(data).cast_signed())
+    }
+
+    /// Says where the transport layer's header is, from that of the network layer.
+    pub fn begin_transport_header(&mut self, behind_network: usize) {
+        self.bounds.transport = self.bounds.network.wrapping_add(behind_network);
     }
 
     /// Returns the bytes between the headers of the link layer and of the network layer.
@@ -229,6 +250,7 @@ impl Packet {
         }
         self.bounds.meta = to;
         self.bounds.data = self.bounds.data.wrapping_add_signed(by);
+        self.bounds.kernel_headroom = self.bounds.kernel_headroom.wrapping_add_signed(by);
         self.show();
         true
     }
@@ -309,6 +331,9 @@ impl Packet {
         ] {
             *address = address.wrapping_add(by);
         }
+        if bounds.transport != 0 {
+            bounds.transport = bounds.transport.wrapping_add(by);
+        }
         self.show();
         true
     }
@@ -330,10 +355,29 @@ impl Packet {
                 arch::zero(place(to.wrapping_add(kept)), by.unsigned_abs());
             }
         }
+        self.use_headroom(by);
         self.bounds.data = to;
         self.bounds.meta = to;
         self.show();
         true
+    }
+
+    /// Does to the headers what the kernel does when the packet grows or shrinks at its start. Where
+    /// it has to move the packet, it takes the mark of an unknown transport header for a place: that
+    /// of the byte before its old memory (`skb_headers_offset_update`).
+    fn use_headroom(&mut self, by: isize) {
+        let Bounds {
+            data,
+            transport,
+            kernel_headroom: has,
+            ..
+        } = self.bounds;
+        let missing = by.max(0).unsigned_abs().saturating_sub(has);
+        if missing > 0 && transport == 0 {
+            self.bounds.transport = data.wrapping_sub(has).wrapping_sub(1);
+        }
+        let has = has.wrapping_add(missing.next_multiple_of(NET_SKB_PAD));
+        self.bounds.kernel_headroom = has.wrapping_add_signed(-by);
     }
 
     /// Shows programs where the packet is.

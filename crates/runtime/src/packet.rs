@@ -7,7 +7,7 @@ use beeline_agent::packet::Packet as Shown;
 use beeline_uapi::context::{FlowKeys, SkBuff, Sock, XdpMd};
 use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::packet::{
-    ETH_HLEN, SKB_HEADROOM, SKB_SHARED_INFO_BYTES, XDP_FRAME_BYTES, XDP_PACKET_HEADROOM,
+    ETH_HLEN, NET_SKB_PAD, SKB_SHARED_INFO_BYTES, XDP_FRAME_BYTES, XDP_PACKET_HEADROOM,
 };
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
@@ -26,7 +26,7 @@ const BYTES: usize = PAGE + PAGE + ROOM + PAGE + REST + PAGE;
 /// The most bytes of an `xdp` packet that are in one piece.
 pub const XDP_DIRECT: u32 = PAGE_SIZE as u32 - XDP_PACKET_HEADROOM - SKB_SHARED_INFO_BYTES;
 /// The most bytes of a packet for other programs.
-pub const SKB_LONGEST: u32 = PAGE_SIZE as u32 - SKB_HEADROOM - SKB_SHARED_INFO_BYTES;
+pub const SKB_LONGEST: u32 = PAGE_SIZE as u32 - NET_SKB_PAD as u32 - SKB_SHARED_INFO_BYTES;
 /// The bytes of the link layer's header.
 const LINK_HEADER: isize = ETH_HLEN as isize;
 const _: () = assert!(size_of::<Shown>() <= PAGE, "the contexts are on one page");
@@ -44,6 +44,8 @@ pub enum LinkHeader {
 #[derive(Debug)]
 pub struct Packet {
     base: usize,
+    /// The keys of its flow before each run.
+    keys: FlowKeys,
 }
 
 // SAFETY: the memory belongs to the packet alone.
@@ -122,11 +124,21 @@ impl Packet {
         &mut shown.sock
     }
 
-    /// Returns the flow's keys; `skb_context` leads to them from now on.
-    pub fn flow_keys(&mut self) -> &mut FlowKeys {
+    /// Sets the keys of the flow with which each run begins; `skb_context` leads to them from now on.
+    pub fn begin_with_keys(&mut self, keys: FlowKeys) {
+        self.keys = keys;
         let shown = self.shown();
         shown.skb.flow_keys = (&raw const shown.flow_keys).expose_provenance() as u64;
-        &mut shown.flow_keys
+    }
+
+    /// Returns the keys of the flow as the last run has left them.
+    pub fn flow_keys(&mut self) -> FlowKeys {
+        self.shown().flow_keys
+    }
+
+    /// Makes it ready for a run: what the last one has done to the packet stays.
+    pub(crate) fn begin(&mut self) {
+        self.shown().flow_keys = self.keys;
     }
 
     /// Returns the bytes of metadata before it.
@@ -172,6 +184,7 @@ impl Packet {
         let base = base.map_err(|error| os("mapping memory below 4 GiB")(error.into()))?;
         let packet = Self {
             base: base as usize,
+            keys: FlowKeys::default(),
         };
         let guards = [PAGE, 2 * PAGE + ROOM, 3 * PAGE + ROOM + REST];
         for guard in guards {

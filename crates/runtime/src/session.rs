@@ -495,9 +495,12 @@ impl Backend for Runtime {
     ) -> Result<PacketResult, Errno> {
         let program = self.program(program)?;
         if let Some(missing) = &program.missing {
+            let name = match program.name.as_str() {
+                "" => "without a name",
+                name => name,
+            };
             self.unsupported(&format!(
-                "a test run of program {}: {missing}; run the tool as root without `beeline run`",
-                program.name
+                "a test run of the program {name}: {missing}; run the tool as root without `beeline run`"
             ));
             return Err(Errno::ENOTSUPP);
         }

@@ -17,7 +17,7 @@ use beeline_verifier::sharding::{self, Use};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
 use beeline_verifier::{
-    Flow, MOST_LOG, Reject, function_starts, replace_packet_loads, verify_with_room,
+    Flow, MOST_LOG, Reject, function_starts, lower_for_packets, verify_with_room,
 };
 
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};
@@ -103,13 +103,15 @@ pub fn judge(
     };
     let insns = alive(&insns, &facts.dead);
     let map_structure = check_map_structure(&insns, &facts);
-    let (insns, missing) = match replace_packet_loads(&insns) {
-        Some(insns) => (insns, None),
-        None => (
-            insns,
-            Some("it has too many loads of classic BPF".to_owned()),
-        ),
+    let lowered = if ON_PACKETS.contains(&spec.prog_type) {
+        lower_for_packets(&insns, &facts.context_stores)
+    } else {
+        Some(insns.clone())
     };
+    let missing = lowered
+        .is_none()
+        .then(|| "it is too long with its classic loads spelt out".to_owned());
+    let insns = lowered.unwrap_or(insns);
     let place = check_place(&insns, kernel).and(map_structure);
     match place {
         Err(reject) if HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),

@@ -50,8 +50,8 @@ pub const XDP_PACKET_HEADROOM: u32 = 256;
 pub const XDP_FRAME_BYTES: u32 = 40;
 /// The bytes of `struct skb_shared_info` behind a packet.
 pub const SKB_SHARED_INFO_BYTES: u32 = 320;
-/// The bytes before a packet of other programs: `NET_SKB_PAD + NET_IP_ALIGN`.
-pub const SKB_HEADROOM: u32 = 64;
+/// The bytes before a packet of other programs (linux/skbuff.h); `NET_IP_ALIGN` adds none.
+pub const NET_SKB_PAD: usize = 64;
 /// The most bytes of metadata before an `xdp` packet: what `meta_len` of `struct skb_shared_info`
 /// can say.
 pub const XDP_METALEN_MAX: u32 = 252;
@@ -82,7 +82,16 @@ pub const F_MARK_ENFORCE: u64 = 1 << 6;
 pub const F_IPV6: u64 = 1 << 7;
 pub const F_INGRESS: u64 = 1 << 0;
 pub const F_ADJ_ROOM_FIXED_GSO: u64 = 1 << 0;
+pub const F_ADJ_ROOM_ENCAP_L3_IPV4: u64 = 1 << 1;
+pub const F_ADJ_ROOM_ENCAP_L3_IPV6: u64 = 1 << 2;
+pub const F_ADJ_ROOM_ENCAP_L4_GRE: u64 = 1 << 3;
+pub const F_ADJ_ROOM_ENCAP_L4_UDP: u64 = 1 << 4;
 pub const F_ADJ_ROOM_NO_CSUM_RESET: u64 = 1 << 5;
+pub const F_ADJ_ROOM_ENCAP_L2_ETH: u64 = 1 << 6;
+pub const F_ADJ_ROOM_DECAP_L3_IPV4: u64 = 1 << 7;
+pub const F_ADJ_ROOM_DECAP_L3_IPV6: u64 = 1 << 8;
+pub const ADJ_ROOM_ENCAP_L2_MASK: u64 = 0xff;
+pub const ADJ_ROOM_ENCAP_L2_SHIFT: u32 = 56;
 pub const ADJ_ROOM_NET: u32 = 0;
 pub const ADJ_ROOM_MAC: u32 = 1;
 pub const HDR_START_MAC: u32 = 0;

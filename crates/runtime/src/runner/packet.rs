@@ -1,8 +1,10 @@
 //! Test runs of programs for packets.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use beeline_agent::packet::Packet as Shown;
 use beeline_uapi::ProgramType;
 
 use super::{Here, Job, Runner, State};
@@ -69,19 +71,16 @@ impl Here {
             mut packet,
             repeat,
         } = run;
-        let shown = &raw mut *packet.shown();
-        let argument: *const u8 = match program.prog_type {
-            // SAFETY: the packet is there, and only its fields' addresses are taken.
-            ProgramType::XDP => unsafe { &raw const (*shown).xdp }.cast(),
-            // SAFETY: likewise.
-            _ => unsafe { &raw const (*shown).skb }.cast(),
+        let context = match program.prog_type {
+            ProgramType::XDP => offset_of!(Shown, xdp),
+            _ => offset_of!(Shown, skb),
         };
-        let keys = packet.shown().flow_keys;
         let start = Instant::now();
         let mut value = 0;
         for _ in 0..repeat.max(1) {
-            // SAFETY: no program runs now. A dissector begins anew each time.
-            unsafe { (*shown).flow_keys = keys };
+            packet.begin();
+            let shown: *mut Shown = packet.shown();
+            let argument = shown.cast::<u8>().wrapping_add(context);
             value = self.call_on(link, argument, shown)?;
         }
         Ok(PacketResult {

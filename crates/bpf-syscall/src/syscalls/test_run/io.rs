@@ -82,33 +82,30 @@ impl<'a> Io<'a> {
     /// `ENOSPC` if there is not enough room, after all else was written; `EFAULT` if something
     /// cannot be written.
     pub(super) fn finish(&self, data: &[u8], result: Finished) -> Result<(), Errno> {
-        let room = self.data_out.len as usize;
-        let copied = match room {
+        let copied = match self.data_out.len as usize {
             0 => data.len(),
             room => data.len().min(room),
         };
-        let mut fits = copied == data.len();
+        let mut outcome = Outcome::of(copied == data.len());
         if self.data_out.address != 0 {
             // The kernel takes the pieces behind the first one off, whatever it cuts.
-            let behind = data.len().saturating_sub(result.direct);
-            if copied < behind {
+            let (_, rest) = data.split_at(result.direct.min(data.len()));
+            let Some(first) = copied.checked_sub(rest.len()) else {
                 return Err(Errno::ENOSPC);
-            }
-            let first = copied - behind;
-            self.memory.write(self.data_out.address, &data[..first])?;
-            let rest = &data[result.direct.min(data.len())..];
-            let room = copied.saturating_sub(result.direct.min(first));
-            fits &= rest.len() <= room || behind == 0;
-            if behind > 0 {
-                let at = self.data_out.address.wrapping_add(first as u64);
-                self.memory.write(at, &rest[..rest.len().min(room)])?;
+            };
+            let room = copied - first;
+            self.put(self.data_out.address, &data[..first], outcome)?;
+            let behind = self.data_out.address.wrapping_add(first as u64);
+            self.put(behind, &rest[..rest.len().min(room)], outcome)?;
+            if rest.len() > room {
+                outcome = Outcome::Cut;
             }
         }
         self.attr
             .put_u32(TestRun::DATA_SIZE_OUT, data.len() as u32)?;
         self.attr.put_u32(TestRun::RETVAL, result.retval)?;
         self.attr.put_u32(TestRun::DURATION, result.duration)?;
-        if fits { Ok(()) } else { Err(Errno::ENOSPC) }
+        outcome.as_result()
     }
 
     /// Writes the context that the program has left, if the tool wants it.
@@ -122,14 +119,41 @@ impl<'a> Io<'a> {
             return Ok(());
         }
         let copied = context.len().min(self.context_out.len as usize);
-        self.memory
-            .write(self.context_out.address, &context[..copied])?;
+        let outcome = Outcome::of(copied == context.len());
+        self.put(self.context_out.address, &context[..copied], outcome)?;
         self.attr
             .put_u32(TestRun::CONTEXT_SIZE_OUT, context.len() as u32)?;
-        if copied < context.len() {
-            return Err(Errno::ENOSPC);
+        outcome.as_result()
+    }
+
+    /// Writes to the tool's memory.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if that cannot be written, unless it was cut, which then counts.
+    fn put(&self, address: u64, bytes: &[u8], outcome: Outcome) -> Result<(), Errno> {
+        let written = self.memory.write(address, bytes);
+        written.map_err(|errno| outcome.as_result().err().unwrap_or(errno))
+    }
+}
+
+/// Tells whether all of something could be given to the tool.
+#[derive(Debug, Clone, Copy)]
+enum Outcome {
+    Whole,
+    Cut,
+}
+
+impl Outcome {
+    fn of(is_whole: bool) -> Self {
+        if is_whole { Self::Whole } else { Self::Cut }
+    }
+
+    fn as_result(self) -> Result<(), Errno> {
+        match self {
+            Self::Whole => Ok(()),
+            Self::Cut => Err(Errno::ENOSPC),
         }
-        Ok(())
     }
 }
 

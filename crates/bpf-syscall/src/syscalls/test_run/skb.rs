@@ -45,6 +45,7 @@ impl TestRuns<'_> {
         if device > LOOPBACK && !has_device(device) {
             return Err(Errno::ENODEV);
         }
+        check_network_header(&bytes)?;
         let mut packet = Packet::skb(&bytes, header).map_err(|error| error.errno())?;
         describe(&mut packet, &bytes);
         packet.skb_context().ifindex = device.max(LOOPBACK);
@@ -94,17 +95,18 @@ impl TestRuns<'_> {
             return Err(Errno::EINVAL);
         }
         let mut packet = Packet::skb(&bytes, LinkHeader::Shown).map_err(|error| error.errno())?;
-        *packet.flow_keys() = FlowKeys {
+        let keys = FlowKeys {
             nhoff: ETH_HLEN as u16,
             thoff: ETH_HLEN as u16,
             n_proto: u16_at(&bytes, 2 * ETH_ALEN),
             flags,
             ..FlowKeys::default()
         };
+        packet.begin_with_keys(keys);
 
         let result = self.on_packet(program, packet, wanted.repeat)?;
         let mut packet = result.packet;
-        let keys = packet.flow_keys();
+        let mut keys = packet.flow_keys();
         keys.nhoff = keys.nhoff.clamp(ETH_HLEN as u16, size as u16);
         keys.thoff = keys.thoff.clamp(keys.nhoff, size as u16);
         let finished = Finished {
@@ -117,6 +119,23 @@ impl TestRuns<'_> {
             io.put_context(context.as_bytes())?;
         }
         Ok(Reply::Value(0))
+    }
+}
+
+/// Checks that a packet of IP has at least the header of its version.
+///
+/// # Errors
+///
+/// `EINVAL` if not.
+fn check_network_header(bytes: &[u8]) -> Result<(), Errno> {
+    let least = match protocol(bytes) {
+        ETH_P_IP => IPHDR_BYTES,
+        ETH_P_IPV6 => IPV6HDR_BYTES,
+        _ => 0,
+    };
+    match bytes.len() >= HEADER + least {
+        true => Ok(()),
+        false => Err(Errno::EINVAL),
     }
 }
 
@@ -140,17 +159,13 @@ fn describe(packet: &mut Packet, bytes: &[u8]) {
     match protocol {
         ETH_P_IP => {
             skb.family = AF_INET;
-            if network.len() >= IPHDR_BYTES {
-                skb.local_ip4 = u32_at(network, IPHDR_SADDR);
-                skb.remote_ip4 = u32_at(network, IPHDR_SADDR + size_of::<u32>());
-            }
+            skb.local_ip4 = u32_at(network, IPHDR_SADDR);
+            skb.remote_ip4 = u32_at(network, IPHDR_SADDR + size_of::<u32>());
         }
         ETH_P_IPV6 => {
             skb.family = AF_INET6;
-            if network.len() >= IPV6HDR_BYTES {
-                local = words(IPV6HDR_SADDR);
-                remote = words(IPV6HDR_SADDR + size_of_val(&local));
-            }
+            local = words(IPV6HDR_SADDR);
+            remote = words(IPV6HDR_SADDR + size_of_val(&local));
         }
         _ => {}
     }

@@ -55,7 +55,7 @@ impl TestRuns<'_> {
             }
         }
         let direct = direct.min(XDP_DIRECT + meta);
-        if direct.saturating_sub(meta) < ETH_HLEN {
+        if size.saturating_sub(meta) < ETH_HLEN {
             return Err(Errno::EINVAL);
         }
         let bytes = io.read(&wanted.data_in)?;
