@@ -10,7 +10,9 @@
 
 #include <arpa/inet.h>
 #include <linux/if_ether.h>
+#include <signal.h>
 #include <stddef.h>
+#include <sys/time.h>
 
 enum { PACKET = 74, SLOTS = 32, MOST = 8192 };
 
@@ -568,8 +570,9 @@ static void dissects_flows(void)
         bounds(&type, 20, 1);
         PUT(LDX(BPF_DW, 8, 2, 12));
         if (round % 2)
-            PUT(MOVR(1, 6), MOV(2, 12), MOVR(3, 10), ADD(3, -8), MOV(4, 8), CALL(BPF_FUNC_skb_load_bytes), MOVR(7, 0));
-        PUT(MOVR(0, 7), MOV(0, 0), EXIT);
+            PUT(MOVR(1, 6), MOV(2, 12), MOVR(3, 10), ADD(3, -8), MOV(4, 8), CALL(BPF_FUNC_skb_load_bytes), MOVR(8, 0));
+        keep(8, 3);
+        PUT(MOV(0, 0), EXIT);
         int program = load(&type);
         for (uint32_t size = 13; program >= 0 && size < 100; size += 19) {
             struct bpf_flow_keys context;
@@ -580,11 +583,32 @@ static void dissects_flows(void)
             attr.test.ctx_in = round > 2 ? (uintptr_t)&context : 0;
             attr.test.ctx_size_in = round > 2 ? sizeof context : 0;
             run(&attr);
-            show_seen(3);
+            show_seen(4);
         }
         printf("\n");
         close(program);
     }
+}
+
+/* A signal ends runs without end. */
+static void on_alarm(int signal) { (void)signal; }
+static void is_interrupted(void)
+{
+    struct sigaction action;
+    struct itimerval soon = {.it_value = {.tv_usec = 50000}};
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_alarm;
+    sigaction(SIGALRM, &action, 0);
+    begin();
+    PUT(MOV(0, 1), EXIT);
+    int program = loaded(load(&TYPES[0]));
+    union bpf_attr attr = run_on(program, PACKET);
+    attr.test.repeat = 0xffffffff;
+    setitimer(ITIMER_REAL, &soon, 0);
+    printf("interrupted:");
+    run(&attr);
+    printf("\n");
+    close(program);
 }
 
 /* Runs that Beeline does not serve. */
@@ -651,5 +675,6 @@ int main(int argc, char **argv)
     if (all)
         has_fragments();
     dissects_flows();
+    is_interrupted();
     return 0;
 }

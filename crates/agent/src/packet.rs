@@ -26,6 +26,8 @@ pub struct Packet {
     pub flow_keys: FlowKeys,
     /// True for a packet of an `xdp` program.
     pub is_xdp: bool,
+    /// True if there is nothing of it but what can be accessed directly: a flow dissector's.
+    pub is_bare: bool,
     /// True if another packet is in it (`encapsulation` of `struct sk_buff`).
     pub is_encapsulated: bool,
     bounds: Bounds,

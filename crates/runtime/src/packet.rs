@@ -128,6 +128,7 @@ impl Packet {
     pub fn begin_with_keys(&mut self, keys: FlowKeys) {
         self.keys = keys;
         let shown = self.shown();
+        shown.is_bare = true;
         shown.skb.flow_keys = (&raw const shown.flow_keys).expose_provenance() as u64;
     }
 

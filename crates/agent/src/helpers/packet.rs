@@ -88,7 +88,8 @@ fn clear(memory: Writable, len: u32) {
 ///
 /// # Errors
 ///
-/// `EFAULT`, and zeros, if not all of it is in the packet.
+/// `EFAULT`, and zeros, if not all of it is in the packet, and always in a test run of a flow
+/// dissector.
 pub fn skb_load_bytes(
     context: &mut Context,
     _: u64,
@@ -97,7 +98,7 @@ pub fn skb_load_bytes(
     len: u32,
 ) -> Result<(), Errno> {
     let packet = packet_of(context)?;
-    let is_offset = offset <= i32::MAX.cast_unsigned();
+    let is_offset = offset <= i32::MAX.cast_unsigned() && !packet.is_bare;
     // SAFETY: the program answers for `len` bytes.
     if is_offset && unsafe { packet.copy(offset.into(), to.as_mut_ptr(), len.into(), Way::Out) } {
         return Ok(());

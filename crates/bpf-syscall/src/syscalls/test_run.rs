@@ -122,12 +122,29 @@ impl<'a> TestRuns<'a> {
             } else {
                 part = (part / 2).max(1);
             }
-            if !self.call.listener.waits(self.call.id) {
+            if self.is_interrupted() {
                 return Err(Errno::EINTR);
             }
             packet = result.packet;
         }
     }
+
+    /// Returns whether the call has ended, or a signal waits for its end.
+    fn is_interrupted(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.call.tid));
+        !self.call.listener.waits(self.call.id) || status.is_ok_and(|status| has_signal(&status))
+    }
+}
+
+/// Returns whether a signal is pending by `/proc/PID/status` that the thread does not block.
+fn has_signal(status: &str) -> bool {
+    let set = |name: &str| {
+        let mut lines = status.lines();
+        let text = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        text.and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+            .unwrap_or(0)
+    };
+    (set("SigPnd") | set("ShdPnd")) & !set("SigBlk") != 0
 }
 
 /// True for a program of another type that the kernel makes test runs of.
@@ -147,4 +164,31 @@ fn has_device(ifindex: u32) -> bool {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     socket(AddressFamily::INET, SocketType::DGRAM, None)
         .is_ok_and(|socket| netdevice::index_to_name(socket, ifindex).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocked_signals_end_no_call() {
+        let status = |pending: &str, shared: &str, blocked: &str| {
+            format!(
+                "Name:\tx\nSigQ:\t0/1\nSigPnd:\t{pending}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\n"
+            )
+        };
+        assert!(!has_signal(&status("0", "0", "0")));
+        assert!(has_signal(&status("0000000000002000", "0", "0")));
+        assert!(has_signal(&status(
+            "0",
+            "0000000000004000",
+            "0000000000002000"
+        )));
+        assert!(!has_signal(&status(
+            "0",
+            "0000000000002000",
+            "0000000000002000"
+        )));
+        assert!(!has_signal(""));
+    }
 }
