@@ -28,6 +28,8 @@ pub struct Packet {
     pub is_xdp: bool,
     /// True if there is nothing of it but what can be accessed directly: a flow dissector's.
     pub is_bare: bool,
+    /// The number of checksums that are known to be good (`csum_level` of `struct sk_buff`, plus 1).
+    pub good_checksums: u32,
     /// True if another packet is in it (`encapsulation` of `struct sk_buff`).
     pub is_encapsulated: bool,
     bounds: Bounds,

@@ -7,7 +7,8 @@ use beeline_agent::packet::Packet as Shown;
 use beeline_uapi::context::{FlowKeys, SkBuff, Sock, XdpMd};
 use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::packet::{
-    ETH_HLEN, NET_SKB_PAD, SKB_SHARED_INFO_BYTES, XDP_FRAME_BYTES, XDP_PACKET_HEADROOM,
+    ETH_HLEN, NET_SKB_PAD, SKB_SHARED_INFO_BYTES, XDP_FRAME_BYTES, XDP_METALEN_MAX,
+    XDP_PACKET_HEADROOM,
 };
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
@@ -48,31 +49,29 @@ pub struct Packet {
     keys: FlowKeys,
 }
 
-// SAFETY: the memory belongs to the packet alone.
-unsafe impl Send for Packet {}
-
 impl Packet {
     /// Makes a packet for an `xdp` program. The first `meta` bytes are metadata before it; the first
-    /// `direct` bytes, with these, are in one piece.
+    /// `direct` bytes, with these, are in one piece. What there is no room for is left out.
     ///
     /// # Errors
     ///
     /// [`Error::Os`] if there is no memory for it.
     pub fn xdp(bytes: &[u8], meta: usize, direct: usize) -> Result<Self, Error> {
         let packet = Self::map()?;
+        let meta = meta.min(XDP_METALEN_MAX as usize).min(bytes.len());
+        let direct = direct.min(XDP_DIRECT as usize + meta);
+        let (first, rest) = bytes.split_at(direct.clamp(meta, bytes.len()));
+        let rest = &rest[..rest.len().min(REST)];
         let frame = packet.base + 2 * PAGE;
         let start = frame + XDP_PACKET_HEADROOM as usize - meta;
         let limit = frame + PAGE - SKB_SHARED_INFO_BYTES as usize;
-        let (first, rest) = bytes.split_at(direct.min(bytes.len()));
         let rest_at = packet.base + 3 * PAGE + ROOM;
-        let fragments = rest.len().next_multiple_of(PAGE).min(REST);
+        let fragments = rest.len().next_multiple_of(PAGE);
         packet.store(start, first);
         packet.store(rest_at, rest);
+        let head = frame + XDP_FRAME_BYTES as usize;
         // SAFETY: this memory was mapped for the packet, which lies in it.
-        let mut shown = unsafe {
-            let head = frame + XDP_FRAME_BYTES as usize;
-            Shown::in_memory(head, start + meta, first.len() - meta, limit)
-        };
+        let mut shown = unsafe { Shown::in_memory(head, start + meta, first.len() - meta, limit) };
         shown.is_xdp = true;
         shown.move_meta(-meta.cast_signed());
         // SAFETY: likewise.
@@ -81,13 +80,14 @@ impl Packet {
     }
 
     /// Makes a packet for a program with a `struct __sk_buff`. It begins with an Ethernet header, at
-    /// least; programs that do not see that see what follows.
+    /// least; programs that do not see that see what follows. What there is no room for is left out.
     ///
     /// # Errors
     ///
     /// [`Error::Os`] if there is no memory for it.
     pub fn skb(bytes: &[u8], link_header: LinkHeader) -> Result<Self, Error> {
         let packet = Self::map()?;
+        let bytes = &bytes[..bytes.len().min(ROOM / 2)];
         let head = packet.base + 2 * PAGE;
         let start = head + ROOM / 2;
         packet.store(start, bytes);

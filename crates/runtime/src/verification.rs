@@ -1,8 +1,8 @@
 //! Verification of programs, before anything else is done with them.
 //!
 //! A program that the verifier accepts may still need more than user space has: the kernel's
-//! functions and variables are not there, nor its own structures of maps, nor packets and sockets.
-//! Programs of types that are attached nowhere here may use those, as nothing comes of it; other
+//! functions and variables are not there, nor its own structures of maps, nor sockets. Programs of
+//! types that are attached nowhere here may use those: they are loaded, and cannot be run. Other
 //! programs are refused. For each refusal the tool gets the kernel's errno and a log in the
 //! kernel's manner.
 

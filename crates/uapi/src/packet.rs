@@ -97,7 +97,11 @@ pub const ADJ_ROOM_MAC: u32 = 1;
 pub const HDR_START_MAC: u32 = 0;
 pub const HDR_START_NET: u32 = 1;
 pub const CSUM_LEVEL_QUERY: u64 = 0;
+pub const CSUM_LEVEL_INC: u64 = 1;
+pub const CSUM_LEVEL_DEC: u64 = 2;
 pub const CSUM_LEVEL_RESET: u64 = 3;
+/// The highest level of checksums (linux/skbuff.h).
+pub const SKB_MAX_CSUM_LEVEL: u32 = 3;
 /// A checksum of UDP that says 0, which would mean none (net/checksum.h).
 pub const CSUM_MANGLED_0: u16 = 0xffff;
 

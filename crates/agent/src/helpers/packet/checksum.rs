@@ -173,15 +173,20 @@ pub fn csum_update(_: &mut Context) -> Result<(), Errno> {
     Err(Errno::ENOTSUPP)
 }
 
-/// `bpf_csum_level(skb, level)`: likewise, no checksum of the packet is known to be good.
+/// `bpf_csum_level(skb, level)`: the number of checksums that are known to be good, if any is.
 ///
 /// # Errors
 ///
-/// `EACCES` if it is asked for, `EINVAL` for an unknown level.
-pub fn csum_level(_: &mut Context, _: u64, level: u64) -> Result<(), Errno> {
-    match level {
-        CSUM_LEVEL_QUERY => Err(Errno::EACCES),
-        ..=CSUM_LEVEL_RESET => Ok(()),
-        _ => Err(Errno::EINVAL),
-    }
+/// `EACCES` if none is, for a query; `EINVAL` for an unknown command.
+pub fn csum_level(context: &mut Context, _: u64, command: u64) -> Result<u64, Errno> {
+    let packet = packet_of(context)?;
+    packet.good_checksums = match (command, packet.good_checksums) {
+        (CSUM_LEVEL_QUERY, 0) => return Err(Errno::EACCES),
+        (CSUM_LEVEL_QUERY, good) => return Ok(u64::from(good) - 1),
+        (CSUM_LEVEL_INC, good) => good.wrapping_add(1).min(SKB_MAX_CSUM_LEVEL + 1),
+        (CSUM_LEVEL_DEC, good) => good.saturating_sub(1),
+        (CSUM_LEVEL_RESET, _) => 0,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(0)
 }

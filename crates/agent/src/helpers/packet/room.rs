@@ -122,11 +122,14 @@ pub fn skb_adjust_room(
     if is_too_short || is_too_long {
         return Err(Errno::ENOTSUPP);
     }
-    if by < 0 {
-        shrink(packet, kept, by, flags)
-    } else {
-        grow(packet, kept, by, flags)
+    match by < 0 {
+        true => shrink(packet, kept, by, flags)?,
+        false => grow(packet, kept, by, flags)?,
     }
+    if flags & F_ADJ_ROOM_NO_CSUM_RESET == 0 {
+        packet.good_checksums = 0;
+    }
+    Ok(())
 }
 
 /// Takes bytes away behind the first ones (`bpf_skb_net_shrink`).
