@@ -56,8 +56,6 @@ fn flags_are_those_of_other_bindings() {
         packet::F_INGRESS = BPF_F_INGRESS,
         packet::F_ADJ_ROOM_FIXED_GSO = BPF_F_ADJ_ROOM_FIXED_GSO,
         packet::F_ADJ_ROOM_NO_CSUM_RESET = BPF_F_ADJ_ROOM_NO_CSUM_RESET,
-        packet::CSUM_LEVEL_QUERY = BPF_CSUM_LEVEL_QUERY,
-        packet::CSUM_LEVEL_RESET = BPF_CSUM_LEVEL_RESET,
         flags::NO_PREALLOC = BPF_F_NO_PREALLOC,
         flags::NO_COMMON_LRU = BPF_F_NO_COMMON_LRU,
         flags::NUMA_NODE = BPF_F_NUMA_NODE,
@@ -103,6 +101,15 @@ fn flags_are_those_of_other_bindings() {
     }
     let create = theirs::BPF_LOCAL_STORAGE_GET_F_CREATE as u64;
     assert_eq!(flags::LOCAL_STORAGE_GET_F_CREATE, create);
+    let levels = [
+        (packet::CSUM_LEVEL_QUERY, theirs::BPF_CSUM_LEVEL_QUERY),
+        (packet::CSUM_LEVEL_INC, theirs::BPF_CSUM_LEVEL_INC),
+        (packet::CSUM_LEVEL_DEC, theirs::BPF_CSUM_LEVEL_DEC),
+        (packet::CSUM_LEVEL_RESET, theirs::BPF_CSUM_LEVEL_RESET),
+    ];
+    for (level, theirs) in levels {
+        assert_eq!(level, theirs as u64);
+    }
     let kinds = [
         (
             PerfEventType::UPROBE,
