@@ -28,6 +28,7 @@ pub use signals::*;
 pub use sites::*;
 
 pub use crate::arch::{PtRegs, processor_flags, thread_pointer};
+use crate::packet::Packet;
 use crate::returns::ReturnTable;
 
 /// The start of the agent's blob: offsets from its start.
@@ -572,6 +573,8 @@ pub struct Context {
     pub unblocked: u64,
     /// The result that a program has chosen for the call that is about to be made, if any.
     pub overridden: Overridden,
+    /// The packet that the program works on; null but for test runs of programs for packets.
+    pub packet: *mut Packet,
 }
 
 impl Context {

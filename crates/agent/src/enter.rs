@@ -11,6 +11,7 @@ use crate::abi::{
     TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
+use crate::packet::Packet;
 use crate::{arch, helpers, stack_check, sys};
 
 /// Runs the programs of a hooked address that was reached. Returns 1 if the trampoline shall watch
@@ -344,6 +345,7 @@ pub(crate) fn new_context(
         signals: PendingSignals::default(),
         unblocked: 0,
         overridden: Overridden::default(),
+        packet: core::ptr::null_mut(),
     }
 }
 
@@ -387,12 +389,18 @@ pub(crate) unsafe fn links_of<'a>(links: *const LinkList) -> impl Iterator<Item 
 /// # Safety
 ///
 /// `target` and `link` must be laid out for this address space, and `argument` must be what the
-/// program's type asks for.
-pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Option<u64> {
+/// program's type asks for. `packet` must be null, or a packet that nobody else uses meanwhile.
+pub unsafe fn run_here(
+    target: &Target,
+    link: &Link,
+    argument: *const u8,
+    packet: *mut Packet,
+) -> Option<u64> {
     let (lease, cpu) = lease(target)?;
     // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
     let slot = unsafe { target.slots.add(cpu as usize) };
     let mut context = new_context(target, slot, core::ptr::null(), core::ptr::null(), cpu);
+    context.packet = packet;
     // SAFETY: the slot is leased, and the caller promises that the argument is what the program's
     // type asks for.
     let result = unsafe { run(&mut context, link, argument) };

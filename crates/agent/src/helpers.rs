@@ -21,6 +21,7 @@ mod maps;
 mod objects;
 mod output;
 mod own_memory;
+mod packet;
 mod parse;
 pub(crate) mod read;
 pub(crate) mod signal;
@@ -79,6 +80,7 @@ macro_rules! helpers {
             unsafe {
                 maps::put_hash_look_ups(table);
                 read::put_sized_reads(table);
+                packet::put_packet_loads(table);
             }
         }
     };
@@ -93,19 +95,37 @@ helpers! {
     TRACE_PRINTK = text::trace_printk;
     GET_PRANDOM_U32 = words::get_prandom_u32;
     GET_SMP_PROCESSOR_ID = identity::get_smp_processor_id;
+    SKB_STORE_BYTES = packet::skb_store_bytes;
+    L3_CSUM_REPLACE = packet::checksum::l3_csum_replace;
+    L4_CSUM_REPLACE = packet::checksum::l4_csum_replace;
     TAIL_CALL = objects::tail_call;
     GET_CURRENT_PID_TGID = identity::get_current_pid_tgid;
     GET_CURRENT_UID_GID = identity::get_current_uid_gid;
     GET_CURRENT_COMM = identity::get_current_comm;
+    REDIRECT = packet::redirect;
     PERF_EVENT_OUTPUT = output::perf_event_output;
+    SKB_LOAD_BYTES = packet::skb_load_bytes;
     GET_STACKID = stack::get_stackid;
+    CSUM_DIFF = packet::checksum::csum_diff;
+    SKB_CHANGE_TYPE = packet::skb_change_type;
     GET_CURRENT_TASK = task::get_current_task;
     PROBE_WRITE_USER = change::probe_write_user;
     CURRENT_TASK_UNDER_CGROUP = objects::current_task_under_cgroup;
+    SKB_CHANGE_TAIL = packet::room::skb_change_tail;
+    SKB_PULL_DATA = packet::skb_pull_data;
+    CSUM_UPDATE = packet::checksum::csum_update;
+    SET_HASH_INVALID = packet::set_hash_invalid;
     GET_NUMA_NODE_ID = identity::get_numa_node_id;
+    SKB_CHANGE_HEAD = packet::room::skb_change_head;
+    XDP_ADJUST_HEAD = packet::xdp::xdp_adjust_head;
     PROBE_READ_STR = read::probe_read_str;
+    SET_HASH = packet::set_hash;
+    SKB_ADJUST_ROOM = packet::room::skb_adjust_room;
+    XDP_ADJUST_META = packet::xdp::xdp_adjust_meta;
     OVERRIDE_RETURN = change::override_return;
+    XDP_ADJUST_TAIL = packet::xdp::xdp_adjust_tail;
     GET_STACK = stack::get_stack;
+    SKB_LOAD_BYTES_RELATIVE = packet::skb_load_bytes_relative;
     GET_CURRENT_CGROUP_ID = objects::get_current_cgroup_id;
     MAP_PUSH_ELEM = maps::map_push_elem;
     MAP_POP_ELEM = maps::map_pop_elem;
@@ -129,6 +149,7 @@ helpers! {
     RINGBUF_SUBMIT = output::ringbuf_submit;
     RINGBUF_DISCARD = output::ringbuf_discard;
     RINGBUF_QUERY = output::ringbuf_query;
+    CSUM_LEVEL = packet::checksum::csum_level;
     COPY_FROM_USER = read::probe_read;
     TASK_STORAGE_GET = task::task_storage_get;
     TASK_STORAGE_DELETE = task::task_storage_delete;
@@ -141,6 +162,9 @@ helpers! {
     TRACE_VPRINTK = text::trace_vprintk;
     LOOP = callbacks::loop_;
     STRNCMP = words::strncmp;
+    XDP_GET_BUFF_LEN = packet::xdp::xdp_get_buff_len;
+    XDP_LOAD_BYTES = packet::xdp::xdp_load_bytes;
+    XDP_STORE_BYTES = packet::xdp::xdp_store_bytes;
     MAP_LOOKUP_PERCPU_ELEM = maps::map_lookup_percpu_elem;
     DYNPTR_FROM_MEM = dynptr::dynptr_from_mem;
     RINGBUF_RESERVE_DYNPTR = dynptr::ringbuf_reserve_dynptr;

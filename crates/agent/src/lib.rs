@@ -28,6 +28,7 @@ pub mod foreseen;
 mod handlers;
 pub mod helpers;
 pub mod objects;
+pub mod packet;
 pub mod returns;
 pub mod signals;
 mod stack_check;

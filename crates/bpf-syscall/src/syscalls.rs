@@ -21,6 +21,7 @@ mod maps;
 mod perf;
 mod pins;
 mod programs;
+mod test_run;
 mod tool_attr;
 mod wait;
 
@@ -42,6 +43,7 @@ use maps::Maps;
 use perf::{PerfEvents, PerfIoctl};
 use pins::Pins;
 use programs::Programs;
+use test_run::TestRuns;
 use wait::Wait;
 
 /// Leads a call to the area that answers it.
@@ -116,7 +118,7 @@ impl<'a> Dispatcher<'a> {
 
             Command::PROG_LOAD => self.with_room(|| Programs::new(local, call).load(attr)),
             Command::PROG_BIND_MAP => Programs::new(local, call).bind_map(attr),
-            Command::PROG_TEST_RUN => Programs::new(local, call).test_run(attr),
+            Command::PROG_TEST_RUN => TestRuns::new(local, call).run(attr),
             Command::BTF_LOAD => self.with_room(|| BtfObjects::new(local, call).load(attr)),
 
             Command::LINK_CREATE => self.with_room(|| Links::new(local, call).create(call, attr)),

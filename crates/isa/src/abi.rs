@@ -31,8 +31,8 @@ pub const VERSION: u32 = 3;
 /// One more than the highest helper number that a program may call.
 pub const HELPER_SLOTS: usize = 256;
 
-/// The first of the helper table's places that are not helpers of Linux's; [`hash_lookup`] and
-/// [`sized_read`] assign them.
+/// The middle of the helper table's places that are not helpers of Linux's; [`hash_lookup`] and
+/// [`sized_read`] assign those from here on, and [`packet_load`] those before.
 const SPECIAL: u32 = 240;
 
 /// Returns the place in the helper table of a special `bpf_map_lookup_elem` for hashes of one kind.
@@ -60,6 +60,23 @@ pub const fn sized_read(bytes: u64) -> Option<u32> {
     }
 }
 
+/// Returns the place in the helper table of the function that stands for a load from the packet by
+/// the classic instructions (`BPF_LD | BPF_ABS`, `BPF_LD | BPF_IND`).
+///
+/// It takes the context and the offset, and returns the number in host order, or a negative one if
+/// the packet is too short. It is for so many bytes; `None` if there is no such load.
+pub const fn packet_load(bytes: u64) -> Option<u32> {
+    match bytes {
+        1 | 2 | 4 => Some(SPECIAL - 4 + bytes.trailing_zeros()),
+        _ => None,
+    }
+}
+
+const _: () = assert!(
+    HelperId::COUNT <= SPECIAL - 4,
+    "the special places are not helpers"
+);
+
 /// The data that a program can reach while it runs.
 ///
 /// The agent keeps more behind these fields, which compiled code reads only if it is told that it
@@ -71,7 +88,7 @@ pub struct Run {
     /// A table of [`HELPER_SLOTS`] addresses, indexed by helper number; 0 where there is no such
     /// helper.
     ///
-    /// In the agent it has those of [`hash_lookup`] and [`sized_read`] too.
+    /// In the agent it has those of [`hash_lookup`], [`sized_read`] and [`packet_load`] too.
     pub helpers: *const usize,
     /// The value of `LD_IMM64` with `BPF_PSEUDO_MAP_FD`, by the program's map index: a map handle's
     /// address.
@@ -127,7 +144,7 @@ pub const TID_UNKNOWN: i32 = i32::MIN;
 
 /// The numbers of this module that stand in compiled code: builds with different numbers do not run
 /// each other's code.
-pub const LAYOUT: [usize; 19] = [
+pub const LAYOUT: [usize; 20] = [
     VERSION as usize,
     HELPER_SLOTS,
     HelperId::TAIL_CALL.0 as usize,
@@ -135,6 +152,7 @@ pub const LAYOUT: [usize; 19] = [
     place(hash_lookup(16, true, true)),
     place(sized_read(1)),
     place(sized_read(8)),
+    place(packet_load(4)),
     RUN_HELPERS,
     RUN_MAPS,
     RUN_VALUES,

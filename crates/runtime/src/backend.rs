@@ -16,6 +16,8 @@ use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
 use beeline_verifier::program::FieldKind;
 
 use crate::budget::Charge;
+use crate::packet::Packet;
+use crate::runner::PacketResult;
 pub use beeline_verifier::program::is_gpl_compatible;
 
 /// A kernel-style object id, never 0 and never reused in a session. Maps, programs, links and rings
@@ -560,6 +562,22 @@ pub trait Backend: Send + Sync {
     /// `EBADF` if there is no such program, `E2BIG` if the context is too long, `ENOTSUP` if the
     /// program has no code or was not verified, `EBUSY` if it could not be run now.
     fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno>;
+
+    /// `BPF_PROG_TEST_RUN` on a program for packets: runs it so many times here.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such program, `ENOTSUPP` if it has no code or was not verified,
+    /// `EBUSY` if it could not be run now.
+    fn packet_test_run(
+        &self,
+        program: Id,
+        packet: Packet,
+        repeat: u32,
+    ) -> Result<PacketResult, Errno> {
+        let _ = (program, packet, repeat);
+        Err(Errno::ENOTSUPP)
+    }
 
     /// Attaches a program, enabled. When it returns, every existing target is patched.
     ///

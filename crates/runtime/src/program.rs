@@ -44,6 +44,8 @@ pub struct Program {
     pub maps: Vec<Arc<MapObject>>,
     /// Its needs when it is run.
     pub needs: Needs,
+    /// The reason why it has no code, if it has none.
+    pub missing: Option<String>,
     /// Bytes from its context's start to the last that some path of it looks at.
     pub context_end: u32,
     /// The map among them that is the session's trace buffer, which the tool does not know of.
@@ -228,7 +230,7 @@ impl Program {
             insns,
             facts,
             log,
-            runs,
+            missing,
         } = if engines.are_verified() {
             // A tool that looks what a uprobe's program may use must not find what only the kernel
             // has: most programs of this type run here.
@@ -247,7 +249,7 @@ impl Program {
         })?;
         let shapes = used.iter().map(|map| map.shape()).collect();
         let source = Source::new(resolved, shapes);
-        let first = if runs {
+        let first = if missing.is_none() {
             let compiled = engines.first(&source);
             compiled.map_err(|error| LoadError::new(libc::ENOTSUP, error.to_string()))?
         } else {
@@ -264,6 +266,7 @@ impl Program {
             source: Arc::new(source),
             needs: Needs::of(&facts, &first.code),
             context_end: context_end(&facts),
+            missing,
             first,
             better: OnceLock::new(),
             maps: used,

@@ -3,6 +3,7 @@
 
 mod checked;
 mod faults;
+mod packet;
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
 use beeline_agent::abi::{Link, PtRegs, thread_pointer};
 use beeline_agent::enter;
+use beeline_agent::packet::Packet as ShownPacket;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::backend::Id;
@@ -33,6 +35,8 @@ use crate::program::Program;
 use crate::shared::Shared;
 use crate::trampoline_pool::Pool;
 use checked::Checked;
+pub use packet::PacketResult;
+use packet::PacketRun;
 
 thread_local! {
     /// The thread's id as the agent reads it: at a fixed distance from the thread pointer, like a C
@@ -88,6 +92,10 @@ enum Job {
         program: Arc<Program>,
         run: TestRun,
         result: Sender<Result<TestResult, Error>>,
+    },
+    Packet {
+        run: PacketRun,
+        result: Sender<Result<PacketResult, Error>>,
     },
     Rings {
         map: Id,
@@ -285,6 +293,9 @@ impl State {
                 });
                 let _ = result.send(outcome);
             }
+            Job::Packet { run, result } => {
+                let _ = result.send(self.run_on_packet(run));
+            }
             Job::Rings { map } => {
                 if let Some(here) = &mut self.here {
                     here.map_rings(map);
@@ -474,11 +485,21 @@ impl Here {
     }
 
     fn call(&self, link: u64, argument: *const u8) -> Result<u64, Error> {
+        self.call_on(link, argument, std::ptr::null_mut())
+    }
+
+    /// Runs a program on a packet, if there is one.
+    fn call_on(
+        &self,
+        link: u64,
+        argument: *const u8,
+        packet: *mut ShownPacket,
+    ) -> Result<u64, Error> {
         // SAFETY: the environment is laid out for this process, the link was placed in it, and the
-        // argument is what its program's type asks for.
+        // argument is what its program's type asks for. Nobody else uses the packet.
         let result = unsafe {
             let link = self.environment.home.get::<Link>(link);
-            enter::run_here(self.environment.record(), link, argument)
+            enter::run_here(self.environment.record(), link, argument, packet)
         };
         result.ok_or(Error::Runner)
     }

@@ -29,10 +29,11 @@ use crate::host_kernel::HostKernel;
 use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
+use crate::packet::Packet;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
 use crate::rules::{Place, Rules};
-use crate::runner::{Runner, TestResult, TestRun};
+use crate::runner::{PacketResult, Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::tier_up::{self, TierUp};
@@ -512,6 +513,28 @@ impl Backend for Runtime {
         self.program(program)?;
         self.test_run(program, run)
             .map(|result| result.value)
+            .map_err(|error| self.refuse(&error))
+    }
+
+    fn packet_test_run(
+        &self,
+        program: Id,
+        packet: Packet,
+        repeat: u32,
+    ) -> Result<PacketResult, Errno> {
+        let program = self.program(program)?;
+        if let Some(missing) = &program.missing {
+            let name = match program.name.as_str() {
+                "" => "without a name",
+                name => name,
+            };
+            self.unsupported(&format!(
+                "a test run of the program {name}: {missing}; run the tool as root without `beeline run`"
+            ));
+            return Err(Errno::ENOTSUPP);
+        }
+        self.check_runs(&program)
+            .and_then(|()| self.runner.on_packet(program, packet, repeat))
             .map_err(|error| self.refuse(&error))
     }
 

@@ -1,8 +1,8 @@
 //! Verification of programs, before anything else is done with them.
 //!
 //! A program that the verifier accepts may still need more than user space has: the kernel's
-//! functions and variables are not there, nor its own structures of maps, nor packets and sockets.
-//! Programs of types that are attached nowhere here may use those, as nothing comes of it; other
+//! functions and variables are not there, nor its own structures of maps, nor sockets. Programs of
+//! types that are attached nowhere here may use those: they are loaded, and cannot be run. Other
 //! programs are refused. For each refusal the tool gets the kernel's errno and a log in the
 //! kernel's manner.
 
@@ -16,7 +16,9 @@ use beeline_verifier::program::{self, Kind, Map, Policy, is_gpl_compatible};
 use beeline_verifier::sharding::{self, Use};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
-use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
+use beeline_verifier::{
+    Flow, MOST_LOG, Reject, function_starts, lower_for_packets, verify_with_room,
+};
 
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::map::MapObject;
@@ -33,9 +35,23 @@ pub struct Accepted {
     pub facts: ProgramSummary,
     /// The log for the tool.
     pub log: VerifierLog,
-    /// True if everything that it uses exists. If not, there is no code for it.
-    pub runs: bool,
+    /// The reason why it cannot run here, such as that it needs what exists in the kernel only. If
+    /// so, there is no code for it.
+    pub missing: Option<String>,
 }
+
+/// Types of programs for packets that are run here, in test runs.
+pub const ON_PACKETS: [ProgramType; 9] = [
+    ProgramType::SOCKET_FILTER,
+    ProgramType::SCHED_CLS,
+    ProgramType::SCHED_ACT,
+    ProgramType::XDP,
+    ProgramType::CGROUP_SKB,
+    ProgramType::LWT_IN,
+    ProgramType::LWT_OUT,
+    ProgramType::LWT_XMIT,
+    ProgramType::FLOW_DISSECTOR,
+];
 
 /// Types of programs that are attached or run here, or could be mistaken for such.
 const HERE: [ProgramType; 8] = [
@@ -87,18 +103,37 @@ pub fn judge(
         }
     };
     let insns = alive(&insns, &facts.dead);
-    let place = check_place(&insns, kernel).and_then(|()| check_map_structure(&insns, &facts));
+    let map_structure = check_map_structure(&insns, &facts);
+    let lowered = if ON_PACKETS.contains(&spec.prog_type) {
+        lower_for_packets(&insns, &facts.context_stores)
+    } else {
+        Some(insns.clone())
+    };
+    let missing = lowered
+        .is_none()
+        .then(|| "it is too long with its classic loads spelt out".to_owned());
+    let insns = lowered.unwrap_or(insns);
+    let place = check_place(&insns, kernel).and(map_structure);
     match place {
         Err(reject) if only_here && HERE.contains(&spec.prog_type) => {
             Err(refused(reject, spec.log_level, log))
         }
         place => Ok(Accepted {
-            runs: place.is_ok() && facts.helpers.iter().all(|&helper| is_served(helper)),
+            missing: missing
+                .or_else(|| place.err().map(|reject| reason(&reject)))
+                .or_else(|| first_missing(&facts)),
             insns,
             facts,
             log,
         }),
     }
+}
+
+/// Returns the reason why the first helper that is not served cannot be called.
+fn first_missing(facts: &ProgramSummary) -> Option<String> {
+    let missing = facts.helpers.iter().find(|&&helper| !is_served(helper))?;
+    let name = missing.name().unwrap_or("unknown");
+    Some(format!("helper bpf_{name} is not served"))
 }
 
 /// Accepts any program that is well formed and calls helpers that exist. It is for the interpreter,
@@ -147,7 +182,7 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
         insns,
         facts,
         log: VerifierLog::default(),
-        runs: true,
+        missing: None,
     })
 }
 
@@ -158,7 +193,7 @@ pub fn uses(
     maps: &Maps,
     kernel: Option<&KernelTypes>,
 ) -> Vec<(i32, Use)> {
-    if !HERE.contains(&spec.prog_type) {
+    if !HERE.contains(&spec.prog_type) && !ON_PACKETS.contains(&spec.prog_type) {
         return Vec::new();
     }
     let maps = as_verified(maps, kernel);
@@ -322,12 +357,17 @@ fn refused(reject: Reject, level: u32, mut log: VerifierLog) -> LoadError {
         log.text += &reject.log;
         log.longest = log.longest.max(log.text.len());
     }
-    let reason = reject.log.trim_end().lines().next_back();
     LoadError {
         errno: reject.errno,
-        reason: reason.unwrap_or_default().to_owned(),
+        reason: reason(&reject),
         log,
     }
+}
+
+/// Returns the last line of a refusal.
+fn reason(reject: &Reject) -> String {
+    let line = reject.log.trim_end().lines().next_back();
+    line.unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -366,11 +406,13 @@ mod tests {
 
     #[test]
     fn programs_that_only_the_kernel_attaches_may_use_its_helpers() {
-        // bpf_xdp_adjust_head, which takes the context as its first argument.
-        let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
-        let program = [r2_is_0, call(HelperId::XDP_ADJUST_HEAD), R0_IS_0, END];
-        let accepted = judged(ProgramType::XDP, &program).expect("a good program");
-        assert!(!accepted.runs);
+        // bpf_get_route_realm, which takes the context as its argument.
+        let program = [call(HelperId::GET_ROUTE_REALM), R0_IS_0, END];
+        let accepted = judged(ProgramType::SCHED_CLS, &program).expect("a good program");
+        assert_eq!(
+            accepted.missing.as_deref(),
+            Some("helper bpf_get_route_realm is not served")
+        );
         let refused = judged(
             ProgramType::KPROBE,
             &[R0_IS_0, call(HelperId::PROBE_WRITE_USER), END],
@@ -382,11 +424,10 @@ mod tests {
             "{}",
             refused.reason
         );
-        assert!(
-            judged(ProgramType::XDP, &[R0_IS_0, END])
-                .expect("a good program")
-                .runs
-        );
+        let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
+        let program = [r2_is_0, call(HelperId::XDP_ADJUST_HEAD), R0_IS_0, END];
+        let accepted = judged(ProgramType::XDP, &program).expect("a good program");
+        assert_eq!(accepted.missing, None);
     }
 
     #[test]

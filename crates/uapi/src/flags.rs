@@ -39,6 +39,10 @@ pub const REPLACE: u32 = 1 << 2;
 pub const TEST_RND_HI32: u32 = 1 << 2;
 /// Of `BPF_PROG_TEST_RUN`: the program runs on the CPU that is named.
 pub const TEST_RUN_ON_CPU: u32 = 1 << 0;
+/// Of `BPF_PROG_TEST_RUN`: packets of an `xdp` program go where it sends them.
+pub const TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
+/// Of `BPF_PROG_TEST_RUN`: the packet's checksum is known beforehand.
+pub const TEST_SKB_CHECKSUM_COMPLETE: u32 = 1 << 2;
 
 /// `BPF_STRTOX_BASE_MASK`, for `bpf_strtol` and `bpf_strtoul`: the bits that hold the base
 /// (`kernel/bpf/helpers.c`).

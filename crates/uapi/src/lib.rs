@@ -63,6 +63,7 @@ pub mod nr;
 pub mod object;
 pub mod opcode;
 mod open_enum;
+pub mod packet;
 pub mod pagemap;
 pub mod perf;
 pub mod signal;

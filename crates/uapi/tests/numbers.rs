@@ -8,7 +8,8 @@ use aya_obj::generated as theirs;
 use aya_obj::generated::{bpf_attach_type, bpf_link_type, bpf_map_type, bpf_prog_type};
 use beeline_btf::{Btf, kind};
 use beeline_uapi::{
-    AttachType, Command, HelperId, LinkType, MapType, PerfEventType, ProgramType, flags, perf,
+    AttachType, Command, HelperId, LinkType, MapType, PerfEventType, ProgramType, flags, packet,
+    perf,
 };
 
 /// Higher than any number in use.
@@ -46,6 +47,15 @@ fn flags_are_those_of_other_bindings() {
         };
     }
     same! {
+        packet::F_RECOMPUTE_CSUM = BPF_F_RECOMPUTE_CSUM,
+        packet::F_INVALIDATE_HASH = BPF_F_INVALIDATE_HASH,
+        packet::F_HDR_FIELD_MASK = BPF_F_HDR_FIELD_MASK,
+        packet::F_PSEUDO_HDR = BPF_F_PSEUDO_HDR,
+        packet::F_MARK_MANGLED_0 = BPF_F_MARK_MANGLED_0,
+        packet::F_MARK_ENFORCE = BPF_F_MARK_ENFORCE,
+        packet::F_INGRESS = BPF_F_INGRESS,
+        packet::F_ADJ_ROOM_FIXED_GSO = BPF_F_ADJ_ROOM_FIXED_GSO,
+        packet::F_ADJ_ROOM_NO_CSUM_RESET = BPF_F_ADJ_ROOM_NO_CSUM_RESET,
         flags::NO_PREALLOC = BPF_F_NO_PREALLOC,
         flags::NO_COMMON_LRU = BPF_F_NO_COMMON_LRU,
         flags::NUMA_NODE = BPF_F_NUMA_NODE,
@@ -69,6 +79,7 @@ fn flags_are_those_of_other_bindings() {
         flags::XDP_HAS_FRAGS = BPF_F_XDP_HAS_FRAGS,
         flags::TEST_REG_INVARIANTS = BPF_F_TEST_REG_INVARIANTS,
         flags::TEST_RUN_ON_CPU = BPF_F_TEST_RUN_ON_CPU,
+        flags::TEST_XDP_LIVE_FRAMES = BPF_F_TEST_XDP_LIVE_FRAMES,
         flags::REPLACE = BPF_F_REPLACE,
         flags::LOCK = BPF_F_LOCK,
         flags::KPROBE_MULTI_RETURN = BPF_F_KPROBE_MULTI_RETURN,
@@ -90,6 +101,15 @@ fn flags_are_those_of_other_bindings() {
     }
     let create = theirs::BPF_LOCAL_STORAGE_GET_F_CREATE as u64;
     assert_eq!(flags::LOCAL_STORAGE_GET_F_CREATE, create);
+    let levels = [
+        (packet::CSUM_LEVEL_QUERY, theirs::BPF_CSUM_LEVEL_QUERY),
+        (packet::CSUM_LEVEL_INC, theirs::BPF_CSUM_LEVEL_INC),
+        (packet::CSUM_LEVEL_DEC, theirs::BPF_CSUM_LEVEL_DEC),
+        (packet::CSUM_LEVEL_RESET, theirs::BPF_CSUM_LEVEL_RESET),
+    ];
+    for (level, theirs) in levels {
+        assert_eq!(level, theirs as u64);
+    }
     let kinds = [
         (
             PerfEventType::UPROBE,

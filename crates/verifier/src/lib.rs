@@ -5,7 +5,8 @@
 //! same facts as the kernel: the helpers' prototypes, and that maps and types are as
 //! [`program::Program`] says.
 //!
-//! [`Flow`] is the shape of a program; the compiler starts from it, too. [`resolve`] turns the map
+//! [`Flow`] is the shape of a program; the compiler starts from it, too. [`lower_for_packets`] turns
+//! instructions that only programs for packets have into others. [`resolve`] turns the map
 //! descriptors of an accepted program into the indexes that compiled code uses.
 //!
 //! Its terms are in docs/glossary.md.
@@ -14,12 +15,14 @@
 
 mod flow;
 mod frame;
+mod lower;
 mod modules;
 mod reject;
 mod replace;
 mod resolve;
 
 pub use flow::{Flow, Function, MAX_INSNS};
+pub use lower::lower_for_packets;
 pub use reject::Reject;
 pub use resolve::{Unresolved, resolve};
 

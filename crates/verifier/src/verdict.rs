@@ -129,6 +129,8 @@ pub struct ProgramSummary {
     /// The bytes of the context that some path reads or writes, as `(offset, size, written)`,
     /// ascending.
     pub context: Vec<(u32, u32, bool)>,
+    /// The instructions that store to the context on some path, with the offsets there, ascending.
+    pub context_stores: Vec<(usize, u32)>,
     /// True if the program uses the memory that r1 points to at its start, or passes it on.
     pub reads_context: bool,
     /// The bytes of eBPF stack, by function, in the order of their first instructions.

@@ -250,37 +250,74 @@ impl ProgBindMap {
 #[derive(Debug)]
 pub(crate) struct TestRun {
     pub(crate) prog_fd: i32,
-    pub(crate) context_len: u32,
-    /// The address of the context.
-    pub(crate) context: u64,
-    /// True for packet data, an output context or repetitions, which programs without a packet do
-    /// not take.
-    pub(crate) has_packet: bool,
+    pub(crate) data_in: Buffer,
+    pub(crate) data_out: Buffer,
+    pub(crate) context_in: Buffer,
+    pub(crate) context_out: Buffer,
+    pub(crate) repeat: u32,
+    pub(crate) duration: u32,
     pub(crate) flags: u32,
     pub(crate) cpu: u32,
+    pub(crate) batch_size: u32,
+}
+
+/// Memory of the tool.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Buffer {
+    pub(crate) address: u64,
+    /// In bytes.
+    pub(crate) len: u32,
+}
+
+impl Buffer {
+    /// True if there is an address and a size, or neither.
+    fn is_whole(self) -> bool {
+        (self.address == 0) == (self.len == 0)
+    }
+
+    fn is_given(self) -> bool {
+        self.address != 0 || self.len != 0
+    }
 }
 
 impl TestRun {
     /// The offset at which the program's result is written back.
     pub(crate) const RETVAL: u64 = offset_of!(uapi::TestRun, retval) as u64;
+    /// The offset at which the packet's size is written back.
+    pub(crate) const DATA_SIZE_OUT: u64 = offset_of!(uapi::TestRun, data_size_out) as u64;
+    /// The offset at which the context's size is written back.
+    pub(crate) const CONTEXT_SIZE_OUT: u64 = offset_of!(uapi::TestRun, ctx_size_out) as u64;
+    /// The offset at which the duration is written back.
+    pub(crate) const DURATION: u64 = offset_of!(uapi::TestRun, duration) as u64;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
         attr.ends_at(offset_behind!(uapi::TestRun, batch_size))?;
         let from: uapi::TestRun = attr.view();
-        let data = from.data_size_in != 0
-            || from.data_size_out != 0
-            || from.data_in != 0
-            || from.data_out != 0;
-        let repeated = from.repeat != 0 || from.duration != 0 || from.batch_size != 0;
-        let context_out = from.ctx_size_out != 0 || from.ctx_out != 0;
-        Ok(TestRun {
+        let buffer = |address, len| Buffer { address, len };
+        let parsed = TestRun {
             prog_fd: from.prog_fd,
-            context_len: from.ctx_size_in,
-            context: from.ctx_in,
-            has_packet: data || repeated || context_out,
+            data_in: buffer(from.data_in, from.data_size_in),
+            data_out: buffer(from.data_out, from.data_size_out),
+            context_in: buffer(from.ctx_in, from.ctx_size_in),
+            context_out: buffer(from.ctx_out, from.ctx_size_out),
+            repeat: from.repeat,
+            duration: from.duration,
             flags: from.flags,
             cpu: from.cpu,
-        })
+            batch_size: from.batch_size,
+        };
+        match parsed.context_in.is_whole() && parsed.context_out.is_whole() {
+            true => Ok(parsed),
+            false => Err(Errno::EINVAL),
+        }
+    }
+
+    /// True for packet data, an output context or repetitions, which programs without a packet do
+    /// not take.
+    pub(crate) fn has_packet(&self) -> bool {
+        let buffers = [self.data_in, self.data_out, self.context_out];
+        let repeated = self.repeat != 0 || self.duration != 0 || self.batch_size != 0;
+        repeated || buffers.into_iter().any(Buffer::is_given)
     }
 }
 

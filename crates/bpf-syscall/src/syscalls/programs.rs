@@ -1,4 +1,4 @@
-//! `BPF_PROG_LOAD`, `BPF_PROG_BIND_MAP` and `BPF_PROG_TEST_RUN`.
+//! `BPF_PROG_LOAD` and `BPF_PROG_BIND_MAP`.
 
 mod log;
 
@@ -13,13 +13,12 @@ use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::fields::u32_at;
 use beeline_uapi::info::{FuncInfo, LineInfo};
 use beeline_uapi::limits::{
-    BPF_COMPLEXITY_LIMIT_INSNS, LONGEST_LICENSE, MAX_BPF_FUNC_ARGS, MAX_FUNCINFO_REC_SIZE,
-    MAX_USED_MAPS,
+    BPF_COMPLEXITY_LIMIT_INSNS, LONGEST_LICENSE, MAX_FUNCINFO_REC_SIZE, MAX_USED_MAPS,
 };
-use beeline_uapi::{AttachType, Errno, ProgramType, flags};
+use beeline_uapi::{AttachType, Errno, flags};
 use parking_lot::Mutex;
 
-use super::attr::{Log, ProgBindMap, ProgLoad, Records, TestRun};
+use super::attr::{Log, ProgBindMap, ProgLoad, Records};
 use super::descriptors::NewDescriptors;
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
@@ -35,10 +34,8 @@ const FLAGS: u32 = flags::STRICT_ALIGNMENT
     | flags::SLEEPABLE
     | flags::XDP_HAS_FRAGS
     | flags::TEST_REG_INVARIANTS;
-/// The bytes of context of a raw tracepoint: its arguments.
-const CONTEXT_LIMIT: u32 = MAX_BPF_FUNC_ARGS * 8;
 
-/// Loads programs, gives them maps, and runs them once.
+/// Loads programs, and gives them maps.
 pub(super) struct Programs<'a> {
     memory: Memory<'a>,
     attr: ToolAttr<'a>,
@@ -291,33 +288,6 @@ impl<'a> Programs<'a> {
         self.backend
             .program_bind_map(program.held.id, map.held.id)?;
         program.maps.lock().push(map);
-        Ok(Reply::Value(0))
-    }
-
-    /// Carries out `BPF_PROG_TEST_RUN`: runs a program once. Programs for packets are not run here.
-    pub(super) fn test_run(&self, attr: &BpfAttr) -> Answer {
-        let wanted = TestRun::parse(attr)?;
-        let program = self.fds.program(wanted.prog_fd)?;
-        if !matches!(
-            program.prog_type,
-            ProgramType::RAW_TRACEPOINT | ProgramType::SYSCALL
-        ) {
-            return Err(Errno::ENOTSUPP);
-        }
-        let on_cpu = wanted.flags & flags::TEST_RUN_ON_CPU != 0;
-        let limit = if program.prog_type == ProgramType::SYSCALL {
-            u32::from(u16::MAX)
-        } else {
-            CONTEXT_LIMIT
-        };
-        if wanted.has_packet || wanted.context_len > limit || (!on_cpu && wanted.cpu != 0) {
-            return Err(Errno::EINVAL);
-        }
-        let context = self
-            .memory
-            .bytes(wanted.context, wanted.context_len as usize)?;
-        let result = self.backend.program_test_run(program.held.id, &context)?;
-        self.attr.put_u32(TestRun::RETVAL, result as u32)?;
         Ok(Reply::Value(0))
     }
 }

@@ -9,6 +9,7 @@
 //! - [`TID_OFFSETS`]: where C libraries keep a thread's id.
 //! - [`FORK`], [`VFORK`]: numbers of calls; a machine without them has negative ones, which no call
 //!   has.
+//! - [`MAP_LOW`]: has the kernel map memory below 4 GiB.
 //! - [`check`]: says what this processor or kernel lacks.
 //! - [`before_call`]: the registers of a thread that makes a hooked call again.
 

@@ -7,6 +7,7 @@ use beeline_inject::Registers;
 use beeline_uapi::linux::HWCAP2_FSGSBASE;
 use libc::{c_long, user_regs_struct};
 use object::elf;
+use rustix::mm::MapFlags;
 
 use crate::error::Error;
 
@@ -25,6 +26,9 @@ pub const TID_OFFSETS: [i32; 2] = [0x2d0, 0x30];
 
 /// The number of `fork(2)`.
 pub const FORK: c_long = libc::SYS_fork;
+
+/// A flag of `mmap(2)`: memory below 2 GiB.
+pub const MAP_LOW: MapFlags = MapFlags::from_bits_retain(libc::MAP_32BIT.cast_unsigned());
 
 /// The number of `vfork(2)`.
 pub const VFORK: c_long = libc::SYS_vfork;

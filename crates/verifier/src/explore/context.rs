@@ -41,6 +41,10 @@ impl Explorer<'_> {
         self.uses
             .context
             .insert((at.cast_unsigned(), size.cast_unsigned(), write));
+        if write {
+            let store = (self.insn, at.cast_unsigned());
+            self.uses.context_stores.insert(store);
+        }
         Ok(loaded)
     }
 
