@@ -17,6 +17,7 @@ mod ps;
 mod run;
 mod run_guest;
 mod signals;
+mod stacks;
 mod start;
 mod vcpu_pin;
 mod verify;
@@ -57,6 +58,9 @@ enum Command {
         /// forge what programs collect in the others; maps that cannot be kept apart work for all
         #[arg(long)]
         no_isolation: bool,
+        /// The way by which the callers of a function are found, for stack traces
+        #[arg(long, value_name = "WAY", default_value = "unwind-tables")]
+        stacks: stacks::Way,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -135,6 +139,7 @@ pub fn main() -> ExitCode {
             pid,
             destructive,
             no_isolation,
+            stacks,
             engines,
             memory,
             place,
@@ -151,6 +156,7 @@ pub fn main() -> ExitCode {
                         true => Isolation::None,
                         false => Isolation::ByUser,
                     },
+                    stacks: stacks.into(),
                 };
                 run::run(tool, all, pid, rules, &engines, &memory)
             }

@@ -24,11 +24,12 @@ use crate::{say, signals};
 
 /// Options of `beeline run` that have no effect in a guest, and are refused. Nor has `--engine`, but
 /// clap takes BEELINE_ENGINE for that option.
-const LOCAL: [&str; 7] = [
+const LOCAL: [&str; 8] = [
     "all",
     "pid",
     "destructive",
     "no_isolation",
+    "stacks",
     "aot",
     "verbose",
     "memory_limit",

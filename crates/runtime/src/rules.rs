@@ -9,6 +9,18 @@ pub struct Rules {
     pub policy: Policy,
     /// The processes that share memory.
     pub isolation: Isolation,
+    /// The way of `bpf_get_stack` and `bpf_get_stackid` along the stacks of targets.
+    pub stacks: Stacks,
+}
+
+/// How the callers of a function are found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Stacks {
+    /// By the unwind information of the code, and by frame pointers where there is none.
+    #[default]
+    UnwindTables,
+    /// By frame pointers only, as the kernel does it.
+    FramePointers,
 }
 
 /// The processes that share the memory of maps and rings.

@@ -86,8 +86,7 @@ impl Runtime {
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
         arch::check()?;
         let shared = Arc::new(
-            Shared::new(command, cpus, rules.isolation)
-                .map_err(os("creating the session's memory"))?,
+            Shared::new(command, cpus, rules).map_err(os("creating the session's memory"))?,
         );
         let notifier = Notifier::start(shared.domains.clone()).map_err(os("starting a thread"))?;
         let tool = Arc::new(AtomicI32::new(0));
