@@ -109,8 +109,6 @@ scripts! {
     built with ["-fcf-protection=none"];
     ustack_names_the_callers: Exact,
         "uprobe:{prog}:wl_inner { @[ustack(3)] = count(); }", ["]: 12"];
-    whole_ustack_is_the_kernels: Exact,
-        "uprobe:{prog}:wl_inner { @[ustack] = count(); }", ["]: 12"];
     ustack_in_perf_form: Exact,
         "uprobe:{prog}:wl_inner { @[ustack(perf, 2)] = count(); }", ["]: 12"];
     ustack_can_be_printed: Sorted,

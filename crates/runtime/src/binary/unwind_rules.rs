@@ -102,6 +102,12 @@ fn rule_of(row: &UnwindTableRow<usize>, frames: &Frames<'_>) -> Option<Rule> {
     Some(Rule::new(cfa, saved))
 }
 
+/// Returns [`rule_of`] a row, or that nothing is known.
+#[cfg(test)]
+pub fn rule_at(row: &UnwindTableRow<usize>, frames: &Frames<'_>) -> Rule {
+    rule_of(row, frames).unwrap_or(Rule::UNKNOWN)
+}
+
 fn operations<'a>(
     expression: &UnwindExpression<usize>,
     frames: &Frames<'a>,
