@@ -1,5 +1,7 @@
 //! The rules by which callers are found, from a file's `.eh_frame`.
 
+use std::time::{Duration, Instant};
+
 use beeline_agent::unwind_table::{Cfa, Rule, Saved};
 use gimli::{
     BaseAddresses, CfaRule, Encoding, EndianSlice, Format, LittleEndian, Operation, Register,
@@ -20,6 +22,11 @@ pub struct Ruled {
     pub rule: Rule,
 }
 
+/// The most rules of a file. A browser has a million.
+const MOST_RULES: usize = 8 << 20;
+/// The longest time that a file's information is interpreted. A process can map a file that is made
+/// to take long.
+const LONGEST_READ: Duration = Duration::from_secs(30);
 /// The operations of the longest expression that is understood.
 const LONGEST: usize = 9;
 
@@ -32,11 +39,15 @@ const ENCODING: Encoding = Encoding {
 type Operations<'a> = Vec<Operation<EndianSlice<'a, LittleEndian>>>;
 
 /// Returns the rules that a section at an address names, in its own order. Parts that make no sense
-/// are left out.
+/// are left out, and what is too much.
 pub fn rules(data: &[u8], address: u64) -> Vec<Ruled> {
     let mut found = Vec::new();
     let mut context = UnwindContext::new();
+    let begun = Instant::now();
     each_entry(data, address, |fde, frames, bases| {
+        if begun.elapsed() > LONGEST_READ {
+            return;
+        }
         if fde.is_signal_trampoline() {
             let start = fde.initial_address();
             found.push(Ruled {
@@ -62,6 +73,9 @@ fn append(
         return;
     };
     while let Ok(Some(row)) = rows.next_row() {
+        if found.len() >= MOST_RULES {
+            return;
+        }
         let (start, end) = (row.start_address(), row.end_address());
         if start < end {
             let rule = rule_of(row, frames).unwrap_or(Rule::UNKNOWN);

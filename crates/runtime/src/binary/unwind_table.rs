@@ -133,6 +133,13 @@ fn encoded<'a>(data: impl ReadRef<'a>) -> Option<(Vec<Segment>, Option<Table>)> 
     Some((segments, table))
 }
 
+/// Makes the table of a section at an address, for code at some addresses; `None` if the section
+/// says nothing of it.
+pub fn of_section(data: &[u8], address: u64, code: &Range<u64>) -> Option<Table> {
+    let len = code.end.checked_sub(code.start)?;
+    table(rules(data, address), &[Segment::new(0, code.start, len)?])
+}
+
 /// Makes a table of rules for code in some segments; `None` if there are none.
 fn table(mut rules: Vec<Ruled>, segments: &[Segment]) -> Option<Table> {
     let parts = || segments.iter().map(Segment::addresses);
