@@ -2,8 +2,8 @@
 //! `backtrace()` finds. The kernel's own traces go by frame pointers, so only Beeline promises this.
 
 use beeline_e2e::{
-    Scratch, Turn, Workload, beeline, beeline_wanted, compile_anew, file_offset, kernel_available,
-    need,
+    Engine, Scratch, Tool, Turn, Workload, beeline, beeline_wanted, compile_anew, file_offset,
+    find_program, kernel_available, need,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -96,6 +96,26 @@ impl Setting {
         Ok(())
     }
 
+    /// Has bpftrace start the program and show the callers of the probed function at once.
+    fn shows_first_callers(&self) -> Result<(), String> {
+        beeline_wanted()?;
+        let place = self.program.display();
+        let mut command = Engine::Beeline.command(find_program("bpftrace")?);
+        command.args(["-c", &format!("{place} callback")]);
+        let script = format!("uprobe:{place}:s_leaf {{ print(ustack(perf)); }}");
+        let ended = Tool::start(with_script(command, &script)).wait();
+        let is_answer = |line: &&String| {
+            line.starts_with(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c))
+        };
+        let answer = ended.stdout.iter().find(is_answer);
+        let answer = answer.ok_or_else(|| format!("{ended:?}"))?;
+        let frames = ended.stdout.iter().filter(|line| line.starts_with('\t'));
+        let addresses = frames.filter_map(|line| line.split_whitespace().next());
+        let stack = addresses.collect::<Vec<_>>().join(" ");
+        assert_callers(&stack, 1, answer, "started by the tool");
+        Ok(())
+    }
+
     /// Compares the stacks of one process by frame pointers, as the kernel and as Beeline find
     /// them.
     fn agrees_with_the_kernel(&self, function: &str, way: &str) -> Result<(), String> {
@@ -115,6 +135,11 @@ impl Setting {
         process.finish();
         Ok(())
     }
+}
+
+fn with_script(mut command: Command, script: &str) -> Command {
+    command.args(["-e", script]);
+    command
 }
 
 /// Fails unless a stack has these callers behind its first addresses.
@@ -171,6 +196,14 @@ fn libraries_may_come_and_go() {
     let library = path_text(&library);
     let ways = [library, "plain", library, "callback", library];
     need!(setting.shows_callers(&ways, &["s_leaf"], 1));
+}
+
+/// The libraries of such a program are mapped after Beeline has come to it.
+#[test]
+fn callers_are_found_in_a_program_that_the_tool_starts() {
+    let _turn = Turn::take();
+    let setting = Setting::without_frame_pointers(&[]);
+    need!(setting.shows_first_callers());
 }
 
 #[test]

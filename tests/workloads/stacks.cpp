@@ -1,5 +1,6 @@
 // Stacks of code without frame pointers. Same protocol as counts.c, but that the line says by which way s_leaf is called, once, and the
 // answer has its callers as the C library's backtrace() finds them: addresses, "*" for one that is not known exactly. Exit code 7.
+// With an argument, that is the only line.
 #include <alloca.h>
 #include <cstdint>
 #include <cstdio>
@@ -188,21 +189,31 @@ static void perform(const char *line)
         library(line);
 }
 
-int main()
+static void answer()
+{
+    // The first is s_leaf itself.
+    for (int i = 1; i < count; i++)
+        printf(callers[i] ? "%lx " : "* ", (unsigned long)callers[i]);
+    puts("");
+    fflush(stdout);
+}
+
+int main(int argument_count, char **arguments)
 {
     char line[512];
     void *warm[1];
     backtrace(warm, 1);
+    if (argument_count > 1) {
+        perform(arguments[1]);
+        answer();
+        return 0;
+    }
     puts("ready");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         perform(line);
-        // The first is s_leaf itself.
-        for (int i = 1; i < count; i++)
-            printf(callers[i] ? "%lx " : "* ", (unsigned long)callers[i]);
-        puts("");
-        fflush(stdout);
+        answer();
     }
     return EXIT_CODE;
 }
