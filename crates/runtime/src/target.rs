@@ -462,6 +462,7 @@ impl Target {
         let _ = sites.mend();
         sites.unblock_late();
         let mut told = sites.blinded();
+        told.extend(sites.memory.news_of_tables());
         told.extend(syscalls.mend(&mut sites.memory));
         told
     }

@@ -33,6 +33,8 @@ pub(super) struct Walks {
     seen: Vec<Code>,
     /// True if some tables were not ready then.
     are_late: bool,
+    /// True once the user has been told of that.
+    is_told: bool,
 }
 
 /// Start, end, offset in the file, and inode of a mapping.
@@ -67,6 +69,19 @@ impl TargetMemory {
     /// True if walks wait for tables.
     pub fn waits_for_tables(&self) -> bool {
         self.walks.are_late
+    }
+
+    /// Returns what the user should be told of tables that are late, once.
+    pub fn news_of_tables(&mut self) -> Option<String> {
+        let is_news = self.walks.are_late && !self.walks.is_told;
+        self.walks.is_told |= is_news;
+        is_news.then(|| {
+            format!(
+                "process {}: the unwind information of its files is still being read: until then its stacks go by frame \
+                 pointers and may lack callers",
+                self.process.pid()
+            )
+        })
     }
 
     /// Maps the tables of all code, and tells walks of them.
@@ -109,6 +124,7 @@ impl TargetMemory {
             looked: Some(Instant::now()),
             seen,
             are_late,
+            is_told: self.walks.is_told,
         };
         Ok(())
     }
