@@ -61,7 +61,7 @@ soak: deps build
 # seeds, what earlier runs found, and the libbpf tools' object files. `session_page` and
 # `dead_session` trace a process that they start.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls relay_ring map_memory map_shards trace_ring session_page dead_session seccomp_filter
+FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls relay_ring map_memory map_shards trace_ring session_page dead_session seccomp_filter unwind_info
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
 fuzz:
 	cargo run --release -p beeline-fuzz-api --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)

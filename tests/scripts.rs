@@ -108,11 +108,9 @@ scripts! {
 scripts! {
     built with ["-fcf-protection=none"];
     ustack_names_the_callers: Exact,
-        "uprobe:{prog}:wl_inner { @[ustack(3)] = count(); }", ["]: 12"];
-    whole_ustack_is_the_kernels: Exact,
-        "uprobe:{prog}:wl_inner { @[ustack] = count(); }", ["]: 12"];
+        "uprobe:{prog}:wl_middle { @[ustack(3)] = count(); }", ["]: 12"];
     ustack_in_perf_form: Exact,
-        "uprobe:{prog}:wl_inner { @[ustack(perf, 2)] = count(); }", ["]: 12"];
+        "uprobe:{prog}:wl_middle { @[ustack(perf, 2)] = count(); }", ["]: 12"];
     ustack_can_be_printed: Sorted,
         "uprobe:{prog}:wl_outer { printf(\"%s\", ustack(1)); }", ["wl_outer+0"];
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The workload's name of an operation, and its description.
-const FROM_PROGRAMS: [(&str, &str); 19] = [
+const FROM_PROGRAMS: [(&str, &str); 20] = [
     ("nothing", "one turn of the loop around each of these"),
     ("hash-look-up", "hash look-up hit, 8-byte key"),
     ("hash-update", "hash update existing"),
@@ -25,6 +25,7 @@ const FROM_PROGRAMS: [(&str, &str); 19] = [
     ("perf-output", "perf_event_output, 64 B"),
     ("read-user", "probe_read_user, 8 B"),
     ("stack-id", "get_stackid, 8 frames and what is above"),
+    ("stack-id-20", "get_stackid, 20 frames and what is above"),
     ("queue-push-pop", "queue push + pop"),
     ("clock", "ktime_get_ns"),
     ("user", "get_current_uid_gid"),

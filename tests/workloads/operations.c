@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TIMES = 1000, RUNS = 10, ROUNDS = 40, FRAMES = 7, KEYS = 1024, MANY = 1000000, BATCH = 4096 };
+enum { TIMES = 1000, RUNS = 10, ROUNDS = 40, FRAMES = 7, DEEP_FRAMES = 19, KEYS = 1024, MANY = 1000000, BATCH = 4096 };
 enum { RING_BYTES = 4 << 20, PERF_PAGES = 512, MAX_CPUS = 64 };
 
 static void die(const char *what)
@@ -45,21 +45,23 @@ __attribute__((noinline, optimize("no-omit-frame-pointer", "no-optimize-sibling-
 }
 
 static pthread_barrier_t together;
+static int frames;
 
 static void *second(void *unused)
 {
     for (;;) {
         pthread_barrier_wait(&together);
         for (int run = 0; run < RUNS; run++)
-            below(FRAMES, 1);
+            below(frames, 1);
         pthread_barrier_wait(&together);
     }
     return unused;
 }
 
-enum { COMMANDS = 100, ANSWERS = 101 };
+enum { COMMANDS = 100, ANSWERS = 101, DEEP = 2 };
 
-/* Says that it is ready, and then answers each command with itself when it is done. */
+/* Says that it is ready, and then answers each command, the number of threads or that and DEEP, with itself when it is
+ * done. */
 static int be_the_target(void)
 {
     pthread_t thread;
@@ -69,11 +71,13 @@ static int be_the_target(void)
     if (write(ANSWERS, &threads, 1) != 1)
         return 1;
     while (read(COMMANDS, &threads, 1) == 1) {
-        if (threads == '2')
+        int is_deep = threads > '2', are_two = threads == '2' || threads == '2' + DEEP;
+        frames = is_deep ? DEEP_FRAMES : FRAMES;
+        if (are_two)
             pthread_barrier_wait(&together);
         for (int run = 0; run < RUNS; run++)
-            below(FRAMES, 0);
-        if (threads == '2')
+            below(frames, 0);
+        if (are_two)
             pthread_barrier_wait(&together);
         if (write(ANSWERS, &threads, 1) != 1)
             break;
@@ -384,6 +388,7 @@ static const struct {
     const char *name;
     int (*make)(void);
     body *body;
+    char deep;
 } OPERATIONS[] = {
     {"nothing", make_array, nothing},
     {"hash-look-up", make_hash, look_up},
@@ -399,6 +404,7 @@ static const struct {
     {"perf-output", make_perf_array, perf_record},
     {"read-user", make_array, read_user},
     {"stack-id", make_stacks, stack_id},
+    {"stack-id-20", make_stacks, stack_id, DEEP},
     {"queue-push-pop", make_queue, push_and_pop},
     {"clock", make_array, read_clock},
     {"user", make_array, user},
@@ -454,8 +460,8 @@ static void measure_programs(char **wanted)
         for (uint64_t thread = 0; thread < 2; thread++)
             element(BPF_MAP_UPDATE_ELEM, times, &thread, &(struct spent){0, 0});
         int program = load(OPERATIONS[i].body, map, times), event = attach(program, target);
-        double one = best_round(times, commands, answers, '1');
-        double two = best_round(times, commands, answers, '2');
+        double one = best_round(times, commands, answers, (char)('1' + OPERATIONS[i].deep));
+        double two = best_round(times, commands, answers, (char)('2' + OPERATIONS[i].deep));
         printf("%s %.2f %.2f\n", OPERATIONS[i].name, one, two);
         fflush(stdout);
         close(event), close(program), close(map), close(times);

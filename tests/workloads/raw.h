@@ -175,8 +175,9 @@ static inline int fd_of_id(int command, uint32_t id)
     return bpf(command, &attr);
 }
 
-/* Attaches a program of type kprobe to a place in a file, in one process; in all with -1. */
-static inline int attach_uprobe(int program, const char *path, uint64_t offset, pid_t pid)
+/* Attaches a program of type kprobe to a place in a file, or to the return of the function there, in one process; in all
+ * with -1. */
+static inline int attach_probe(int program, const char *path, uint64_t offset, pid_t pid, int is_return)
 {
     struct perf_event_attr attr;
     unsigned type;
@@ -187,6 +188,7 @@ static inline int attach_uprobe(int program, const char *path, uint64_t offset, 
     memset(&attr, 0, sizeof attr);
     attr.size = sizeof attr;
     attr.type = type;
+    attr.config = is_return != 0;
     attr.config1 = (uintptr_t)path;
     attr.config2 = offset;
     attr.sample_period = 1;
@@ -197,4 +199,9 @@ static inline int attach_uprobe(int program, const char *path, uint64_t offset, 
     if (ioctl(fd, PERF_EVENT_IOC_SET_BPF, program) < 0 || ioctl(fd, PERF_EVENT_IOC_ENABLE, 0) < 0)
         die("attaching", -errno);
     return fd;
+}
+
+static inline int attach_uprobe(int program, const char *path, uint64_t offset, pid_t pid)
+{
+    return attach_probe(program, path, offset, pid, 0);
 }

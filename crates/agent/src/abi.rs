@@ -3,8 +3,8 @@
 //! There are three kinds of memory, which differ in their writers:
 //!
 //! - the **pool** (read and execute only in the target, written by Beeline alone): [`Target`],
-//!   [`Site`], [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`]
-//!   and the trampolines. Whatever can change while the target runs is a single word that Beeline
+//!   [`Site`], [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`],
+//!   [`ModuleList`] and the trampolines. Whatever can change while the target runs is a single word that Beeline
 //!   stores atomically.
 //! - **private** memory of the target: [`Control`], [`crate::returns::ReturnTable`], the [`Slot`]s
 //!   and their stacks.
@@ -13,6 +13,7 @@
 //! Beeline's own memory safety never depends on reading any of this back. Beeline reads it only to
 //! restore an orphan, and then checks it.
 
+mod modules;
 mod signals;
 mod sites;
 pub mod syscalls;
@@ -24,6 +25,7 @@ pub use beeline_isa::abi::TID_UNKNOWN;
 use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
 use beeline_maps::Map;
 use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
+pub use modules::*;
 pub use signals::*;
 pub use sites::*;
 
@@ -108,6 +110,8 @@ pub struct Target {
     /// The [`MapHandle`] of the session's trace buffer, a ring of [`TraceLine`]s; 0 while no
     /// program here prints.
     pub trace: AtomicUsize,
+    /// The newest [`ModuleList`]'s address; 0 while no program walks stacks by unwind tables.
+    pub modules: AtomicUsize,
     /// The pool that contains this, with all compiled programs.
     pub pool: usize,
     /// The pool's size in bytes.
@@ -292,6 +296,8 @@ pub struct Slot {
     pub holes: [u64; HOLE_ENTRIES],
     /// Pages of stacks that are not alternate ones.
     pub stacks: [StackEntry; STACK_ENTRIES],
+    /// What walks of stacks know of code.
+    pub known_rules: KnownRules,
     /// The place that clocks are read to: a `struct timespec`.
     pub time: [u64; 2],
     /// Room to put together a record or a stack trace.

@@ -17,6 +17,7 @@ mod ps;
 mod run;
 mod run_guest;
 mod signals;
+mod stacks;
 mod start;
 mod vcpu_pin;
 mod verify;
@@ -70,6 +71,9 @@ enum Command {
         /// CAP_PERFMON. `user`: never in the kernel
         #[arg(long = "where", value_enum, default_value_t)]
         programs: Programs,
+        /// The way by which the callers of a function are found, for stack traces
+        #[arg(long, value_name = "WAY", default_value = "unwind-tables")]
+        stacks: stacks::Way,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -149,6 +153,7 @@ pub fn main() -> ExitCode {
             destructive,
             no_isolation,
             programs,
+            stacks,
             engines,
             memory,
             place,
@@ -169,6 +174,7 @@ pub fn main() -> ExitCode {
                         Programs::Auto => Place::Auto,
                         Programs::User => Place::User,
                     },
+                    stacks: stacks.into(),
                 };
                 run::run(tool, all, pid, rules, &engines, &memory)
             }

@@ -24,12 +24,13 @@ use crate::{say, signals};
 
 /// Options of `beeline run` that have no effect in a guest, and are refused. Nor has `--engine`, but
 /// clap takes BEELINE_ENGINE for that option.
-const LOCAL: [&str; 8] = [
+const LOCAL: [&str; 9] = [
     "all",
     "pid",
     "destructive",
     "no_isolation",
     "programs",
+    "stacks",
     "aot",
     "verbose",
     "memory_limit",

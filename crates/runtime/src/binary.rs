@@ -4,6 +4,8 @@ mod go;
 mod mapped;
 pub mod parts;
 mod unwind;
+mod unwind_rules;
+pub mod unwind_table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
@@ -109,6 +111,15 @@ impl Segment {
     fn to_address(&self, offset: u64) -> u64 {
         offset - self.offset + self.address
     }
+}
+
+/// Returns the file's own address of the start of a part of it that is mapped for code.
+fn address_in(segments: &[Segment], mapped: &Range<u64>) -> Option<u64> {
+    let overlaps = |offsets: Range<u64>| offsets.start < mapped.end && mapped.start < offsets.end;
+    let mut segments = segments.iter();
+    let segment = segments.find(|segment| overlaps(segment.offsets()))?;
+    let distance = mapped.start.wrapping_sub(segment.offset);
+    Some(distance.wrapping_add(segment.address))
 }
 
 /// The surroundings of a probed place, as file offsets.
@@ -351,16 +362,7 @@ impl Binary {
     /// Returns the file's own address of the start of a part of it that is mapped for code. Whole
     /// pages are mapped, so it may begin before the code does.
     pub fn address_of(&self, mapped: &Range<u64>) -> Option<u64> {
-        let overlaps =
-            |offsets: Range<u64>| offsets.start < mapped.end && mapped.start < offsets.end;
-        let mut segments = self.segments.iter();
-        let segment = segments.find(|segment| overlaps(segment.offsets()))?;
-        Some(
-            mapped
-                .start
-                .wrapping_sub(segment.offset)
-                .wrapping_add(segment.address),
-        )
+        address_in(&self.segments, mapped)
     }
 
     /// Returns the file offsets of the bytes from one of its own addresses on, as far as they are

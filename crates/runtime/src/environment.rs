@@ -6,6 +6,7 @@
 
 mod links;
 mod manifest;
+mod modules;
 mod objects;
 
 use std::collections::HashMap;
@@ -32,6 +33,8 @@ use crate::trampoline_pool::{POOL_BYTES, Pool};
 pub use links::AGENT;
 use links::word_of;
 pub use manifest::manifest;
+use modules::Modules;
+pub use modules::Placed;
 use objects::ObjectTable;
 
 /// One address space's environment.
@@ -71,6 +74,7 @@ pub struct Environment {
     /// The path of the cgroup that programs were last told of; empty before that.
     cgroup: String,
     tasks: Option<Tasks>,
+    modules: Modules,
 }
 
 #[derive(Debug, Clone)]
@@ -137,6 +141,7 @@ impl Environment {
             objects: 0.into(),
             cgroups: 0.into(),
             trace: AtomicUsize::new(0),
+            modules: AtomicUsize::new(0),
             pool: pool as usize,
             pool_len: POOL_BYTES,
             tasks: 0.into(),
@@ -183,6 +188,7 @@ impl Environment {
             cgroups: HashMap::new(),
             cgroup: String::new(),
             tasks: None,
+            modules: Modules::default(),
         })
     }
 
@@ -232,13 +238,16 @@ impl Environment {
             cgroups: self.cgroups.clone(),
             cgroup: self.cgroup.clone(),
             tasks,
+            modules: self.modules.clone(),
         })
     }
 
-    /// Returns the addresses of the maps and rings that programs here may reach.
+    /// Returns the addresses of the maps, rings and unwind tables that programs here may reach.
     pub fn bases(&self) -> impl Iterator<Item = u64> {
         let maps = self.maps.values();
-        maps.flat_map(|placed| std::iter::once(placed.base).chain(placed.rings.values().copied()))
+        let maps = maps
+            .flat_map(|placed| std::iter::once(placed.base).chain(placed.rings.values().copied()));
+        maps.chain(self.tables())
     }
 
     /// Returns the manifest, to be changed by its atomics.

@@ -117,7 +117,7 @@ pub struct StubSet {
 }
 
 impl FileCalls {
-    fn read(path: &Path) -> Result<Self, Error> {
+    fn scan(path: &Path) -> Result<Self, Error> {
         let parts = File::open(path).and_then(Parts::read);
         let parts = parts.map_err(|source| Error::Open {
             path: path.into(),

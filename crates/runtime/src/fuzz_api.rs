@@ -6,12 +6,14 @@ mod shared_map;
 mod trace_buffer;
 
 use std::io;
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 
 use beeline_agent::foreseen;
 use beeline_inject::{ENTERING, LEAVING};
 use beeline_uapi::foreseen::ForeseenCall;
 
+use crate::binary::unwind_table::of_section;
 use crate::confinement::{decoded, objection};
 pub use crate::map::shards::View;
 pub use crate::tracees::fuzz_api::HostilePage;
@@ -26,6 +28,13 @@ pub fn verdicts(filter: &[u8]) -> Vec<(&'static ForeseenCall, bool)> {
     let calls = LEAVING.iter().chain(ENTERING).chain(foreseen::CALLS);
     let verdict = |call| (call, objection(&filter, call).is_none());
     calls.map(verdict).collect()
+}
+
+/// Returns the unwind table of code at some addresses, and the address that its first page stands
+/// for: by the bytes of an `.eh_frame` section at address 0. `None` if these say nothing of the code.
+pub fn unwind_table(section: &[u8], code: &Range<u64>) -> Option<(u64, Vec<u32>)> {
+    let table = of_section(section, 0, code)?;
+    Some((table.origin, table.words))
 }
 
 /// A process that sleeps until it is dropped, or until this process ends.

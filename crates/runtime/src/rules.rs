@@ -11,6 +11,8 @@ pub struct Rules {
     pub isolation: Isolation,
     /// Where programs run.
     pub place: Place,
+    /// The way of `bpf_get_stack` and `bpf_get_stackid` along the stacks of targets.
+    pub stacks: Stacks,
 }
 
 /// Where the programs of a session run.
@@ -21,6 +23,16 @@ pub enum Place {
     /// In processes and in Beeline only.
     #[default]
     User,
+}
+
+/// How the callers of a function are found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Stacks {
+    /// By the unwind information of the code, and by frame pointers where there is none.
+    #[default]
+    UnwindTables,
+    /// By frame pointers only, as the kernel does it.
+    FramePointers,
 }
 
 /// The processes that share the memory of maps and rings.

@@ -91,8 +91,7 @@ impl Runtime {
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
         arch::check()?;
         let shared = Arc::new(
-            Shared::new(command, cpus, rules.isolation)
-                .map_err(os("creating the session's memory"))?,
+            Shared::new(command, cpus, rules).map_err(os("creating the session's memory"))?,
         );
         let kernel = HostKernel::new(rules.place, shared.domains.clone());
         if kernel.refusal().is_some() {

@@ -15,7 +15,8 @@ use crate::cgroup::Cgroups;
 use crate::domain::Domains;
 use crate::file_syscalls::CallFiles;
 use crate::link::Files;
-use crate::rules::Isolation;
+use crate::rules::{Isolation, Rules, Stacks};
+use crate::stack_tables::StackTables;
 use crate::tasks::TaskLayout;
 
 /// See the module documentation.
@@ -35,6 +36,10 @@ pub struct Shared {
     pub files: Files,
     /// Files with hooked system calls.
     pub calls: CallFiles,
+    /// The unwind tables of files.
+    pub stack_tables: StackTables,
+    /// The way of walks along stacks.
+    pub stacks: Stacks,
     /// The cgroups that targets are told of.
     pub cgroups: Cgroups,
     /// The number of times that an element of a map of objects was removed or replaced, or a link
@@ -54,15 +59,17 @@ impl Shared {
     /// # Errors
     ///
     /// Those of [`Agent::new`] and [`Domains::new`].
-    pub fn new(tool: Vec<OsString>, cpus: u32, isolation: Isolation) -> io::Result<Self> {
+    pub fn new(tool: Vec<OsString>, cpus: u32, rules: Rules) -> io::Result<Self> {
         Ok(Self {
             agent: Arc::new(Agent::new()?),
             domains: Arc::new(Domains::new()?),
-            isolation,
+            isolation: rules.isolation,
             cpus,
             tool,
             files: Files::default(),
             calls: CallFiles::default(),
+            stack_tables: StackTables::default(),
+            stacks: rules.stacks,
             cgroups: Cgroups::default(),
             removals: AtomicU64::new(0),
             unblocked: Mutex::default(),

@@ -12,6 +12,7 @@ mod idle;
 mod mapping;
 mod memory;
 mod mend;
+mod modules;
 mod pads;
 mod planning;
 mod semaphores;
@@ -287,6 +288,20 @@ impl Target {
         self.sites.keep_unwinding(regions, hold);
     }
 
+    /// Notices code that has come or gone, for walks of stacks.
+    ///
+    /// # Errors
+    ///
+    /// The process cannot be stopped, or has ended.
+    pub fn refresh_modules(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
+        self.sites.memory.refresh_modules(hold)
+    }
+
+    /// True if walks of stacks wait for unwind tables.
+    pub fn waits_for_tables(&self) -> bool {
+        self.memory().waits_for_tables()
+    }
+
     /// Makes system calls do what is wanted, and hooks what is not hooked yet. The process runs on
     /// whatever happens.
     ///
@@ -447,6 +462,7 @@ impl Target {
         let _ = sites.mend();
         sites.unblock_late();
         let mut told = sites.blinded();
+        told.extend(sites.memory.news_of_tables());
         told.extend(syscalls.mend(&mut sites.memory));
         told
     }

@@ -2,7 +2,8 @@
 //! [`object`] files, [`btf`], [`bytecode`], `files` of code, what hosts and `guests` say to each
 //! other, the calls of a tool at the `supervisor`, and what hostile processes write: rings (`relay`,
 //! `trace`), `maps` and their `shards`, what a dead session left (`remains`), the requests of
-//! targets (`session_page`) and their seccomp filters (`filter`).
+//! targets (`session_page`), their seccomp filters (`filter`) and the unwind information of their
+//! files (`unwind`).
 //!
 //! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz
 //! targets in `fuzz/` call them, and so does a test on the [`seeds`] that those begin with.
@@ -23,6 +24,7 @@ mod session_page;
 mod shards;
 mod supervisor;
 mod trace;
+mod unwind;
 
 pub use btf::btf;
 pub use bytecode::{bytecode, decode};
@@ -37,13 +39,14 @@ pub use session_page::{requests_answered, session_page};
 pub use shards::{map_shards, operations_on_shards};
 pub use supervisor::{tool_answers, tool_calls};
 pub use trace::{lines_read, trace_ring};
+pub use unwind::{frames_walked, unwind_info};
 
 /// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what
 /// is done with them.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     ("object", object),
     ("btf", btf),
     ("bytecode", bytecode),
@@ -63,4 +66,5 @@ pub const TARGETS: [Target; 19] = [
     ("session_page", session_page),
     ("dead_session", dead_session),
     ("seccomp_filter", seccomp_filter),
+    ("unwind_info", unwind_info),
 ];

@@ -49,6 +49,7 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
         "session_page" => crate::session_page::page_seeds(),
         "dead_session" => crate::remains::dead_seeds(),
         "seccomp_filter" => crate::filter::filter_seeds(),
+        "unwind_info" => crate::unwind::unwind_seeds(),
         _ => Vec::new(),
     }
 }

@@ -2,8 +2,8 @@
 
 use beeline_fuzz::Random;
 use beeline_fuzz_api::{
-    TARGETS, lines_read, operations_done, operations_on_shards, passes, records_relayed,
-    remains_seen, requests_answered, seeds, tool_answers,
+    TARGETS, frames_walked, lines_read, operations_done, operations_on_shards, passes,
+    records_relayed, remains_seen, requests_answered, seeds, tool_answers,
 };
 use beeline_uapi::Errno;
 
@@ -73,6 +73,14 @@ fn the_lines_of_seeds_are_read() {
     for (name, bytes) in seeds::of("trace_ring") {
         let lines = lines_read(&bytes);
         assert_eq!(lines > 0, name != "ahead", "{name}");
+    }
+}
+
+#[test]
+fn stacks_are_walked_by_the_unwind_information_of_seeds() {
+    for (name, bytes) in seeds::of("unwind_info") {
+        let frames = frames_walked(&bytes);
+        assert!(frames > 100, "{name}: {frames}");
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`BREAKPOINT_CODE`], [`is_breakpoint`] | how a breakpoint shows |
 //! | [`set_mask_behind`] | the signals blocked behind a handler |
 //! | [`return_from_signal`] | the code by which a signal handler returns to the kernel |
+//! | [`INTERRUPTED_IP`], [`INTERRUPTED_SP`], [`INTERRUPTED_FP`], [`is_restorer`], [`plt_frame`] | frames on the stack that no compiler has made |
 //! | [`HandlerCode`] | the code by which the kernel enters the agent's signal handler |
 //! | [`guarded_copy`], [`guarded_copy_string`], [`guarded_load`], [`fault_fixup()`] | reads whose faults the handler catches |
 //! | [`loads`] | a decoder of the loads that compiled programs make, to skip one that faulted |

@@ -136,6 +136,26 @@ pub unsafe fn copy(context: &mut Context, to: *mut u8, from: u64, bytes: u64) ->
     unsafe { guarded_copy(to, from, bytes) == 0 }
 }
 
+/// Reads a word of a stack. Returns `None` if it cannot be read.
+#[inline(always)]
+pub fn word(context: &mut Context, from: u64) -> Option<u64> {
+    if is_fresh(context, from, 8)
+        // SAFETY: a page is remembered only where faults are caught.
+        && let Some(value) = unsafe { guarded_load::<8>(from) }
+    {
+        return Some(value);
+    }
+    slow_word(context, from)
+}
+
+#[cold]
+#[inline(never)]
+fn slow_word(context: &mut Context, from: u64) -> Option<u64> {
+    let mut word = 0u64;
+    // SAFETY: there is room for a word.
+    unsafe { copy(context, (&raw mut word).cast(), from, 8) }.then_some(word)
+}
+
 /// Copies a frame of a stack walk. Returns false if it cannot be read, or could not a moment ago.
 ///
 /// A walk through code without frame pointers ends at some number that is no address. Asking the

@@ -1,16 +1,15 @@
-//! Stack traces: the frame-pointer walk that the kernel does for user stacks.
+//! Stack traces of the target's own stacks.
+
+mod walk;
 
 use beeline_maps::StackTraces;
-use beeline_uapi::perf::PERF_MAX_STACK_DEPTH;
 use beeline_uapi::{Errno, flags};
 
 use super::convention::Writable;
 use super::maps::caller;
-use super::read;
-use crate::abi::{Context, MapHandle, SCRATCH_WORDS, SITE_FUNCTION_ENTRY};
+use crate::abi::{Context, MapHandle};
 use crate::arch;
-
-const MAX_DEPTH: usize = PERF_MAX_STACK_DEPTH as usize;
+use walk::{MAX_DEPTH, walk};
 
 /// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives
 /// `-EFAULT`, as the kernel does for a task without one.
@@ -77,51 +76,4 @@ pub fn get_stack(
         arch::zero(buf.add(bytes), size - bytes);
         Ok(bytes as u64)
     }
-}
-
-/// Fills the slot's scratch with the return addresses of the user stack, innermost first, and
-/// returns their number.
-fn walk(context: &mut Context, most: usize) -> usize {
-    // SAFETY: each pointer is null, or leads to the registers or the site of this run.
-    let (Some(regs), site) = (unsafe { (context.regs.as_ref(), context.site.as_ref()) }) else {
-        return 0;
-    };
-    let returns = context.target().returns();
-    let most = most.min(MAX_DEPTH).min(SCRATCH_WORDS);
-    let mut count = 0;
-    let mut push = |context: &mut Context, address: u64| {
-        // SAFETY: the slot is leased by this run.
-        let place = unsafe { (*context.slot).scratch.get_mut(count) };
-        match place {
-            Some(place) if count < most => *place = address,
-            _ => return false,
-        }
-        count += 1;
-        true
-    };
-    let mut more = push(context, regs.ip());
-    // Before the frame is set up, only the stack pointer leads to the caller.
-    let at_entry =
-        site.is_some_and(|site| site.flags & SITE_FUNCTION_ENTRY != 0 && site.address == regs.ip());
-    if more && at_entry {
-        let mut caller = 0u64;
-        // SAFETY: there is room for a word.
-        if unsafe { read::copy(context, (&raw mut caller).cast(), regs.return_slot(), 8) } {
-            more = push(
-                context,
-                returns.original(regs.return_slot() as usize, caller),
-            );
-        }
-    }
-    let mut frame_pointer = regs.frame_pointer();
-    while more {
-        let mut frame = [0u64; 2];
-        if !read::copy_frame(context, &mut frame, frame_pointer) {
-            break;
-        }
-        let slot = (frame_pointer as usize).wrapping_add(8);
-        more = push(context, returns.original(slot, frame[1]));
-        frame_pointer = frame[0];
-    }
-    count
 }

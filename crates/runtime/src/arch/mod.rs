@@ -6,6 +6,8 @@
 //!
 //! - [`MACHINE`]: the machine that programs are compiled for.
 //! - [`ELF_MACHINE`], [`ELF_MACHINE_NAME`]: a program file's, as a number and for messages.
+//! - [`STACK_POINTER`], [`FRAME_POINTER`], [`INSTRUCTION_POINTER`]: registers, as unwind
+//!   information numbers them.
 //! - [`TID_OFFSETS`]: where C libraries keep a thread's id.
 //! - [`FORK`], [`VFORK`]: numbers of calls; a machine without them has negative ones, which no call
 //!   has.

@@ -5,6 +5,7 @@ use beeline_codegen::Machine;
 use beeline_hook::SYSCALL_LEN;
 use beeline_inject::Registers;
 use beeline_uapi::linux::HWCAP2_FSGSBASE;
+use gimli::{Register, X86_64};
 use libc::{c_long, user_regs_struct};
 use object::elf;
 use rustix::mm::MapFlags;
@@ -19,6 +20,13 @@ pub const ELF_MACHINE: elf::Machine = elf::EM_X86_64;
 
 /// Its name, for messages.
 pub const ELF_MACHINE_NAME: &str = "x86-64";
+
+/// The stack pointer, as unwind information numbers it.
+pub const STACK_POINTER: Register = X86_64::RSP;
+/// The frame pointer, likewise.
+pub const FRAME_POINTER: Register = X86_64::RBP;
+/// The instruction pointer, likewise: the return address.
+pub const INSTRUCTION_POINTER: Register = X86_64::RA;
 
 /// Offsets from the thread pointer at which C libraries keep the thread's id: glibc since 2.11,
 /// musl.

@@ -1,7 +1,8 @@
 //! Unwind information, which names functions even where symbols have been stripped.
 
 use gimli::{
-    BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, LittleEndian, UnwindSection,
+    BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, EndianSlice, FrameDescriptionEntry,
+    LittleEndian, UnwindSection,
 };
 use object::Endianness;
 use object::read::elf::SectionHeader;
@@ -24,10 +25,45 @@ pub fn named(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Named
     let Some((section, data)) = data else {
         return Named::default();
     };
-    let frames = EhFrame::new(data, LittleEndian);
-    let bases = BaseAddresses::default().set_eh_frame(section.sh_addr(endian));
-    let mut entries = frames.entries(&bases);
     let (mut functions, mut restorers) = (Vec::new(), Vec::new());
+    each_entry(data, section.sh_addr(endian), |fde, _, _| {
+        let start = fde.initial_address();
+        if fde.is_signal_trampoline() {
+            // It starts a byte early, for the sake of unwinders.
+            restorers.push(start);
+        } else if fde.len() > 0 {
+            functions.push((start, start.saturating_add(fde.len())));
+        }
+    });
+    functions.sort_unstable();
+    // The longest is the last of those that start together.
+    functions.dedup_by(|next, kept| {
+        let is_same = next.0 == kept.0;
+        if is_same {
+            kept.1 = next.1;
+        }
+        is_same
+    });
+    Named {
+        functions: without_holders(functions),
+        restorers,
+    }
+}
+
+/// The bytes of the section.
+pub type Frames<'a> = EhFrame<EndianSlice<'a, LittleEndian>>;
+/// What the section says of one function.
+pub type Entry<'a> = FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>;
+
+/// Calls a function with each entry of an `.eh_frame` section that makes sense.
+pub fn each_entry<'a>(
+    data: &'a [u8],
+    address: u64,
+    mut each: impl FnMut(&Entry<'a>, &Frames<'a>, &BaseAddresses),
+) {
+    let frames = EhFrame::new(data, LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(address);
+    let mut entries = frames.entries(&bases);
     // Most functions share what they have in common with the one before.
     let mut last: Option<(usize, CommonInformationEntry<_>)> = None;
     while let Ok(Some(entry)) = entries.next() {
@@ -42,27 +78,9 @@ pub fn named(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Named
                 Ok(common)
             }
         });
-        let Ok(fde) = fde else { continue };
-        let start = fde.initial_address();
-        if fde.is_signal_trampoline() {
-            // It starts a byte early, for the sake of unwinders.
-            restorers.push(start);
-        } else if fde.len() > 0 {
-            functions.push((start, start.saturating_add(fde.len())));
+        if let Ok(fde) = fde {
+            each(&fde, &frames, &bases);
         }
-    }
-    functions.sort_unstable();
-    // The longest is the last of those that start together.
-    functions.dedup_by(|next, kept| {
-        let is_same = next.0 == kept.0;
-        if is_same {
-            kept.1 = next.1;
-        }
-        is_same
-    });
-    Named {
-        functions: without_holders(functions),
-        restorers,
     }
 }
 

@@ -22,6 +22,10 @@ impl Sites {
         if needs.reads_memory {
             self.catch(&[libc::SIGBUS, libc::SIGSEGV], hold)?;
         }
+        if needs.walks_stack {
+            // Without tables walks go by frame pointers.
+            let _ = self.memory.walk_by_tables(hold);
+        }
         if needs.task {
             self.memory.show_task()?;
         }

@@ -12,6 +12,7 @@ use beeline_agent::abi::{self, Control, Site};
 use beeline_inject::{Mapping, Process, Region, Stopped};
 
 use super::home::{Home, MANIFEST_START, manifest_start};
+use super::modules::Walks;
 use super::signals::Signals;
 use super::syscall_patches::StoredPatch;
 use super::{Hold, mapping};
@@ -53,6 +54,8 @@ pub(super) struct TargetMemory {
     pub syscall_patches: Arc<BTreeMap<u64, StoredPatch>>,
     /// The value of [`Shared::removals`] at the last search for maps out of reach.
     pub removals: u64,
+    /// What has been done for walks of its stacks.
+    pub walks: Walks,
     /// When it became a target.
     pub since: Instant,
     /// One more than the number of times that ids were looked for.
@@ -73,6 +76,7 @@ impl TargetMemory {
             far_pools: Vec::new(),
             syscall_patches: Arc::default(),
             removals: 0,
+            walks: Walks::default(),
             since: Instant::now(),
             looks: 1,
         }
@@ -116,6 +120,7 @@ impl TargetMemory {
             far_pools,
             syscall_patches: self.syscall_patches.clone(),
             removals: self.removals,
+            walks: self.walks.clone(),
             since: Instant::now(),
             looks: 1,
         };

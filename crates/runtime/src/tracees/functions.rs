@@ -267,9 +267,10 @@ impl Tracees {
         let known = self.targets.table.get(process.pid());
         if let Some(target) = known {
             let regions = stopped.regions()?;
-            target
-                .lock()
-                .keep_unwinding(&regions, &mut Hold::Held(stopped));
+            let (mut target, mut hold) = (target.lock(), Hold::Held(stopped));
+            target.keep_unwinding(&regions, &mut hold);
+            // Its libraries may have been mapped since it was first looked at.
+            let _ = target.refresh_modules(&mut hold);
         }
         outcome
     }

@@ -15,7 +15,7 @@ use crate::domain::Domain;
 use crate::error::{Error, os};
 use crate::fuzz_api::Sleeper;
 use crate::liveness::SessionId;
-use crate::rules::Isolation;
+use crate::rules::{Isolation, Rules};
 use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::target::{Hold, Wanted};
@@ -39,7 +39,11 @@ impl HostilePage {
     pub fn begin() -> Result<Self, Error> {
         let sleeper = Sleeper::start().map_err(os("starting a process"))?;
         let pid = sleeper.pid();
-        let shared = Shared::new(Vec::new(), 1, Isolation::None);
+        let rules = Rules {
+            isolation: Isolation::None,
+            ..Rules::default()
+        };
+        let shared = Shared::new(Vec::new(), 1, rules);
         let shared = Arc::new(shared.map_err(os("creating the session's memory"))?);
         let scope = Scope::Processes(vec![pid]);
         let (tracees, _) = Tracees::new(shared, scope, Arc::default(), Arc::new(|_| ()));

@@ -150,6 +150,9 @@ impl Rounds {
             for note in target.tidy() {
                 tracees.diagnostics.say(&note);
             }
+            if (target.waits_for_tables() || self.is_second()) && !target.waits_for_child() {
+                let _ = target.refresh_modules(&mut Hold::Brief);
+            }
             let _ = target.refresh_cgroups();
             let _ = target.update_task();
         }

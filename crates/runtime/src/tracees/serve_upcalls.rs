@@ -22,6 +22,7 @@ use super::target_table::{SharedTarget, Tagged};
 use crate::domain::{Domain, DomainId, wait_for_any};
 use crate::error::Error;
 use crate::proc::{all_processes, own_pid};
+use crate::target::Hold;
 
 /// The interval between two looks without a wake-up: a process that asks may be killed before it
 /// wakes Beeline.
@@ -294,6 +295,8 @@ impl UpcallServer {
             // another.
             target.forget_unmapped();
             target.expect_written_code();
+            // The next round looks again.
+            let _ = target.refresh_modules(&mut Hold::Brief);
         }
         // The next round looks again, but the process may have ended by then.
         let hooked = tracees.hook_calls(pid);

@@ -59,7 +59,7 @@ impl Tracees {
         if let Ok(regions) = process.regions() {
             let until = Instant::now() + LONGEST_LOOK;
             let files = code_files(process, &regions);
-            self.shared.calls.plan(&files, until);
+            self.shared.calls.read(&files, until);
         }
     }
 

@@ -1,5 +1,6 @@
 //! x86-64, with the System V calling convention.
 
+mod frames;
 mod guarded_reads;
 mod handler_code;
 pub mod loads;
@@ -10,6 +11,7 @@ mod signal_return;
 mod system_call;
 mod thread;
 
+pub use frames::{INTERRUPTED_FP, INTERRUPTED_IP, INTERRUPTED_SP, is_restorer, plt_frame};
 pub use guarded_reads::{fault_fixup, guarded_copy, guarded_copy_string, guarded_load};
 pub use handler_code::HandlerCode;
 pub use memory::{copy, shift, zero};

@@ -58,7 +58,7 @@ impl Syscalls {
         let new = new.filter(|region| !self.late.regions.contains(&key(region)));
         let files = files_of(&memory.process, new);
         let now = Instant::now();
-        memory.shared.calls.plan(&files, now + PATIENCE);
+        memory.shared.calls.read(&files, now + PATIENCE);
         let (mut known, mut unknown) = (Vec::new(), Vec::new());
         let mut late = BTreeSet::new();
         for region in regions {
@@ -107,13 +107,13 @@ pub fn code_files(process: &Process, regions: &[Region]) -> Vec<(PathBuf, u64)> 
 }
 
 /// True if it is code of a file and no other process sees changes in it.
-pub(super) fn is_code_of_file(region: &Region) -> bool {
+pub fn is_code_of_file(region: &Region) -> bool {
     let is_code = region.permissions.execute && !region.permissions.shared;
     is_code && region.inode != 0 && !vdso::is_at(region)
 }
 
 /// Returns where the file of a mapping can be found, unless it has been replaced since.
-pub(super) fn path_of(process: &Process, region: &Region) -> PathBuf {
+pub fn path_of(process: &Process, region: &Region) -> PathBuf {
     let pid = process.pid();
     let root = PathBuf::from(format!("/proc/{pid}/root"));
     let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
