@@ -21,6 +21,7 @@ mod maps;
 mod perf;
 mod pins;
 mod programs;
+mod task_fd;
 mod tool_attr;
 mod wait;
 
@@ -42,6 +43,7 @@ use maps::Maps;
 use perf::{PerfEvents, PerfIoctl};
 use pins::Pins;
 use programs::Programs;
+use task_fd::TaskFds;
 use wait::Wait;
 
 /// Leads a call to the area that answers it.
@@ -137,7 +139,7 @@ impl<'a> Dispatcher<'a> {
             Command::OBJ_PIN => Pins::new(local, call).pin(attr),
             Command::OBJ_GET => Pins::new(local, call).get(attr),
 
-            Command::TASK_FD_QUERY => Err(Errno::ENOENT),
+            Command::TASK_FD_QUERY => TaskFds::new(local, call).query(attr),
             Command::ENABLE_STATS => Err(Errno::EPERM),
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
             Command::PROG_ATTACH | Command::PROG_DETACH => {

@@ -1,0 +1,27 @@
+//! The libbpf tools that do not go without arguments, or want other work than system calls.
+
+use crate::entry::Compare::{All, Histogram, Holding, Ours, Sum};
+use crate::entry::Work::{Functions, Language, Shell};
+use crate::entry::{CALLS, Words};
+
+/// Tool, arguments, work, comparison.
+pub const TABLE: &[Words] = &[
+    ("bashreadline", "-s /bin/bash", Shell, Holding(&["echo "])),
+    ("execsnoop", "-x", CALLS, Ours),
+    ("funclatency", "-p {pid} :wl_pause", Functions, Histogram),
+    ("funclatency", "-p {pid} c:nanosleep", Functions, Histogram),
+    (
+        "gethostlatency",
+        "-p {pid}",
+        Language("resolver"),
+        Holding(&["localhost"]),
+    ),
+    ("javagc", "-p {pid}", Language("java"), All),
+    ("killsnoop", "-p {pid}", CALLS, Ours),
+    ("ksnoop", "trace ip_send_skb", CALLS, Ours),
+    ("mountsnoop", "-p {pid}", CALLS, Ours),
+    ("opensnoop", "-p {pid}", CALLS, Ours),
+    ("sigsnoop", "-p {pid}", CALLS, Ours),
+    ("statsnoop", "-p {pid}", CALLS, Ours),
+    ("syscount", "-i 1 -p {pid}", CALLS, Sum("getppid")),
+];

@@ -1,0 +1,78 @@
+//! The results as Markdown.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::family::FAMILIES;
+use crate::results::{Line, Measured, Verdict};
+
+const HEAD: &str = "# Tools\n\n\
+Each tool runs twice while a process does the same work: on the kernel, and under `beeline run`. What\n\
+it shows of that work is compared. `make matrix` runs them all and writes this page.\n\n\
+| | |\n| --- | --- |\n\
+| same | the same lines or sums as on the kernel; \"but for figures\": they hold times or ids that differ from run to run |\n\
+| works, not on this kernel | it shows the work; this kernel has no kprobes, or refuses the tool's programs |\n\
+| differs | both show something, and not the same |\n\
+| needs the kernel | it asks for events that only a kernel has: scheduler, network, block, timers of other functions |\n\
+| fails | it works on the kernel only, for another reason |\n\
+| shows nothing | it runs on both, and has nothing to show of this work |\n\
+| fails on both | for a reason of its own, such as a program that has no probes |\n\n";
+
+/// Returns the page.
+pub fn page(families: &BTreeMap<String, Measured>) -> String {
+    let mut text = HEAD.to_owned();
+    let measured: Vec<_> = FAMILIES
+        .iter()
+        .filter_map(|family| Some((family.title, families.get(family.name)?)))
+        .collect();
+    summary(&mut text, &measured);
+    for (title, family) in measured {
+        let Measured {
+            version,
+            kernel,
+            day,
+            lines,
+        } = family;
+        let _ = write!(text, "\n## {title}\n\n{version}, Linux {kernel}, {day}\n\n");
+        text += "| tool | under Beeline | |\n| --- | --- | --- |\n";
+        let mut lines: Vec<_> = lines.iter().collect();
+        lines.sort_by(|one, other| one.command.cmp(&other.command));
+        for line in lines {
+            let (command, detail) = (cell(&line.command), cell(&line.detail));
+            let _ = writeln!(text, "| {command} | {} | {detail} |", line.verdict.words());
+        }
+    }
+    text
+}
+
+fn summary(text: &mut String, measured: &[(&str, &Measured)]) {
+    let titles: Vec<_> = Verdict::ALL.iter().map(|(_, words)| *words).collect();
+    let _ = writeln!(text, "| | lines | {} |", titles.join(" | "));
+    let _ = writeln!(text, "|{}", " --- |".repeat(titles.len() + 2));
+    let mut row = |title: &str, lines: &[&Line]| {
+        let of = |verdict| lines.iter().filter(|line| line.verdict == verdict).count();
+        let counts: Vec<_> = Verdict::ALL
+            .iter()
+            .map(|(it, _)| of(*it).to_string())
+            .collect();
+        let _ = writeln!(
+            text,
+            "| {title} | {} | {} |",
+            lines.len(),
+            counts.join(" | ")
+        );
+    };
+    for (title, family) in measured {
+        row(title, &family.lines.iter().collect::<Vec<_>>());
+    }
+    let all = measured.iter().flat_map(|(_, family)| &family.lines);
+    row("all", &all.collect::<Vec<_>>());
+}
+
+/// Escapes text so that it does not end its cell or read as markup.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+        .replace('<', "&lt;")
+        .replace('*', "\\*")
+        .replace('_', "\\_")
+}

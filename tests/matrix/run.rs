@@ -1,0 +1,155 @@
+//! Runs a tool while a process works, once on the kernel and once under `beeline run`.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use beeline_e2e::{
+    Engine, Scratch, Tool, altered_text, beeline, compile_anew, is_alive, until,
+    with_kernel_headers, with_tracefs,
+};
+
+use crate::compare::Seen;
+use crate::entry::Entry;
+use crate::family::Family;
+use crate::work::Worker;
+
+/// The time for a tool to show that it has begun; bcc's compile first.
+const BEGINNING: Duration = Duration::from_secs(12);
+/// The time from its first line until its probes are taken to be attached.
+const SETTLING: Duration = Duration::from_millis(1500);
+/// The time in which its output comes to rest after the work.
+const RESTING: Duration = Duration::from_millis(1500);
+/// The time for a tool to end by Ctrl-C.
+const ENDING: Duration = Duration::from_secs(15);
+
+/// A run of a tool.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// It traced until it was told to end, or did its work and ended without an error.
+    pub works: bool,
+    /// What of its output is compared.
+    pub seen: Seen,
+    /// All that it printed.
+    pub stdout: Vec<String>,
+    /// The lines on its standard error, Beeline's among them.
+    pub stderr: Vec<String>,
+    /// What went wrong with the traced process, or with the end of the tool.
+    pub harm: Option<String>,
+}
+
+/// Runs a tool on an engine.
+///
+/// # Errors
+/// The machine lacks what the work needs.
+pub fn run(engine: Engine, entry: &Entry, family: &Family) -> Result<Run, String> {
+    let scratch = Scratch::new();
+    let mut worker = Worker::start(entry.work, &scratch)?;
+    let pid = worker.pid();
+    let command = command(engine, entry, family, &worker, &scratch)?;
+    let tool = Tool::start_on_terminal(command);
+    if worker.works() {
+        let said = || printed(&tool) > 0 || !is_alive(tool.pid());
+        if until(BEGINNING, said) {
+            until(SETTLING, || !is_alive(tool.pid()));
+        }
+    } else {
+        until(BEGINNING, || !is_alive(tool.pid()));
+    }
+    let lived = is_alive(tool.pid());
+    let mut harm = None;
+    if lived {
+        harm = worker.work().err();
+        rest(&tool);
+    }
+    let interrupted = is_alive(tool.pid());
+    if interrupted {
+        tool.send_interrupt();
+    }
+    if !until(ENDING, || !is_alive(tool.pid())) {
+        harm = harm.or(Some("does not end by SIGINT".to_owned()));
+        tool.signal_group(libc::SIGTERM);
+        if !until(ENDING, || !is_alive(tool.pid())) {
+            tool.signal_group(libc::SIGKILL);
+        }
+    }
+    let ended = tool.wait();
+    let altered = if worker.works() {
+        altered_text(pid)
+    } else {
+        Vec::new()
+    };
+    if engine == Engine::Beeline && !altered.is_empty() {
+        harm = harm.or(Some(format!("leaves altered code: {altered:?}")));
+    }
+    harm = harm.or(worker.finish().err());
+    let own = ended
+        .stderr
+        .iter()
+        .filter(|line| !line.starts_with("beeline: "));
+    let lines: Vec<_> = ended.stdout.iter().chain(own).cloned().collect();
+    Ok(Run {
+        works: interrupted || ended.status.success(),
+        seen: Seen::of(&lines, entry.compare, pid),
+        stdout: ended.stdout,
+        stderr: ended.stderr,
+        harm,
+    })
+}
+
+/// Go's programs print what they see on stderr, as a log.
+fn printed(tool: &Tool) -> usize {
+    tool.stdout.so_far().len() + tool.stderr.so_far().len()
+}
+
+/// Waits until nothing has been printed for a while, or the tool has ended.
+fn rest(tool: &Tool) {
+    let (began, mut last, mut lines) = (Instant::now(), Instant::now(), 0);
+    until(RESTING * 4, || {
+        let now = printed(tool);
+        if now != lines {
+            (last, lines) = (Instant::now(), now);
+        }
+        let calm = last.elapsed() > RESTING / 2 && began.elapsed() > RESTING;
+        calm || !is_alive(tool.pid())
+    });
+}
+
+fn command(
+    engine: Engine,
+    entry: &Entry,
+    family: &Family,
+    worker: &Worker,
+    scratch: &Scratch,
+) -> Result<Command, String> {
+    let tool = family.place(&entry.tool)?;
+    let mut command = match engine {
+        Engine::Kernel => with_tracefs(&tool[0]),
+        Engine::Beeline => {
+            let mut command = Command::new(beeline());
+            command.arg("run");
+            if worker.works() {
+                command.args(["--pid", &worker.pid().to_string()]);
+            }
+            command.arg("--").arg(&tool[0]);
+            compile_anew(&mut command);
+            command
+        }
+    };
+    command.args(&tool[1..]);
+    let holds_object = entry.args.iter().any(|word| word.contains("{object}"));
+    let object = match holds_object {
+        true => scratch.build_bpf("injected.bpf.c")?.display().to_string(),
+        false => String::new(),
+    };
+    let filled = |word: &String| {
+        word.replace("{object}", &object)
+            .replace("{pid}", &worker.pid().to_string())
+            .replace("{prog}", &worker.program())
+            .replace("{scratch}", &scratch.path().display().to_string())
+    };
+    command.args(entry.args.iter().map(filled));
+    match family.wants_headers {
+        true => with_kernel_headers(command),
+        false => Ok(command),
+    }
+}

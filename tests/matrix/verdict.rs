@@ -1,0 +1,149 @@
+//! What came of a tool: two runs, judged.
+
+use beeline_e2e::Engine;
+
+use crate::compare::{Agreement, agreement};
+use crate::entry::Entry;
+use crate::family::Family;
+use crate::results::{Line, Verdict};
+use crate::run::{Run, run};
+
+/// Returns a tool's command as the page shows it.
+pub fn command(entry: &Entry) -> String {
+    // bpftool's lines are scripts of its commands, which their names say enough of.
+    let shown = entry.args.iter().filter(|word| !word.contains('\n'));
+    let words = std::iter::once(&entry.tool).chain(shown);
+    let words: Vec<_> = words
+        .map(|word| word.replace(['{', '}'], "").replace("pid", "PID"))
+        .collect();
+    words.join(" ").replace("prog:", "PROGRAM:")
+}
+
+/// Runs a tool on the kernel and on Beeline, and judges. What differs is tried once more: a busy
+/// machine may have cut a run short.
+pub fn measure(entry: &Entry, family: &Family) -> Line {
+    let first = judged(entry, family);
+    let (verdict, detail) = match first.0 {
+        Verdict::Differs | Verdict::Fails | Verdict::Silent => {
+            let second = judged(entry, family);
+            if second.0 < first.0 { second } else { first }
+        }
+        _ => first,
+    };
+    Line {
+        command: command(entry),
+        verdict,
+        detail,
+    }
+}
+
+fn judged(entry: &Entry, family: &Family) -> (Verdict, String) {
+    let runs = [Engine::Kernel, Engine::Beeline].map(|engine| run(engine, entry, family));
+    match runs {
+        [Ok(kernel), Ok(beeline)] => {
+            if std::env::var_os("MATRIX_SHOW").is_some() {
+                eprintln!("--- kernel\n{kernel:#?}\n--- beeline\n{beeline:#?}");
+            }
+            judge(&kernel, &beeline)
+        }
+        [Err(why), _] | [_, Err(why)] => (Verdict::Neither, why),
+    }
+}
+
+/// Compares two runs.
+pub fn judge(kernel: &Run, beeline: &Run) -> (Verdict, String) {
+    let needs = needs(beeline);
+    if let Some(harm) = &beeline.harm
+        && kernel.harm.is_none()
+    {
+        return (Verdict::Fails, harm.clone());
+    }
+    match (kernel.works, beeline.works) {
+        (_, false) if !needs.is_empty() => {
+            let here = if kernel.works {
+                ""
+            } else {
+                "; this kernel has it neither"
+            };
+            (Verdict::Kernel, format!("{}{here}", needs.join(", ")))
+        }
+        (true, true) => compared(kernel, beeline, &needs),
+        (false, true) if beeline.seen.is_empty() => (Verdict::Silent, String::new()),
+        (false, true) => {
+            let (amount, why) = (beeline.seen.amount(), reason(kernel));
+            (Verdict::Alone, format!("{amount}; the kernel: {why}"))
+        }
+        (true, false) => (Verdict::Fails, reason(beeline)),
+        (false, false) => (Verdict::Neither, reason(beeline)),
+    }
+}
+
+fn compared(kernel: &Run, beeline: &Run, needs: &[String]) -> (Verdict, String) {
+    let (seen, needs) = (&beeline.seen, needs.join(", "));
+    let without = if needs.is_empty() {
+        String::new()
+    } else {
+        format!("; without {needs}")
+    };
+    match agreement(&kernel.seen, seen) {
+        Agreement::Same if seen.is_empty() && !needs.is_empty() => (Verdict::Kernel, needs),
+        Agreement::Same if seen.is_empty() => (Verdict::Silent, String::new()),
+        Agreement::Same => (Verdict::Same, seen.amount() + &without),
+        Agreement::ButForFigures => (
+            Verdict::Same,
+            format!("{} but for figures{without}", seen.amount()),
+        ),
+        Agreement::Differs(_) if seen.is_empty() && !needs.is_empty() => (Verdict::Kernel, needs),
+        Agreement::Differs(how) => (Verdict::Differs, how + &without),
+    }
+}
+
+/// Returns what Beeline says that only a kernel has, without the rest of its sentence.
+fn needs(run: &Run) -> Vec<String> {
+    let lines = run.stderr.iter().chain(&run.stdout);
+    let said = lines.filter_map(|line| {
+        let (what, _) = line
+            .strip_prefix("beeline: ")?
+            .split_once(": only a kernel has this")?;
+        let (what, _) = what.split_once(" (").unwrap_or((what, ""));
+        Some(what.to_owned())
+    });
+    let mut all: Vec<String> = Vec::new();
+    for what in said {
+        if !all.contains(&what) {
+            all.push(what);
+        }
+    }
+    all
+}
+
+/// Returns the line that says best why a tool failed.
+fn reason(run: &Run) -> String {
+    if let Some(harm) = &run.harm {
+        return harm.clone();
+    }
+    let lines: Vec<_> = run
+        .stderr
+        .iter()
+        .chain(&run.stdout)
+        .map(|line| line.trim())
+        .collect();
+    let holds = |words: &[&str]| {
+        lines
+            .iter()
+            .any(|line| words.iter().any(|word| line.contains(word)))
+    };
+    if holds(&[
+        "kprobe_events",
+        "kprobes/blacklist",
+        "failed to create kprobe",
+        "kprobe PMU",
+    ]) {
+        return "no kprobes".to_owned();
+    }
+    let last = lines.iter().rev().find(|line| !line.is_empty());
+    last.map_or_else(
+        || "says nothing".to_owned(),
+        |line| line.chars().take(160).collect(),
+    )
+}
