@@ -49,9 +49,8 @@ static int users(void)
 /* A file that is written, made sure of, renamed and removed. */
 static int removed(void)
 {
-    char name[] = "/tmp/matrix-XXXXXX", other[sizeof name + 4];
-    int fd = mkstemp(name);
-    snprintf(other, sizeof other, "%s.new", name);
+    const char *name = "/tmp/beeline-removed", *other = "/tmp/beeline-removed.new";
+    int fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
     CHECK(fd >= 0 && write(fd, "line\n", 5) == 5 && fsync(fd) == 0 && fdatasync(fd) == 0);
     CHECK(rename(name, other) == 0 && unlink(other) == 0 && close(fd) == 0);
     return 0;
