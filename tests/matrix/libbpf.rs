@@ -8,6 +8,8 @@ use crate::entry::{CALLS, Words};
 pub const TABLE: &[Words] = &[
     ("bashreadline", "-s /bin/bash", Shell, Holding(&["echo "])),
     ("execsnoop", "-x", CALLS, Ours),
+    ("fsdist", "-t ext4", CALLS, Ours),
+    ("fsslower", "-t ext4", CALLS, Ours),
     ("funclatency", "-p {pid} :wl_pause", Functions, Histogram),
     ("funclatency", "-p {pid} c:nanosleep", Functions, Histogram),
     (

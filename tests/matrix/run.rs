@@ -27,6 +27,8 @@ const ENDING: Duration = Duration::from_secs(15);
 pub struct Run {
     /// It traced until it was told to end, or did its work and ended without an error.
     pub works: bool,
+    /// It traced until it was told to end.
+    pub traced: bool,
     /// What of its output is compared.
     pub seen: Seen,
     /// All that it printed.
@@ -88,6 +90,7 @@ pub fn run(engine: Engine, entry: &Entry, family: &Family) -> Result<Run, String
         .filter(|line| !line.starts_with("beeline: "));
     let lines: Vec<_> = ended.stdout.iter().chain(own).cloned().collect();
     Ok(Run {
+        traced: interrupted,
         works: interrupted || ended.status.success(),
         seen: Seen::of(&lines, entry.compare, pid),
         stdout: ended.stdout,
@@ -136,13 +139,18 @@ fn command(
         }
     };
     command.args(&tool[1..]);
-    let holds_object = entry.args.iter().any(|word| word.contains("{object}"));
-    let object = match holds_object {
-        true => scratch.build_bpf("injected.bpf.c")?.display().to_string(),
-        false => String::new(),
+    let built = |place: &str, source: &str| match entry.args.iter().any(|word| word.contains(place))
+    {
+        true => scratch
+            .build_bpf(source)
+            .map(|file| file.display().to_string()),
+        false => Ok(String::new()),
     };
+    let object = built("{object}", "attached.bpf.c")?;
+    let iterator = built("{iterator}", "iterates.bpf.c")?;
     let filled = |word: &String| {
         word.replace("{object}", &object)
+            .replace("{iterator}", &iterator)
             .replace("{pid}", &worker.pid().to_string())
             .replace("{prog}", &worker.program())
             .replace("{scratch}", &scratch.path().display().to_string())

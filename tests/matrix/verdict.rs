@@ -68,7 +68,7 @@ pub fn judge(kernel: &Run, beeline: &Run) -> (Verdict, String) {
             (Verdict::Kernel, format!("{}{here}", needs.join(", ")))
         }
         (true, true) => compared(kernel, beeline, &needs),
-        (false, true) if beeline.seen.is_empty() => (Verdict::Silent, String::new()),
+        (false, true) if beeline.seen.is_empty() => (Verdict::Silent, last_words(beeline)),
         (false, true) => {
             let (amount, why) = (beeline.seen.amount(), reason(kernel));
             (Verdict::Alone, format!("{amount}; the kernel: {why}"))
@@ -87,7 +87,7 @@ fn compared(kernel: &Run, beeline: &Run, needs: &[String]) -> (Verdict, String) 
     };
     match agreement(&kernel.seen, seen) {
         Agreement::Same if seen.is_empty() && !needs.is_empty() => (Verdict::Kernel, needs),
-        Agreement::Same if seen.is_empty() => (Verdict::Silent, String::new()),
+        Agreement::Same if seen.is_empty() => (Verdict::Silent, last_words(beeline)),
         Agreement::Same => (Verdict::Same, seen.amount() + &without),
         Agreement::ButForFigures => (
             Verdict::Same,
@@ -115,6 +115,14 @@ fn needs(run: &Run) -> Vec<String> {
         }
     }
     all
+}
+
+/// Returns what a tool said that ended by itself.
+fn last_words(run: &Run) -> String {
+    match run.traced {
+        true => String::new(),
+        false => reason(run),
+    }
 }
 
 /// Returns the line that says best why a tool failed.

@@ -140,7 +140,11 @@ impl<'a> Dispatcher<'a> {
             Command::OBJ_GET => Pins::new(local, call).get(attr),
 
             Command::TASK_FD_QUERY => TaskFds::new(local, call).query(attr),
-            Command::ENABLE_STATS => Err(Errno::EPERM),
+            Command::ENABLE_STATS => {
+                let what = by_kernel_only("counting the time and the runs of programs");
+                local.backend.unsupported(&what);
+                Err(Errno::EPERM)
+            }
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
             Command::PROG_ATTACH | Command::PROG_DETACH => {
                 let what = by_kernel_only("programs at cgroups, sockets and devices");
