@@ -4,6 +4,7 @@
 use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user,
     beeline, beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
+    with_kernel_headers,
 };
 use beeline_runtime::btf;
 use std::path::{Path, PathBuf};
@@ -364,6 +365,22 @@ fn probes_that_only_a_kernel_can_serve() {
             }
         }
     });
+}
+
+/// bcc compiles a program from the format of its tracepoint, and says only that it cannot compile
+/// where there is none.
+#[test]
+fn a_tracepoint_without_a_format_is_named() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let hardirqs = need!(find_program("hardirqs-bpfcc"));
+    let command = Engine::Beeline.command(hardirqs);
+    let ended = Tool::start(need!(with_kernel_headers(command))).wait();
+    assert!(!ended.status.success(), "{ended:?}");
+    let told = ended.stderr.iter().find(|line| {
+        line.starts_with("beeline: ") && line.contains("irq_handler_entry: only a kernel has this")
+    });
+    assert!(told.is_some(), "{ended:?}");
 }
 
 /// The id of a function in the kernel's BTF.

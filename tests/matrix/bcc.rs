@@ -66,7 +66,7 @@ pub const TABLE: &[Words] = &[
         "javacalls-bpfcc",
         "{pid}",
         Language("java"),
-        Holding(&["Work", "Thing"]),
+        Holding(&["Work.called", "Thing"]),
     ),
     (
         "javaflow-bpfcc",

@@ -3,7 +3,7 @@
 //!
 //! `make matrix` runs `measure`, which is no part of the tests: it takes most of an hour, and its
 //! outcome is the page. `MATRIX` names families, `MATRIX_TOOL` a part of tools' names; what is not
-//! run keeps its last result.
+//! run keeps its last result. With `MATRIX_RESUME` that is also what has a result of today.
 
 mod bcc;
 mod bpftool;
@@ -26,6 +26,7 @@ use std::process::Command;
 
 use beeline_e2e::{Turn, need, remark};
 
+use entry::Entry;
 use family::{FAMILIES, Family};
 use results::{Line, Measured};
 
@@ -63,7 +64,18 @@ fn measure_family(family: &Family, version: String) {
             .iter()
             .any(|entry| verdict::command(entry) == line.command)
     };
+    let today = said(&["date", "-u", "+%F"]);
+    let is_done = |entry: &Entry| {
+        let all = read();
+        let family = all.get(family.name).filter(|family| family.day == today);
+        let command = verdict::command(entry);
+        std::env::var_os("MATRIX_RESUME").is_some()
+            && family.is_some_and(|family| family.lines.iter().any(|line| line.command == command))
+    };
     for entry in entries.iter().filter(|entry| entry.tool.contains(&part)) {
+        if is_done(entry) {
+            continue;
+        }
         let _turn = Turn::take();
         let line = verdict::measure(entry, family);
         remark(&format!(
@@ -72,8 +84,7 @@ fn measure_family(family: &Family, version: String) {
             line.verdict.words(),
             line.detail
         ));
-        let mut all = fs::read_to_string(results::file())
-            .map_or_else(|_| BTreeMap::new(), |text| results::parse(&text));
+        let mut all = read();
         let old = all
             .remove(family.name)
             .map(|old| old.lines)
@@ -87,13 +98,19 @@ fn measure_family(family: &Family, version: String) {
         let measured = Measured {
             version: version.clone(),
             kernel: said(&["uname", "-r"]),
-            day: said(&["date", "-u", "+%F"]),
+            day: today.clone(),
             lines,
         };
         all.insert(family.name.to_owned(), measured);
         fs::write(results::file(), results::written(&all)).expect("it can be written");
         fs::write(PAGE, page::page(&all)).expect("it can be written");
     }
+}
+
+/// Returns the results so far; none if there are none.
+fn read() -> BTreeMap<String, Measured> {
+    let text = fs::read_to_string(results::file());
+    text.map_or_else(|_| BTreeMap::new(), |text| results::parse(&text))
 }
 
 fn said(command: &[&str]) -> String {

@@ -14,11 +14,11 @@ use crate::family::Family;
 use crate::work::Worker;
 
 /// The time for a tool to show that it has begun; bcc's compile first.
-const BEGINNING: Duration = Duration::from_secs(12);
+const BEGINNING: Duration = Duration::from_secs(8);
 /// The time from its first line until its probes are taken to be attached.
-const SETTLING: Duration = Duration::from_millis(1500);
+const SETTLING: Duration = Duration::from_millis(1200);
 /// The time in which its output comes to rest after the work.
-const RESTING: Duration = Duration::from_millis(1500);
+const RESTING: Duration = Duration::from_millis(1000);
 /// The time for a tool to end by Ctrl-C.
 const ENDING: Duration = Duration::from_secs(15);
 
@@ -39,11 +39,11 @@ pub struct Run {
     pub harm: Option<String>,
 }
 
-/// Runs a tool on an engine.
+/// Runs a tool on an engine. A `brief` run ends before the work: it tells only if the tool traces.
 ///
 /// # Errors
 /// The machine lacks what the work needs.
-pub fn run(engine: Engine, entry: &Entry, family: &Family) -> Result<Run, String> {
+pub fn run(engine: Engine, entry: &Entry, family: &Family, brief: bool) -> Result<Run, String> {
     let scratch = Scratch::new();
     let mut worker = Worker::start(entry.work, &scratch)?;
     let pid = worker.pid();
@@ -59,7 +59,7 @@ pub fn run(engine: Engine, entry: &Entry, family: &Family) -> Result<Run, String
     }
     let lived = is_alive(tool.pid());
     let mut harm = None;
-    if lived {
+    if lived && !brief {
         harm = worker.work().err();
         rest(&tool);
     }
@@ -88,7 +88,11 @@ pub fn run(engine: Engine, entry: &Entry, family: &Family) -> Result<Run, String
         .stderr
         .iter()
         .filter(|line| !line.starts_with("beeline: "));
-    let lines: Vec<_> = ended.stdout.iter().chain(own).cloned().collect();
+    let place = scratch.path().display().to_string();
+    let lines = ended.stdout.iter().chain(own);
+    let lines: Vec<_> = lines
+        .map(|line| line.replace(&place, "DIRECTORY"))
+        .collect();
     Ok(Run {
         traced: interrupted,
         works: interrupted || ended.status.success(),

@@ -24,7 +24,7 @@ pub fn command(entry: &Entry) -> String {
 pub fn measure(entry: &Entry, family: &Family) -> Line {
     let first = judged(entry, family);
     let (verdict, detail) = match first.0 {
-        Verdict::Differs | Verdict::Fails | Verdict::Silent => {
+        Verdict::Differs | Verdict::Fails => {
             let second = judged(entry, family);
             if second.0 < first.0 { second } else { first }
         }
@@ -37,16 +37,22 @@ pub fn measure(entry: &Entry, family: &Family) -> Line {
     }
 }
 
+/// Beeline's run comes first: where the tool fails because it needs the kernel, the kernel's run
+/// tells only if it has what the tool needs.
 fn judged(entry: &Entry, family: &Family) -> (Verdict, String) {
-    let runs = [Engine::Kernel, Engine::Beeline].map(|engine| run(engine, entry, family));
+    let of = |engine, brief| run(engine, entry, family, brief);
+    let runs = of(Engine::Beeline, false).and_then(|beeline| {
+        let brief = !beeline.works && !needs(&beeline).is_empty();
+        Ok((of(Engine::Kernel, brief)?, beeline))
+    });
     match runs {
-        [Ok(kernel), Ok(beeline)] => {
+        Ok((kernel, beeline)) => {
             if std::env::var_os("MATRIX_SHOW").is_some() {
                 eprintln!("--- kernel\n{kernel:#?}\n--- beeline\n{beeline:#?}");
             }
             judge(&kernel, &beeline)
         }
-        [Err(why), _] | [_, Err(why)] => (Verdict::Neither, why),
+        Err(why) => (Verdict::Neither, why),
     }
 }
 
@@ -94,7 +100,13 @@ fn compared(kernel: &Run, beeline: &Run, needs: &[String]) -> (Verdict, String) 
             format!("{} but for figures{without}", seen.amount()),
         ),
         Agreement::Differs(_) if seen.is_empty() && !needs.is_empty() => (Verdict::Kernel, needs),
-        Agreement::Differs(how) => (Verdict::Differs, how + &without),
+        Agreement::Differs(how) => {
+            let lost = match [lost(kernel), lost(beeline)] {
+                [0, 0] => String::new(),
+                [kernel, beeline] => format!("; lost samples: kernel {kernel}, Beeline {beeline}"),
+            };
+            (Verdict::Differs, how + &lost + &without)
+        }
     }
 }
 
@@ -115,6 +127,16 @@ fn needs(run: &Run) -> Vec<String> {
         }
     }
     all
+}
+
+/// Returns the number of samples that a tool says it has lost, for want of time to read them.
+fn lost(run: &Run) -> u64 {
+    let lines = run.stderr.iter().chain(&run.stdout);
+    let counts = lines.filter_map(|line| {
+        let (_, rest) = line.split_once("ost ")?;
+        rest.split(' ').next()?.parse::<u64>().ok()
+    });
+    counts.sum()
 }
 
 /// Returns what a tool said that ended by itself.
