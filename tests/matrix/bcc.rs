@@ -1,6 +1,6 @@
 //! bcc's tools that do not go without arguments, or want other work than system calls.
 
-use crate::entry::Compare::{All, Histogram, Holding, Ours, Sum};
+use crate::entry::Compare::{All, Distinct, Histogram, Holding, Ours, Sum};
 use crate::entry::Work::{Functions, Language, Leaks, Shell, Tls};
 use crate::entry::{CALLS, Words};
 
@@ -28,7 +28,12 @@ pub const TABLE: &[Words] = &[
     ("cobjnew-bpfcc", "{pid}", Leaks, All),
     ("dbslower-bpfcc", "mysql -p {pid}", Language("python"), All),
     ("dbstat-bpfcc", "mysql -p {pid}", Language("python"), All),
-    ("deadlock-bpfcc", "{pid}", Functions, Holding(&["Tracing"])),
+    (
+        "deadlock-bpfcc",
+        "--binary /lib/x86_64-linux-gnu/libc.so.6 {pid}",
+        Functions,
+        Holding(&["Tracing"]),
+    ),
     ("dirtop-bpfcc", "-d /tmp", CALLS, Ours),
     ("execsnoop-bpfcc", "-x", CALLS, Ours),
     (
@@ -81,7 +86,7 @@ pub const TABLE: &[Words] = &[
         Language("java"),
         Holding(&["Work"]),
     ),
-    ("javastat-bpfcc", "-C 2 3", Language("java"), Ours),
+    ("javastat-bpfcc", "-C 2 1", Language("java"), Ours),
     (
         "javathreads-bpfcc",
         "{pid}",
@@ -91,14 +96,14 @@ pub const TABLE: &[Words] = &[
     ("killsnoop-bpfcc", "-p {pid}", CALLS, Ours),
     (
         "memleak-bpfcc",
-        "-p {pid} 3 1",
+        "-o 1 -p {pid} 1",
         Leaks,
-        Holding(&["bytes in"]),
+        Distinct(&["bytes in"]),
     ),
     ("mysqld_qslower-bpfcc", "{pid}", Language("python"), All),
     ("netqtop-bpfcc", "-n lo", CALLS, Ours),
     ("nodegc-bpfcc", "{pid}", Language("node"), All),
-    ("nodestat-bpfcc", "-C 2 3", Language("node"), Ours),
+    ("nodestat-bpfcc", "-C 2 1", Language("node"), Sum(" 0 ")),
     ("opensnoop-bpfcc", "-p {pid}", CALLS, Ours),
     (
         "perlcalls-bpfcc",
@@ -112,7 +117,7 @@ pub const TABLE: &[Words] = &[
         Language("perl"),
         Holding(&["called"]),
     ),
-    ("perlstat-bpfcc", "-C 2 3", Language("perl"), Ours),
+    ("perlstat-bpfcc", "-C 2 1", Language("perl"), Sum(" 0 ")),
     (
         "phpcalls-bpfcc",
         "{pid}",
@@ -125,7 +130,7 @@ pub const TABLE: &[Words] = &[
         Language("php"),
         Holding(&["called"]),
     ),
-    ("phpstat-bpfcc", "-C 2 3", Language("php"), Ours),
+    ("phpstat-bpfcc", "-C 2 1", Language("php"), Ours),
     ("profile-bpfcc", "-p {pid} 2", CALLS, Ours),
     (
         "pythoncalls-bpfcc",
@@ -143,9 +148,9 @@ pub const TABLE: &[Words] = &[
         "pythongc-bpfcc",
         "{pid}",
         Language("python"),
-        Holding(&["gen "]),
+        Holding(&["None"]),
     ),
-    ("pythonstat-bpfcc", "-C 2 3", Language("python"), Ours),
+    ("pythonstat-bpfcc", "-C 2 1", Language("python"), Ours),
     (
         "rubycalls-bpfcc",
         "{pid}",
@@ -165,7 +170,7 @@ pub const TABLE: &[Words] = &[
         Language("ruby"),
         Holding(&["Thing"]),
     ),
-    ("rubystat-bpfcc", "-C 2 3", Language("ruby"), Ours),
+    ("rubystat-bpfcc", "-C 2 1", Language("ruby"), Ours),
     ("sslsniff-bpfcc", "", Tls, Ours),
     (
         "stackcount-bpfcc",
@@ -189,7 +194,7 @@ pub const TABLE: &[Words] = &[
         Holding(&["called"]),
     ),
     ("tclobjnew-bpfcc", "{pid}", Language("tcl"), All),
-    ("tclstat-bpfcc", "-C 2 3", Language("tcl"), Ours),
+    ("tclstat-bpfcc", "-C 2 1", Language("tcl"), Sum(" 0 ")),
     ("tplist-bpfcc", "-p {pid}", Language("python"), All),
     (
         "trace-bpfcc",
@@ -220,7 +225,7 @@ pub const TABLE: &[Words] = &[
         "ugc",
         "-l python {pid}",
         Language("python"),
-        Holding(&["gen "]),
+        Holding(&["None"]),
     ),
     (
         "uobjnew",
@@ -228,7 +233,7 @@ pub const TABLE: &[Words] = &[
         Language("java"),
         Holding(&["Work"]),
     ),
-    ("ustat", "-l python -C 2 3", Language("python"), Ours),
+    ("ustat", "-l python -C 2 1", Language("python"), Ours),
     (
         "uthreads",
         "-l java {pid}",

@@ -23,7 +23,9 @@ impl Seen {
         let kept = lines.iter().filter(|line| match compare {
             Compare::Ours => is_ours(line, &pid),
             Compare::All => !line.trim().is_empty(),
-            Compare::Holding(words) => words.iter().any(|word| line.contains(word)),
+            Compare::Holding(words) | Compare::Distinct(words) => {
+                words.iter().any(|word| line.contains(word))
+            }
             Compare::Histogram => false,
             Compare::Sum(text) => line.contains(text),
         });
@@ -38,6 +40,9 @@ impl Seen {
             _ => kept.into_iter().map(|line| plain(line, &pid)).collect(),
         };
         rows.sort();
+        if matches!(compare, Compare::Distinct(_)) {
+            rows.dedup();
+        }
         Seen { rows, total }
     }
 

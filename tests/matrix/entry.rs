@@ -29,6 +29,8 @@ pub enum Compare {
     All,
     /// All lines that hold one of these words.
     Holding(&'static [&'static str]),
+    /// Those lines, each once: of tools that print all again and again.
+    Distinct(&'static [&'static str]),
     /// The number of events in all histograms.
     Histogram,
     /// The sum of the last numbers of the lines that hold this text.

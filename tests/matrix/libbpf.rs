@@ -1,7 +1,7 @@
 //! The libbpf tools that do not go without arguments, or want other work than system calls.
 
-use crate::entry::Compare::{All, Histogram, Holding, Ours, Sum};
-use crate::entry::Work::{Functions, Language, Shell};
+use crate::entry::Compare::{All, Distinct, Histogram, Holding, Ours, Sum};
+use crate::entry::Work::{Functions, Language, Leaks, Shell};
 use crate::entry::{CALLS, Words};
 
 /// Tool, arguments, work, comparison.
@@ -21,6 +21,7 @@ pub const TABLE: &[Words] = &[
     ("javagc", "-p {pid}", Language("java"), All),
     ("killsnoop", "-p {pid}", CALLS, Ours),
     ("ksnoop", "trace ip_send_skb", CALLS, Ours),
+    ("memleak", "-o 1 -p {pid} 1", Leaks, Distinct(&["bytes in"])),
     ("mountsnoop", "-p {pid}", CALLS, Ours),
     ("opensnoop", "-p {pid}", CALLS, Ours),
     ("sigsnoop", "-p {pid}", CALLS, Ours),

@@ -52,6 +52,7 @@ fn measure() {
             Err(why) => remark(&format!("skipped: {}: {why}", family.name)),
         }
     }
+    fs::write(PAGE, page::page(&read())).expect("it can be written");
 }
 
 /// Runs a family's tools, and writes the results and the page after each: a run that is cut short

@@ -6,17 +6,27 @@ use std::fmt::Write as _;
 use crate::family::FAMILIES;
 use crate::results::{Line, Measured, Verdict};
 
-const HEAD: &str = "# Tools\n\n\
-Each tool runs twice while a process does the same work: on the kernel, and under `beeline run`. What\n\
-it shows of that work is compared. `make matrix` runs them all and writes this page.\n\n\
-| | |\n| --- | --- |\n\
-| same | the same lines or sums as on the kernel; \"but for figures\": they hold times or ids that differ from run to run |\n\
-| works, not on this kernel | it shows the work; this kernel has no kprobes, or refuses the tool's programs |\n\
-| differs | both show something, and not the same |\n\
-| needs the kernel | it asks for events that only a kernel has: scheduler, network, block, timers of other functions |\n\
-| fails | it works on the kernel only, for another reason |\n\
-| shows nothing | it runs on both, and has nothing to show of this work |\n\
-| fails on both | for a reason of its own, such as a program that has no probes |\n\n";
+const HEAD: &str = "# Tools
+
+Each tool ran twice while a process did the same work: on the kernel, and under `beeline run`
+(`--pid` named the process to tools that cannot). What it showed of that work was compared.
+`make matrix` runs them all and writes this page.
+
+";
+
+/// What the verdicts mean, behind the summary.
+const MEANINGS: &str = "
+- **same**: the same lines, or sums of what was counted. \"But for figures\": they hold times, ids
+  or sizes, which differ from run to run.
+- **works, not on this kernel**: it showed the work. This kernel has no kprobes, or does not load the
+  tool's programs, so there was nothing to compare with.
+- **differs**: it showed the work on both, and not in the same way.
+- **needs the kernel**: it asked for events that only a kernel has, which are named as Beeline names
+  them to the user.
+- **fails**: it worked on the kernel, and not under Beeline.
+- **shows nothing**: it ran on both, and had nothing to show of this work.
+- **fails on both**: for a reason of its own, such as a program without probes.
+";
 
 /// Returns the page.
 pub fn page(families: &BTreeMap<String, Measured>) -> String {
@@ -26,6 +36,7 @@ pub fn page(families: &BTreeMap<String, Measured>) -> String {
         .filter_map(|family| Some((family.title, families.get(family.name)?)))
         .collect();
     summary(&mut text, &measured);
+    text += MEANINGS;
     for (title, family) in measured {
         let Measured {
             version,

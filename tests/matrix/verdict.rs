@@ -69,7 +69,7 @@ pub fn judge(kernel: &Run, beeline: &Run) -> (Verdict, String) {
             let here = if kernel.works {
                 ""
             } else {
-                "; this kernel has it neither"
+                "; this kernel lacks it too"
             };
             (Verdict::Kernel, format!("{}{here}", needs.join(", ")))
         }
@@ -170,6 +170,13 @@ fn reason(run: &Run) -> String {
         "kprobe PMU",
     ]) {
         return "no kprobes".to_owned();
+    }
+    if holds(&["Failed to load program: Operation not permitted"]) {
+        return "does not load its programs (EPERM)".to_owned();
+    }
+    let compiler = lines.iter().find_map(|line| line.split_once(" error: "));
+    if let Some((_, error)) = compiler {
+        return format!("does not compile: {error}");
     }
     let last = lines.iter().rev().find(|line| !line.is_empty());
     last.map_or_else(

@@ -73,7 +73,7 @@ impl Worker {
                 (on_one_cpu(&program), program, go())
             }
             Work::Language(name) => {
-                let (command, program) = language(name)?;
+                let (command, program) = language(name, scratch)?;
                 (command, program, go())
             }
             Work::Shell => {
@@ -159,14 +159,21 @@ fn on_one_cpu(program: &Path) -> Command {
     command
 }
 
-fn language(name: &str) -> Result<(Command, PathBuf), String> {
+/// bcc's `pythonstat` looks for processes named `python`.
+fn language(name: &str, scratch: &Scratch) -> Result<(Command, PathBuf), String> {
     let known = LANGUAGES.iter().find(|(known, ..)| *known == name);
     let (_, interpreter, options, file) = known.ok_or(format!("no language {name}"))?;
     let interpreter = match interpreter.starts_with('/') {
         true => PathBuf::from(interpreter),
         false => find_program(interpreter)?,
     };
-    let mut command = Command::new(&interpreter);
+    let named = scratch.path().join(name);
+    let started = match name {
+        "python" => std::os::unix::fs::symlink(&interpreter, &named).map(|()| named),
+        _ => Ok(interpreter.clone()),
+    };
+    let started = started.map_err(|error| error.to_string())?;
+    let mut command = Command::new(started);
     command.args(*options).arg(workload("languages").join(file));
     command.env("USE_ZEND_DTRACE", "1"); // php has its probes only if it is told so
     Ok((command, interpreter))
