@@ -394,6 +394,24 @@ fn kernel_function(name: &str) -> Result<u32, String> {
     }
 }
 
+/// A program that looks for a function of the kernel's first does without it, as on a kernel that is
+/// too old to have it.
+#[test]
+fn functions_that_a_program_can_do_without() {
+    let _turn = Turn::take();
+    let numbers = ["bpf_task_from_pid", "bpf_task_release"].map(kernel_function);
+    let [acquire, release] = numbers;
+    let numbers = [need!(acquire), need!(release)].map(|number| number.to_string());
+    let scratch = Scratch::new();
+    let optional = scratch.build("optional.c");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&optional);
+        command.args(&numbers);
+        let ended = Tool::start(command).wait();
+        assert_eq!(ended.stdout, ["loaded"], "{engine}: {ended:?}");
+    }
+}
+
 #[test]
 fn programs_that_change_what_calls_return() {
     let _turn = Turn::take();

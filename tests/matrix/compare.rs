@@ -78,7 +78,11 @@ pub fn agreement(kernel: &Seen, beeline: &Seen) -> Agreement {
         return Agreement::Same;
     }
     let shapes = |seen: &Seen| {
-        let mut shapes: Vec<_> = seen.rows.iter().map(|row| shape(&[row.clone()])).collect();
+        let mut shapes: Vec<_> = seen
+            .rows
+            .iter()
+            .map(|row| shape(std::slice::from_ref(row)))
+            .collect();
         shapes.sort();
         shapes
     };

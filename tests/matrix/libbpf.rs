@@ -1,7 +1,7 @@
 //! The libbpf tools that do not go without arguments, or want other work than system calls.
 
 use crate::entry::Compare::{All, Distinct, Histogram, Holding, Ours, Sum};
-use crate::entry::Work::{Functions, Language, Leaks, Shell};
+use crate::entry::Work::{Calls, Functions, Language, Leaks, Shell};
 use crate::entry::{CALLS, Words};
 
 /// Tool, arguments, work, comparison.
@@ -12,6 +12,12 @@ pub const TABLE: &[Words] = &[
     ("fsslower", "-t ext4", CALLS, Ours),
     ("funclatency", "-p {pid} :wl_pause", Functions, Histogram),
     ("funclatency", "-p {pid} c:nanosleep", Functions, Histogram),
+    (
+        "futexctn",
+        "-s -T -p {pid} 1",
+        Calls(&["waits"]),
+        Holding(&[" contended "]),
+    ),
     (
         "gethostlatency",
         "-p {pid}",

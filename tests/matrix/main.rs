@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use beeline_e2e::{Turn, need, remark};
+use beeline_e2e::{Scratch, Turn, need, remark};
 
 use entry::Entry;
 use family::{FAMILIES, Family};
@@ -46,9 +46,10 @@ fn measure() {
     need!(beeline_e2e::kernel_available());
     let wanted = std::env::var("MATRIX").unwrap_or_default();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.split(' ').any(|one| one == name);
+    let programs = Scratch::new();
     for family in FAMILIES.iter().filter(|family| is_wanted(family.name)) {
         match family.version() {
-            Ok(version) => measure_family(family, version),
+            Ok(version) => measure_family(family, version, &programs),
             Err(why) => remark(&format!("skipped: {}: {why}", family.name)),
         }
     }
@@ -57,7 +58,7 @@ fn measure() {
 
 /// Runs a family's tools, and writes the results and the page after each: a run that is cut short
 /// keeps what it has.
-fn measure_family(family: &Family, version: String) {
+fn measure_family(family: &Family, version: String, programs: &Scratch) {
     let part = std::env::var("MATRIX_TOOL").unwrap_or_default();
     let entries = family.entries();
     let is_known = |line: &Line| {
@@ -78,7 +79,7 @@ fn measure_family(family: &Family, version: String) {
             continue;
         }
         let _turn = Turn::take();
-        let line = verdict::measure(entry, family);
+        let line = verdict::measure(entry, family, programs);
         remark(&format!(
             "{}: {}: {}",
             line.command,

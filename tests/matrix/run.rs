@@ -43,14 +43,25 @@ pub struct Run {
 ///
 /// # Errors
 /// The machine lacks what the work needs.
-pub fn run(engine: Engine, entry: &Entry, family: &Family, brief: bool) -> Result<Run, String> {
+pub fn run(
+    engine: Engine,
+    entry: &Entry,
+    family: &Family,
+    brief: bool,
+    programs: &Scratch,
+) -> Result<Run, String> {
     let scratch = Scratch::new();
-    let mut worker = Worker::start(entry.work, &scratch)?;
+    let mut worker = Worker::start(entry.work, &scratch, programs)?;
     let pid = worker.pid();
     let command = command(engine, entry, family, &worker, &scratch)?;
     let tool = Tool::start_on_terminal(command);
     if worker.works() {
-        let said = || printed(&tool) > 0 || !is_alive(tool.pid());
+        let first = if family.logs {
+            &tool.stderr
+        } else {
+            &tool.stdout
+        };
+        let said = || !first.so_far().is_empty() || !is_alive(tool.pid());
         if until(BEGINNING, said) {
             until(SETTLING, || !is_alive(tool.pid()));
         }
@@ -88,11 +99,8 @@ pub fn run(engine: Engine, entry: &Entry, family: &Family, brief: bool) -> Resul
         .stderr
         .iter()
         .filter(|line| !line.starts_with("beeline: "));
-    let place = scratch.path().display().to_string();
-    let lines = ended.stdout.iter().chain(own);
-    let lines: Vec<_> = lines
-        .map(|line| line.replace(&place, "DIRECTORY"))
-        .collect();
+    let lines: Vec<_> = ended.stdout.iter().chain(own).cloned().collect();
+    let lines = without_directories(&lines, [&scratch, programs]);
     Ok(Run {
         traced: interrupted,
         works: interrupted || ended.status.success(),
@@ -101,6 +109,20 @@ pub fn run(engine: Engine, entry: &Entry, family: &Family, brief: bool) -> Resul
         stderr: ended.stderr,
         harm,
     })
+}
+
+/// Returns lines without the names of directories, which are others in each run. Some of bcc's tools
+/// show as little of a command as `CUT`.
+fn without_directories(lines: &[String], directories: [&Scratch; 2]) -> Vec<String> {
+    const CUT: usize = 20;
+    let paths = directories.map(|one| one.path().display().to_string());
+    let bare = |line: &String| {
+        paths.iter().fold(line.clone(), |line, path| {
+            let start = path.get(..CUT).unwrap_or(path);
+            line.replace(path, "DIRECTORY").replace(start, "DIRECTORY")
+        })
+    };
+    lines.iter().map(bare).collect()
 }
 
 /// Go's programs print what they see on stderr, as a log.

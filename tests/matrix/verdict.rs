@@ -1,6 +1,6 @@
 //! What came of a tool: two runs, judged.
 
-use beeline_e2e::Engine;
+use beeline_e2e::{Engine, Scratch};
 
 use crate::compare::{Agreement, agreement};
 use crate::entry::Entry;
@@ -21,11 +21,11 @@ pub fn command(entry: &Entry) -> String {
 
 /// Runs a tool on the kernel and on Beeline, and judges. What differs is tried once more: a busy
 /// machine may have cut a run short.
-pub fn measure(entry: &Entry, family: &Family) -> Line {
-    let first = judged(entry, family);
+pub fn measure(entry: &Entry, family: &Family, programs: &Scratch) -> Line {
+    let first = judged(entry, family, programs);
     let (verdict, detail) = match first.0 {
         Verdict::Differs | Verdict::Fails => {
-            let second = judged(entry, family);
+            let second = judged(entry, family, programs);
             if second.0 < first.0 { second } else { first }
         }
         _ => first,
@@ -39,8 +39,8 @@ pub fn measure(entry: &Entry, family: &Family) -> Line {
 
 /// Beeline's run comes first: where the tool fails because it needs the kernel, the kernel's run
 /// tells only if it has what the tool needs.
-fn judged(entry: &Entry, family: &Family) -> (Verdict, String) {
-    let of = |engine, brief| run(engine, entry, family, brief);
+fn judged(entry: &Entry, family: &Family, programs: &Scratch) -> (Verdict, String) {
+    let of = |engine, brief| run(engine, entry, family, brief, programs);
     let runs = of(Engine::Beeline, false).and_then(|beeline| {
         let brief = !beeline.works && !needs(&beeline).is_empty();
         Ok((of(Engine::Kernel, brief)?, beeline))
@@ -110,10 +110,14 @@ fn compared(kernel: &Run, beeline: &Run, needs: &[String]) -> (Verdict, String) 
     }
 }
 
-/// Returns what Beeline says that only a kernel has, without the rest of its sentence.
+/// Returns what Beeline says that only a kernel has, without the rest of its sentence. bpftrace itself
+/// says that there are no such events where it looks in lists of them.
 fn needs(run: &Run) -> Vec<String> {
     let lines = run.stderr.iter().chain(&run.stdout);
     let said = lines.filter_map(|line| {
+        if let Some((_, event)) = line.split_once("ERROR: No matches for ") {
+            return Some(event.trim_end_matches('.').replace(' ', ":"));
+        }
         let (what, _) = line
             .strip_prefix("beeline: ")?
             .split_once(": only a kernel has this")?;
@@ -177,6 +181,10 @@ fn reason(run: &Run) -> String {
     let compiler = lines.iter().find_map(|line| line.split_once(" error: "));
     if let Some((_, error)) = compiler {
         return format!("does not compile: {error}");
+    }
+    let own = lines.iter().find_map(|line| line.split_once("ERROR: "));
+    if let Some((_, error)) = own {
+        return error.to_owned();
     }
     let last = lines.iter().rev().find(|line| !line.is_empty());
     last.map_or_else(

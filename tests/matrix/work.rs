@@ -45,11 +45,11 @@ done
 exit 7"#;
 
 impl Worker {
-    /// Starts the process and waits until it is ready.
+    /// Starts the process and waits until it is ready. `programs` keeps what was built for others.
     ///
     /// # Errors
     /// The machine lacks the program.
-    pub fn start(work: Work, scratch: &Scratch) -> Result<Worker, String> {
+    pub fn start(work: Work, scratch: &Scratch, programs: &Scratch) -> Result<Worker, String> {
         let go = || vec!["go".to_owned()];
         let (command, program, words) = match work {
             Work::None => {
@@ -60,16 +60,16 @@ impl Worker {
                 });
             }
             Work::Calls(scenes) => {
-                let program = scratch.build("calls/tools.c");
+                let program = built(programs, "calls/tools.c");
                 let words = scenes.iter().map(|&scene| scene.to_owned()).collect();
                 (on_one_cpu(&program), program, words)
             }
             Work::Functions => {
-                let program = scratch.build("counts.c");
+                let program = built(programs, "counts.c");
                 (on_one_cpu(&program), program, go())
             }
             Work::Leaks => {
-                let program = scratch.build("leaky.c");
+                let program = built(programs, "leaky.c");
                 (on_one_cpu(&program), program, go())
             }
             Work::Language(name) => {
@@ -149,6 +149,16 @@ impl Worker {
             Some(0) if is_shell => Ok(()),
             _ => Err(format!("the traced process ended with {status}")),
         }
+    }
+}
+
+/// Returns a workload that is built once.
+fn built(programs: &Scratch, source: &str) -> PathBuf {
+    let name = Path::new(source).file_stem().unwrap_or_default();
+    let program = programs.path().join(name);
+    match program.is_file() {
+        true => program,
+        false => programs.build(source),
     }
 }
 

@@ -19,4 +19,4 @@ int counted(void *context)
 	return 5;
 }
 
-char license[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "GPL";
