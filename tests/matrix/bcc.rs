@@ -71,7 +71,7 @@ pub const TABLE: &[Words] = &[
         "javacalls-bpfcc",
         "{pid}",
         Language("java"),
-        Holding(&["Work.called", "Thing"]),
+        Sum("Work.called"),
     ),
     (
         "javaflow-bpfcc",

@@ -16,4 +16,5 @@ pub const TABLE: &[Words] = &[
     ("loads.bt", "", CALLS, All),
     ("ssllatency.bt", "", Tls, Holding(&["openssl", "SSL", "@"])),
     ("sslsnoop.bt", "", Tls, Ours),
+    ("syscount.bt", "", CALLS, Holding(&["@process[tools]"])),
 ];

@@ -156,7 +156,7 @@ fn command(
         Engine::Beeline => {
             let mut command = Command::new(beeline());
             command.arg("run");
-            if worker.works() {
+            if worker.is_one() {
                 command.args(["--pid", &worker.pid().to_string()]);
             }
             command.arg("--").arg(&tool[0]);

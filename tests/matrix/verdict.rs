@@ -14,9 +14,9 @@ pub fn command(entry: &Entry) -> String {
     let shown = entry.args.iter().filter(|word| !word.contains('\n'));
     let words = std::iter::once(&entry.tool).chain(shown);
     let words: Vec<_> = words
-        .map(|word| word.replace(['{', '}'], "").replace("pid", "PID"))
+        .map(|word| word.replace("{pid}", "PID").replace("{prog}", "PROGRAM"))
         .collect();
-    words.join(" ").replace("prog:", "PROGRAM:")
+    words.join(" ")
 }
 
 /// Runs a tool on the kernel and on Beeline, and judges. What differs is tried once more: a busy

@@ -104,6 +104,12 @@ impl Worker {
         self.workload.is_some()
     }
 
+    /// Returns whether all that tools look for happens in this one process and its children. The TLS
+    /// client is a program that a shell starts, which maps none of the probed files.
+    pub fn is_one(&self) -> bool {
+        self.works() && !self.program.ends_with("openssl")
+    }
+
     /// Returns its process id; 0 if there is none.
     pub fn pid(&self) -> u32 {
         self.workload.as_ref().map_or(0, Workload::pid)
