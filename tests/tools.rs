@@ -177,6 +177,17 @@ fn a_tool_that_probes_itself_is_told_why_not() {
     assert!(told, "{ended:?}");
 }
 
+/// Go's libraries read there what a map and a program are.
+#[test]
+fn fdinfo_of_maps_and_programs() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let fdinfo = scratch.build("fdinfo.c");
+    let run = |engine: Engine| (engine, Tool::start(engine.command(&fdinfo)).wait());
+    let runs: Vec<_> = need!(engines()).into_iter().map(run).collect();
+    assert_agree(&runs, &["map: map_type:\t1", "program: prog_type:\t2"]);
+}
+
 /// The programs of one tool, seen by another of the same session through `BPF_TASK_FD_QUERY`.
 #[test]
 fn bpftool_lists_what_is_attached() {
