@@ -111,7 +111,9 @@ pub fn agreement(kernel: &Seen, beeline: &Seen) -> Agreement {
 }
 
 fn is_ours(line: &str, pid: &str) -> bool {
-    let mut words = line.split(|letter: char| !letter.is_ascii_alphanumeric());
+    // Paths hold such names, too.
+    let ends_word = |letter: char| !letter.is_ascii_alphanumeric() && !"/-._".contains(letter);
+    let mut words = line.split(ends_word);
     words.any(|word| word == pid || NAMES.contains(&word))
 }
 
@@ -123,7 +125,16 @@ fn plain(line: &str, pid: &str) -> String {
             bare if bare == pid => "PID",
             bare if is_time(bare) => "TIME",
             bare if bare.starts_with("0x") && bare.len() > 8 => "ADDR",
-            _ => return word.to_owned(),
+            // An address as a key, or among other text.
+            _ => match word.split_once("0x") {
+                Some((before, rest)) => {
+                    let after = rest.trim_start_matches(|digit: char| digit.is_ascii_hexdigit());
+                    let is_address = rest.len() - after.len() > 8;
+                    let address = format!("{before}ADDR{after}");
+                    return if is_address { address } else { word.to_owned() };
+                }
+                None => return word.to_owned(),
+            },
         };
         word.replace(bare, named)
     });
@@ -157,6 +168,9 @@ fn lines_are_compared_without_what_differs_between_runs() {
     let beeline = seen("12:00:09 9 tools 3 /etc/x", 9);
     assert_eq!(kernel.rows, ["TIME PID tools 3 /etc/x"]);
     assert_eq!(agreement(&kernel, &beeline), Agreement::Same);
+    let keyed = |address: &str| seen(&format!("@tools[{address}]: 1"), 9);
+    assert_eq!(keyed("0x7f0123456789").rows, ["@tools[ADDR]: 1"]);
+    assert_eq!(keyed("0x10").rows, ["@tools[0x10]: 1"]);
     let other = seen("12:00:09 9 tools 4 /etc/x", 9);
     assert_eq!(agreement(&kernel, &other), Agreement::ButForFigures);
     let other = seen("12:00:09 9 tools 4 /etc/y", 9);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::entry::Compare::{Holding, Ours};
-use crate::entry::Work::Shell;
+use crate::entry::Work::{self, Shell};
 use crate::entry::{CALLS, Words};
 use crate::newer;
 
@@ -14,6 +14,7 @@ pub const TABLE: &[Words] = &[
     ("kprobe", "", CALLS, Holding(&["sys_execve called"])),
     ("kprobe_percpu", "", CALLS, Holding(&["sys_execve called"])),
     ("kprobepin", "", CALLS, Holding(&["sys_execve called"])),
+    ("map_in_map", "", Work::None, Holding(&["innerMap.Info"])),
     ("tcprtt", "", CALLS, Ours),
     ("xdp", "lo", CALLS, Ours),
     ("xdp_live_frame", "lo", CALLS, Ours),
