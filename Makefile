@@ -1,6 +1,6 @@
 # What people type. `make` alone builds; see each target's line.
 
-.PHONY: build dist check test soak fuzz bench peers corpora demo deps
+.PHONY: build dist check test soak fuzz bench peers corpora matrix demo deps
 
 # The release build: target/release/beeline, and beside it beeline-llvm, the optimizing compiler,
 # and beeline-guest, which runs in virtual machines: linked statically, it needs nothing but a
@@ -85,6 +85,13 @@ peers: deps
 # docs/corpora.md anew. As root, on a Debian 12 with a network; a quarter of an hour.
 corpora: deps build
 	./scripts/corpora.sh
+
+# Every tool that Debian ships, on the kernel and under Beeline, with what came of it: writes
+# docs/tools.md anew. As root, on a Debian 12 with a network and nothing else to do; an hour.
+MATRIX_PACKAGES = php-cli ruby tcl nodejs default-jdk-headless
+matrix: deps build
+	./scripts/deps.sh $(MATRIX_PACKAGES)
+	./scripts/matrix.sh
 
 # A Python program under a bpftrace one-liner, by Beeline and by the kernel.
 demo: deps

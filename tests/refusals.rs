@@ -4,6 +4,7 @@
 use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user,
     beeline, beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
+    with_kernel_headers,
 };
 use beeline_runtime::btf;
 use std::path::{Path, PathBuf};
@@ -372,6 +373,22 @@ fn probes_that_only_a_kernel_can_serve() {
     });
 }
 
+/// bcc compiles a program from the format of its tracepoint, and says only that it cannot compile
+/// where there is none.
+#[test]
+fn a_tracepoint_without_a_format_is_named() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let hardirqs = need!(find_program("hardirqs-bpfcc"));
+    let command = Engine::Beeline.command(hardirqs);
+    let ended = Tool::start(need!(with_kernel_headers(command))).wait();
+    assert!(!ended.status.success(), "{ended:?}");
+    let told = ended.stderr.iter().find(|line| {
+        line.starts_with("beeline: ") && line.contains("irq_handler_entry: only a kernel has this")
+    });
+    assert!(told.is_some(), "{ended:?}");
+}
+
 /// The id of a function in the kernel's BTF.
 fn kernel_function(name: &str) -> Result<u32, String> {
     let data = std::fs::read("/sys/kernel/btf/vmlinux");
@@ -380,6 +397,24 @@ fn kernel_function(name: &str) -> Result<u32, String> {
     match types.find([(btf::kind::FUNC, name)]) {
         [0] => Err(format!("the kernel has no {name}")),
         [id] => Ok(id),
+    }
+}
+
+/// A program that looks for a function of the kernel's first does without it, as on a kernel that is
+/// too old to have it.
+#[test]
+fn functions_that_a_program_can_do_without() {
+    let _turn = Turn::take();
+    let numbers = ["bpf_task_from_pid", "bpf_task_release"].map(kernel_function);
+    let [acquire, release] = numbers;
+    let numbers = [need!(acquire), need!(release)].map(|number| number.to_string());
+    let scratch = Scratch::new();
+    let optional = scratch.build("optional.c");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&optional);
+        command.args(&numbers);
+        let ended = Tool::start(command).wait();
+        assert_eq!(ended.stdout, ["loaded"], "{engine}: {ended:?}");
     }
 }
 

@@ -177,6 +177,57 @@ fn a_tool_that_probes_itself_is_told_why_not() {
     assert!(told, "{ended:?}");
 }
 
+/// Go's libraries read there what a map and a program are.
+#[test]
+fn fdinfo_of_maps_and_programs() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let fdinfo = scratch.build("fdinfo.c");
+    let run = |engine: Engine| (engine, Tool::start(engine.command(&fdinfo)).wait());
+    let runs: Vec<_> = need!(engines()).into_iter().map(run).collect();
+    assert_agree(&runs, &["map: map_type:\t1", "program: prog_type:\t2"]);
+}
+
+/// The programs of one tool, seen by another of the same session through `BPF_TASK_FD_QUERY`.
+#[test]
+fn bpftool_lists_what_is_attached() {
+    const SCRIPT: &str = r#"
+        bpftrace -e "uprobe:$0:wl_add { } uretprobe:$0:wl_square { } tracepoint:syscalls:sys_enter_getcpu { }" >/dev/null 2>&1 &
+        list() { bpftool perf list | grep -e "^pid $!  .*sys_enter_getcpu" -e "^pid $!  .*$0"; }
+        for try in $(seq 300); do [ "$(list | wc -l)" = 3 ] && break; sleep 0.1; done
+        list | sed -e "s/^pid $!  fd [0-9]*: prog_id [0-9]*//"
+        kill -INT $!; wait"#;
+    let _turn = Turn::take();
+    for tool in ["bpftool", "bpftrace"] {
+        need!(find_program(tool));
+    }
+    let scratch = Scratch::new();
+    let program = scratch.build("counts.c");
+    let places = ["wl_add", "wl_square"]
+        .map(|name| file_offset(&program, name).expect("a symbol of the workload"));
+    let of_function = |kind: &str, offset: u64| {
+        let file = program.display();
+        format!("  {kind}  filename {file}  offset {offset}")
+    };
+    let mut known = vec![
+        of_function("uprobe", places[0]),
+        of_function("uretprobe", places[1]),
+        "  tracepoint  sys_enter_getcpu".to_owned(),
+    ];
+    known.sort();
+    for engine in need!(engines()) {
+        let mut command = match engine {
+            Engine::Kernel => with_tracefs("bash"),
+            Engine::Beeline => engine.command("bash"),
+        };
+        command.args(["-c", SCRIPT]).arg(&program);
+        let ended = Tool::start(command).wait();
+        let mut listed = ended.stdout.clone();
+        listed.sort();
+        assert_eq!(listed, known, "{engine}: {ended:?}");
+    }
+}
+
 /// perf-probe(1) would make a uprobe of the kernel's that outlives the session.
 #[test]
 fn perf_probe_makes_no_kernel_uprobe() {

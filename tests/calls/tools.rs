@@ -479,6 +479,20 @@ fn syscount_counts_calls() {
     }
 }
 
+/// It looks for functions in the kernel's lists, of which one is in debugfs only.
+#[test]
+fn funccount_of_bcc_counts_functions_by_a_pattern() {
+    let _turn = Turn::take();
+    need!(beeline_e2e::beeline_wanted());
+    let counts = Counts {
+        tool: "funccount-bpfcc",
+        arguments: &["-i", "1", "-p", "PID", "__x64_sys_getpp*"],
+        scene: "ids",
+        known: &[("__x64_sys_getppid", 1001)],
+    };
+    need!(counts.check(Engine::Beeline));
+}
+
 #[test]
 fn argdist_of_bcc_counts_arguments() {
     let event = "t:syscalls:sys_enter_openat():int:args->flags";

@@ -155,6 +155,12 @@ impl Tool {
     /// Beeline passes on signals from processes, and not those from a terminal, so it gets none
     /// here: the tool would get two.
     pub fn interrupt(self) -> Ended {
+        self.send_interrupt();
+        self.wait()
+    }
+
+    /// Sends the signals of [`Tool::interrupt`], and does not wait.
+    pub fn send_interrupt(&self) {
         let (leader, members) = (self.pid(), self.processes());
         let is_beeline = std::fs::read_to_string(format!("/proc/{leader}/comm"))
             .is_ok_and(|comm| comm.trim_end() == "beeline");
@@ -162,7 +168,6 @@ impl Tool {
         for pid in members.iter().filter(|pid| !is_passed_by(**pid)) {
             send(*pid, libc::SIGINT);
         }
-        self.wait()
     }
 
     /// Sends a signal to every process of the group.

@@ -21,6 +21,7 @@ mod maps;
 mod perf;
 mod pins;
 mod programs;
+mod task_fd;
 mod test_run;
 mod tool_attr;
 mod wait;
@@ -43,6 +44,7 @@ use maps::Maps;
 use perf::{PerfEvents, PerfIoctl};
 use pins::Pins;
 use programs::Programs;
+use task_fd::TaskFds;
 use test_run::TestRuns;
 use wait::Wait;
 
@@ -139,8 +141,12 @@ impl<'a> Dispatcher<'a> {
             Command::OBJ_PIN => Pins::new(local, call).pin(attr),
             Command::OBJ_GET => Pins::new(local, call).get(attr),
 
-            Command::TASK_FD_QUERY => Err(Errno::ENOENT),
-            Command::ENABLE_STATS => Err(Errno::EPERM),
+            Command::TASK_FD_QUERY => TaskFds::new(local, call).query(attr),
+            Command::ENABLE_STATS => {
+                let what = by_kernel_only("counting the time and the runs of programs", NOT_YET);
+                local.backend.unsupported(&what);
+                Err(Errno::EPERM)
+            }
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
             Command::PROG_ATTACH | Command::PROG_DETACH => {
                 let what = by_kernel_only("programs at cgroups, sockets and devices", NOT_YET);

@@ -81,7 +81,10 @@ pub fn judge(
     (policy, only_here): (Policy, bool),
     memory: &dyn Fn(usize) -> bool,
 ) -> Result<Accepted, LoadError> {
-    let insns = decode(spec)?;
+    let mut insns = decode(spec)?;
+    if HERE.contains(&spec.prog_type) {
+        forget_functions(&mut insns, kernel);
+    }
     let Verdict {
         result,
         log,
@@ -269,6 +272,23 @@ fn types(
     ProgramTypes::new(&types.btf, functions, lines, kind, insns, &starts, kernel)
         .map(Some)
         .map_err(|(errno, why)| Reject::program(errno, why))
+}
+
+/// Makes the addresses of the kernel's functions 0, which they are to a program where the kernel is
+/// too old to have them. Programs look if a function is there before they call it, and do without
+/// otherwise.
+fn forget_functions(insns: &mut [Insn], kernel: Option<&KernelTypes>) {
+    for at in 1..insns.len() {
+        let [first, second] = [insns[at - 1], insns[at]];
+        let is_function = || {
+            let name = kernel.and_then(|kernel| kernel.function_name(first.imm.cast_unsigned()));
+            name.is_some()
+        };
+        let is_of_kernel = first.src == opcode::PSEUDO_BTF_ID && second.imm == 0;
+        if first.is_imm64() && is_of_kernel && is_function() {
+            (insns[at - 1].src, insns[at - 1].imm) = (0, 0);
+        }
+    }
 }
 
 /// Returns the program without the instructions that no path reaches, which need not be valid.

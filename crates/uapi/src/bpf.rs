@@ -236,6 +236,17 @@ open_enum! {
     EVENT = 6,
 }
 
+open_enum! {
+    /// `enum bpf_task_fd_type`: the place of the program behind a descriptor.
+    pub struct TaskFdType(u32) = "BPF_FD_TYPE_";
+    RAW_TRACEPOINT = 0,
+    TRACEPOINT = 1,
+    KPROBE = 2,
+    KRETPROBE = 3,
+    UPROBE = 4,
+    URETPROBE = 5,
+}
+
 impl Command {
     /// True for a command on single elements of a map, or on many of them.
     pub fn is_for_elements(self) -> bool {

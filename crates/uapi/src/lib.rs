@@ -15,6 +15,7 @@
 //! | [`AttachType`] | `enum bpf_attach_type` |
 //! | [`LinkType`] | `enum bpf_link_type` |
 //! | [`PerfEventType`] | `enum bpf_perf_event_type` |
+//! | [`TaskFdType`] | `enum bpf_task_fd_type` |
 //! | [`HelperId`] | `enum bpf_func_id` |
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`attr`] | `union bpf_attr`, `struct perf_event_attr` |
@@ -70,7 +71,7 @@ pub mod signal;
 pub mod tracepoint;
 pub mod verifier;
 
-pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
+pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType, TaskFdType};
 pub use errno::Errno;
 pub use helper::HelperId;
 pub(crate) use layout::layout;

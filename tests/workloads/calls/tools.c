@@ -1,6 +1,7 @@
 /* What tools for system calls look for: files that are opened and asked about, signals, mounts, other programs.
  * Everything is named so that a line of a tool's says which of it that is. */
 #include "scenes.h"
+#include "others.h"
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -119,7 +120,9 @@ int main(void)
 {
     static const struct scene scenes[] = {
         {"files", files}, {"stats", stats}, {"kills", kills}, {"mounts", mounts},
-        {"ids", ids},     {"execs", execs}, {"syncs", syncs}, {"waits", waits}, {0, 0},
+        {"ids", ids},     {"execs", execs}, {"syncs", syncs}, {"waits", waits},
+        {"network", network}, {"sleeps", sleeps}, {"users", users}, {"removed", removed}, {"shared", shared},
+        {"threads", threads}, {"rights", rights}, {0, 0},
     };
     say("ready\n");
     return serve(scenes);

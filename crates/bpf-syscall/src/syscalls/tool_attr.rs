@@ -24,4 +24,10 @@ impl<'a> ToolAttr<'a> {
         let field = self.address.checked_add(offset).ok_or(Errno::EFAULT)?;
         self.memory.write_u32(field, value)
     }
+
+    /// Writes a field of eight bytes.
+    pub(crate) fn put_u64(&self, offset: u64, value: u64) -> Result<(), Errno> {
+        let field = self.address.checked_add(offset).ok_or(Errno::EFAULT)?;
+        self.memory.write(field, &value.to_ne_bytes())
+    }
 }

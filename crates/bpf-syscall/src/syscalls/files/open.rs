@@ -47,7 +47,8 @@ impl Files<'_> {
             }
             return Err(Errno::ENOENT);
         }
-        if let Some((probe, why)) = kernel_tracepoint(&path).zip(refusal()) {
+        let tracepoint = kernel_tracepoint(&path, |path| Path::new(path).exists());
+        if let Some((probe, why)) = tracepoint.zip(refusal()) {
             self.backend.unsupported(&by_kernel_only(&probe, &why));
         }
         if is_trace_pipe(&path, flags) {
@@ -96,6 +97,9 @@ fn content(path: &[u8], types: &EventTypes) -> Option<String> {
     if let Some("uprobe_events" | "kprobe_events") = in_tracefs(path) {
         return Some(String::new());
     }
+    if path == BLACKLIST {
+        return std::fs::File::open(path).is_err().then(String::new);
+    }
     let (device, file) = path
         .strip_prefix(DEVICES)?
         .strip_prefix('/')?
@@ -111,6 +115,10 @@ fn content(path: &[u8], types: &EventTypes) -> Option<String> {
         _ => None,
     }
 }
+
+/// The functions that no kprobe can be put on. bcc reads it before it looks for functions by a
+/// pattern, and does not go on without it.
+const BLACKLIST: &str = "/sys/kernel/debug/kprobes/blacklist";
 
 /// Returns the path within tracefs, wherever that is mounted.
 fn in_tracefs(path: &str) -> Option<&str> {
@@ -142,15 +150,23 @@ fn makes_probes(path: &[u8], flags: u64) -> Option<&'static str> {
 
 /// Returns the tracepoint that a tool is about to open, and that is not served. If the kernel does
 /// not have it, the tool fails before it says more, so this is the only place that sees the name.
-fn kernel_tracepoint(path: &[u8]) -> Option<String> {
+///
+/// Its format matters only where it cannot be read: bcc compiles a program from it.
+fn kernel_tracepoint(path: &[u8], is_there: impl Fn(&str) -> bool) -> Option<String> {
     /// The groups of probes that tools make themselves, and were refused.
     const MADE: [&str; 2] = ["kprobes", "uprobes"];
-    let (group, name) = in_tracefs(std::str::from_utf8(path).ok()?)?
+    let path = std::str::from_utf8(path).ok()?;
+    let (event, file) = in_tracefs(path)?
         .strip_prefix("events/")?
-        .strip_suffix("/id")?
-        .split_once('/')?;
+        .rsplit_once('/')?;
+    let (group, name) = event.split_once('/')?;
+    let is_opened = match file {
+        "id" => true,
+        "format" => !is_there(path),
+        _ => false,
+    };
     let is_told_of = MADE.contains(&group) || Tracepoint::named(group, name).is_some();
-    (!is_told_of).then(|| format!("tracepoint:{group}:{name}"))
+    (is_opened && !is_told_of).then(|| format!("tracepoint:{group}:{name}"))
 }
 
 #[cfg(test)]
@@ -159,12 +175,12 @@ mod tests {
 
     #[test]
     fn tracepoints_of_the_kernel_are_named() {
-        let named = |path: &str| kernel_tracepoint(path.as_bytes());
+        let named = |path: &str| kernel_tracepoint(path.as_bytes(), |_| true);
         let tracepoint = "/sys/kernel/debug/tracing/events/sched/sched_switch/id";
-        assert_eq!(
-            named(tracepoint).as_deref(),
-            Some("tracepoint:sched:sched_switch")
-        );
+        let known = Some("tracepoint:sched:sched_switch");
+        assert_eq!(named(tracepoint).as_deref(), known);
+        let format = b"/sys/kernel/debug/tracing/events/sched/sched_switch/format";
+        assert_eq!(kernel_tracepoint(format, |_| false).as_deref(), known);
         for other in [
             "events/sched/sched_switch/format",
             "events/syscalls/sys_enter_read/id",

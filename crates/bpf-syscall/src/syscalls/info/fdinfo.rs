@@ -37,7 +37,9 @@ impl<'a> FdInfo<'a> {
         let object = self.fds.find(fd).ok()??;
         let of_file =
             std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.fds.tid)).ok()?;
-        let mut text = of_file;
+        // A socket, as which the tool holds most objects, has a line more than other files.
+        let is_of_all = |line: &&str| !line.starts_with("scm_fds:");
+        let mut text: String = of_file.split_inclusive('\n').filter(is_of_all).collect();
         match object {
             Object::Map(map) => self.map_lines(&map, &mut text).ok()?,
             Object::Program(program) => self.program_lines(&program, &mut text).ok()?,
@@ -55,7 +57,7 @@ impl<'a> FdInfo<'a> {
         lines(
             text,
             &[
-                ("map_type", spec.map_type.to_string()),
+                ("map_type", spec.map_type.0.to_string()),
                 ("key_size", spec.key_size.to_string()),
                 ("value_size", spec.value_size.to_string()),
                 ("max_entries", spec.max_entries.to_string()),
@@ -77,7 +79,7 @@ impl<'a> FdInfo<'a> {
         lines(
             text,
             &[
-                ("prog_type", program.prog_type.to_string()),
+                ("prog_type", program.prog_type.0.to_string()),
                 ("prog_jited", "1".into()),
                 ("prog_tag", self.tag(program)?),
                 ("memlock", insns.next_multiple_of(PAGE_SIZE).to_string()),
