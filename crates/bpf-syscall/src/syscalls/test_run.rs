@@ -19,7 +19,7 @@ use super::attr::TestRun;
 use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::objects::ProgramObject;
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 use io::Io;
 
 /// The bytes of context of a raw tracepoint: its arguments.
@@ -63,7 +63,7 @@ impl<'a> TestRuns<'a> {
                 if has_kernel_test_runs(&program) {
                     let name = prog_type.name().unwrap_or("unknown");
                     let what = format!("test runs of programs of type {name}");
-                    self.backend.unsupported(&by_kernel_only(&what));
+                    self.backend.unsupported(&by_kernel_only(&what, NOT_YET));
                 }
                 Err(Errno::ENOTSUPP)
             }

@@ -14,7 +14,7 @@ use super::io::{Finished, Io};
 use super::xdp::LOOPBACK;
 use super::{TestRuns, has_device};
 use crate::objects::ProgramObject;
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 use crate::syscalls::attr::TestRun;
 
 /// The bytes of an Ethernet header.
@@ -32,7 +32,7 @@ impl TestRuns<'_> {
         }
         if wanted.flags & known != 0 {
             let what = "test runs with BPF_F_TEST_SKB_CHECKSUM_COMPLETE";
-            self.backend.unsupported(&by_kernel_only(what));
+            self.backend.unsupported(&by_kernel_only(what, NOT_YET));
             return Err(Errno::ENOTSUPP);
         }
         let bytes = io.read(&wanted.data_in)?;

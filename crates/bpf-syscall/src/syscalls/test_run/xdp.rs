@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::io::{Finished, Io};
 use super::{TestRuns, has_device};
 use crate::objects::ProgramObject;
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 use crate::syscalls::attr::TestRun;
 
 /// The number of the device that a packet comes from if the tool names none: the loopback device.
@@ -31,7 +31,7 @@ impl TestRuns<'_> {
                 return Err(Errno::E2BIG);
             }
             let what = "test runs with BPF_F_TEST_XDP_LIVE_FRAMES";
-            self.backend.unsupported(&by_kernel_only(what));
+            self.backend.unsupported(&by_kernel_only(what, NOT_YET));
             return Err(Errno::ENOTSUPP);
         }
         if wanted.batch_size != 0 {
