@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use beeline_e2e::{Engine, Scratch, Turn, engines, need, seed};
+use beeline_e2e::{Engine, Scratch, Turn, beeline_wanted, engines, need, seed};
 
 /// The random programs of each type.
 const ROUNDS: u64 = 150;
@@ -85,6 +85,7 @@ fn packets_are_the_same_for_the_optimizing_compiler() {
 
 #[test]
 fn what_is_not_served_is_told() {
+    need!(beeline_wanted());
     let _turn = Turn::take();
     let scratch = Scratch::new();
     let program = scratch.build("packets.c");
@@ -97,7 +98,7 @@ fn what_is_not_served_is_told() {
     for what in [
         "helper bpf_fib_lookup is not served",
         "BPF_F_TEST_XDP_LIVE_FRAMES",
-        "test runs of programs of type sk_lookup",
+        "test runs of programs of type BPF_PROG_TYPE_SK_LOOKUP",
     ] {
         let told = said.lines().filter(|line| line.contains(what)).count();
         assert_eq!(told, 1, "{what}: {said}");
