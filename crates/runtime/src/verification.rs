@@ -401,7 +401,13 @@ mod tests {
             license: "GPL".into(),
             ..ProgramSpec::default()
         };
-        judge(&spec, &Maps::new(), None, (Policy::ObserveOnly, true), &|_| true)
+        judge(
+            &spec,
+            &Maps::new(),
+            None,
+            (Policy::ObserveOnly, true),
+            &|_| true,
+        )
     }
 
     const R0_IS_0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
