@@ -20,7 +20,7 @@ pub enum Work {
     None,
 }
 
-/// What two runs of a tool must have in common.
+/// The part of the output that two runs of a tool must have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// The lines that name the traced process, or its children by their names.
@@ -46,7 +46,7 @@ pub struct Entry {
     pub args: Vec<String>,
     /// The work while it looks.
     pub work: Work,
-    /// What is compared.
+    /// The part that is compared.
     pub compare: Compare,
 }
 

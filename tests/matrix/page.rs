@@ -12,9 +12,12 @@ Each tool ran twice while a process did the same work: on the kernel, and under 
 (`--pid` named the process to tools that cannot). What it showed of that work was compared.
 `make matrix` runs them all and writes this page.
 
+All programs were kept in user space (`--where user`), as for a user without rights. Without that
+option, and as root, those that "need the kernel" run [in the kernel](design/host-kernel.md).
+
 ";
 
-/// What the verdicts mean, behind the summary.
+/// The meanings of the verdicts, behind the summary.
 const MEANINGS: &str = "
 - **same**: the same lines, or sums of what was counted. \"But for figures\": they hold times, ids
   or sizes, which differ from run to run.

@@ -1,4 +1,4 @@
-//! What the runs have shown, as a file: a line `@` for each family, then one for each tool.
+//! The results of the runs, as a file: a line `@` for each family, then one for each tool.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -59,9 +59,9 @@ pub struct Measured {
 pub struct Line {
     /// The tool and its arguments.
     pub command: String,
-    /// What came of it.
+    /// The verdict.
     pub verdict: Verdict,
-    /// How much was compared, or what is wrong.
+    /// The number of lines that were compared, or the fault.
     pub detail: String,
 }
 

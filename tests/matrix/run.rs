@@ -155,7 +155,7 @@ fn command(
         Engine::Kernel => with_tracefs(&tool[0]),
         Engine::Beeline => {
             let mut command = Command::new(beeline());
-            command.arg("run");
+            command.args(["run", "--where", "user"]);
             if worker.is_one() {
                 command.args(["--pid", &worker.pid().to_string()]);
             }

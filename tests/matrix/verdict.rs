@@ -1,4 +1,4 @@
-//! What came of a tool: two runs, judged.
+//! The verdict on a tool, from two runs.
 
 use beeline_e2e::{Engine, Scratch};
 

@@ -296,7 +296,7 @@ pub struct Slot {
     pub holes: [u64; HOLE_ENTRIES],
     /// Pages of stacks that are not alternate ones.
     pub stacks: [StackEntry; STACK_ENTRIES],
-    /// What walks of stacks know of code.
+    /// The rules that walks of stacks have used lately.
     pub known_rules: KnownRules,
     /// The place that clocks are read to: a `struct timespec`.
     pub time: [u64; 2],

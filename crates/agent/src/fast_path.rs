@@ -79,7 +79,7 @@ pub struct FastPath {
     pub known: KnownMaps,
 }
 
-/// What each process has for itself: whole pages, which the kernel empties in a forked child.
+/// The part that each process has for itself: whole pages, which the kernel empties in a forked child.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Own {

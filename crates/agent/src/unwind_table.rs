@@ -21,7 +21,7 @@ pub const HEAD: usize = 3;
 /// The most rules of a table: a row has sixteen bits for one.
 pub const MOST_RULES: usize = 1 << 16;
 
-/// How the caller's registers are found, for the code of one row: a word that holds a [`Cfa`], a
+/// The rule by which the caller's registers are found, for the code of one row: a word of a [`Cfa`], a
 /// [`Saved`] and their numbers.
 ///
 /// The CFA, "canonical frame address", is the stack pointer behind the return. The return address

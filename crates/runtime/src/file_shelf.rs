@@ -1,5 +1,5 @@
-//! What is read from files once per session, by threads of its own. Each caller says how long it can
-//! wait.
+//! Facts that are read from files once per session, by threads of its own. Each caller says how long
+//! it can wait.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -30,7 +30,7 @@ pub trait FromFile: Sized + Debug + Send + Sync + 'static {
     fn read(path: &Path) -> Result<Self, Error>;
 }
 
-/// What is known of files, and those that threads are still reading.
+/// The known facts of files, and the files that threads are still reading.
 #[derive(Debug)]
 pub struct FileShelf<T>(Arc<Shelf<T>>);
 
@@ -59,7 +59,7 @@ struct Queue<T> {
     threads: usize,
 }
 
-/// What is known of a file when it has been read.
+/// The facts of a file, once it has been read.
 #[derive(Debug)]
 struct Known<T> {
     state: Mutex<FileState<T>>,

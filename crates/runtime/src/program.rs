@@ -52,7 +52,7 @@ pub struct Program {
     pub trace: Option<Id>,
     /// Maps that it keeps alive without using them.
     bound: Mutex<Vec<Arc<MapObject>>>,
-    /// What the kernel is given if the program is attached there; `None` if it may not be.
+    /// The program for the kernel, should it be attached there; `None` if it may not be.
     pub for_kernel: Option<Box<ForKernel>>,
     /// Given back when all else is gone.
     charge: Mutex<Charge>,

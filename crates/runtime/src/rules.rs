@@ -25,7 +25,7 @@ pub enum Place {
     User,
 }
 
-/// How the callers of a function are found.
+/// The way by which the callers of a function are found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Stacks {
     /// By the unwind information of the code, and by frame pointers where there is none.

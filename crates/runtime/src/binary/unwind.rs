@@ -52,7 +52,7 @@ pub fn named(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Named
 
 /// The bytes of the section.
 pub type Frames<'a> = EhFrame<EndianSlice<'a, LittleEndian>>;
-/// What the section says of one function.
+/// The section's entry for one function.
 pub type Entry<'a> = FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>;
 
 /// Calls a function with each entry of an `.eh_frame` section that makes sense.

@@ -12,7 +12,7 @@ use crate::error::{Error, os};
 /// The least room of a list.
 const LEAST_ROOM: usize = 64;
 
-/// What has been published for walks.
+/// The tables and lists that are published for walks.
 #[derive(Debug, Clone, Default)]
 pub struct Modules {
     /// The tables that are mapped here, with their addresses. They stay.

@@ -27,7 +27,8 @@ pub(super) struct Twin {
     _charge: Charge,
 }
 
-/// How the tool's view of a map is put together from the processes' side and the kernel's.
+/// The way in which the tool's view of a map is put together from the processes' side and the
+/// kernel's.
 #[derive(Debug)]
 enum View {
     /// All of it is in the kernel.
@@ -296,7 +297,7 @@ impl Both<'_> {
         }
     }
 
-    /// What the tool stores in a sum is on this side, and nothing is on the other.
+    /// Stores a value. Of a sum, all that the tool stores is on this side, and nothing on the other.
     fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         let kernels = &self.twin.map;
         match &self.twin.view {

@@ -54,7 +54,7 @@ pub(super) struct TargetMemory {
     pub syscall_patches: Arc<BTreeMap<u64, StoredPatch>>,
     /// The value of [`Shared::removals`] at the last search for maps out of reach.
     pub removals: u64,
-    /// What has been done for walks of its stacks.
+    /// The preparations for walks of its stacks.
     pub walks: Walks,
     /// When it became a target.
     pub since: Instant,

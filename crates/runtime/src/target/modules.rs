@@ -24,7 +24,7 @@ const RECENT: Duration = Duration::from_millis(100);
 /// The most modules of a target.
 const MOST_MODULES: usize = 4096;
 
-/// What has been done for walks of a target's stacks.
+/// The preparations for walks of a target's stacks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Walks {
     /// The last look at the target's mappings; `None` as long as no program walks stacks.
