@@ -13,7 +13,8 @@ Each tool ran twice while a process did the same work: on the kernel, and under 
 `make matrix` runs them all and writes this page.
 
 All programs were kept in user space (`--where user`), as for a user without rights. Without that
-option, and as root, those that "need the kernel" run [in the kernel](design/host-kernel.md).
+option, and as root, programs at the kernel's own events run in the kernel, within
+[limits](design/host-kernel.md#limits).
 
 ";
 
