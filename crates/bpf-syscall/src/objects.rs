@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use beeline_runtime::Charge;
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, KernelPlace, MapSpec};
@@ -278,9 +279,30 @@ pub(crate) enum LinkTo {
     /// A place in the host's kernel.
     Kernel {
         kind: LinkType,
-        /// The kernel's own link.
-        _link: Option<OwnedFd>,
+        _link: KernelLink,
     },
+}
+
+/// The kernel's own link.
+pub(crate) struct KernelLink {
+    backend: Arc<dyn Backend>,
+    fd: Option<OwnedFd>,
+}
+
+impl KernelLink {
+    pub(crate) fn new(backend: &Arc<dyn Backend>, fd: Option<OwnedFd>) -> Self {
+        Self {
+            backend: Arc::clone(backend),
+            fd,
+        }
+    }
+}
+
+impl Drop for KernelLink {
+    fn drop(&mut self) {
+        drop(self.fd.take());
+        self.backend.kernel_link_closed();
+    }
 }
 
 impl Link {
@@ -400,8 +422,19 @@ impl Event {
     /// Fails with EEXIST if it has one, or if another event of the same tracepoint has this
     /// program; with E2BIG if that tracepoint has too many; with EINVAL if the program does not fit
     /// the event; with EACCES if it looks beyond the context.
-    fn set_program(&self, program: &Arc<ProgramObject>, cookie: u64) -> Result<(), Errno> {
+    ///
+    /// `may_use_kernel`: a timer's program may run in the kernel if it belongs there.
+    fn set_program(
+        &self,
+        program: &Arc<ProgramObject>,
+        cookie: u64,
+        may_use_kernel: bool,
+    ) -> Result<(), Errno> {
         self.check_program(program)?;
+        let is_timer = matches!(self.point, AttachPoint::Timer { .. });
+        if is_timer && may_use_kernel && self.backend.takes_timer_in_kernel(program.held.id) {
+            return self.begin_in_kernel(program, cookie);
+        }
         let mut state = self.state.lock();
         if state.program.is_some() {
             return Err(Errno::EEXIST);
@@ -421,8 +454,9 @@ impl Event {
         fds: &Descriptors,
         program: &Arc<ProgramObject>,
         cookie: u64,
+        may_use_kernel: bool,
     ) -> Result<(), Errno> {
-        let take = || self.set_program(program, cookie);
+        let take = || self.set_program(program, cookie, may_use_kernel);
         match self.point {
             AttachPoint::SystemCall { .. } => fds.after_closes(take),
             // No other event can be in its way.
@@ -467,12 +501,36 @@ impl Event {
         if state.kernels.is_some() || !state.program.as_ref().is_some_and(is_its) {
             return Ok(());
         }
-        let event = self.backend.kernel_clock(period, state.enabled)?;
+        // Its maps must not be on both sides.
+        state.attached.clear();
+        state.kernels = Some(self.clock_in_kernel(period, state.enabled, program)?);
+        Ok(())
+    }
+
+    /// Gives a timer that has no program yet one that the kernel runs.
+    fn begin_in_kernel(&self, program: &Arc<ProgramObject>, cookie: u64) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let AttachPoint::Timer { period } = self.point else {
+            return Err(Errno::EINVAL);
+        };
+        if state.program.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        state.kernels = Some(self.clock_in_kernel(period, state.enabled, program)?);
+        state.program = Some((Arc::clone(program), cookie));
+        Ok(())
+    }
+
+    fn clock_in_kernel(
+        &self,
+        period: Duration,
+        enabled: bool,
+        program: &ProgramObject,
+    ) -> Result<OwnedFd, Errno> {
+        let event = self.backend.kernel_clock(period, enabled)?;
         let place = KernelPlace::Event(event.as_fd());
         self.backend.attach_in_kernel(program.held.id, &place)?;
-        state.attached.clear();
-        state.kernels = Some(event);
-        Ok(())
+        Ok(event)
     }
 
     /// Removes the program again.

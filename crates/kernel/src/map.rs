@@ -17,15 +17,14 @@ pub struct Map {
 }
 
 impl Map {
-    /// Creates a map (`BPF_MAP_CREATE`). `cpus` is the kernel's number of possible CPUs, for which
-    /// per-CPU maps have values.
+    /// Creates a map (`BPF_MAP_CREATE`).
     ///
     /// # Errors
-    /// Those of [`create_map`].
-    pub fn new(spec: &MapSpec<'_>, cpus: u32) -> io::Result<Self> {
+    /// Those of [`create_map`]; for a map that is per CPU, those of reading the number of CPUs.
+    pub fn new(spec: &MapSpec<'_>) -> io::Result<Self> {
         let value_size = spec.value_size as usize;
         let value_len = match spec.map_type.is_per_cpu() {
-            true => value_size.next_multiple_of(8) * cpus as usize,
+            true => value_size.next_multiple_of(8) * possible_cpus()?,
             false => value_size,
         };
         Ok(Self {
@@ -128,9 +127,39 @@ impl AsFd for Map {
     }
 }
 
+/// Returns the number of CPUs for which the kernel keeps per-CPU values: those in a list such as
+/// `0-3,8`.
+fn possible_cpus() -> io::Result<usize> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    count(list.trim()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn count(list: &str) -> Option<usize> {
+    let number = |text: &str| text.parse::<usize>().ok();
+    let of_range = |range: &str| match range.split_once('-') {
+        Some((first, last)) => number(last)?.checked_sub(number(first)?)?.checked_add(1),
+        None => number(range).map(|_| 1),
+    };
+    list.split(',').map(of_range).sum()
+}
+
 fn check(len: usize, size: usize) -> io::Result<()> {
     match len == size {
         true => Ok(()),
         false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_counted_by_ranges() {
+        assert_eq!(count("0"), Some(1));
+        assert_eq!(count("0-3"), Some(4));
+        assert_eq!(count("0-3,8,10-11"), Some(7));
+        assert_eq!(count("3-0"), None);
+        assert_eq!(count(""), None);
     }
 }

@@ -611,6 +611,17 @@ pub trait Backend: Send + Sync {
         Err(Errno::EINVAL)
     }
 
+    /// Returns whether a timer that gets this program belongs in the kernel: the program is there
+    /// already, or cannot run in user space.
+    fn takes_timer_in_kernel(&self, program: Id) -> bool {
+        let _ = program;
+        false
+    }
+
+    /// Notes that a program in the kernel was detached: what it has sent until then is there when the
+    /// tool looks.
+    fn kernel_link_closed(&self) {}
+
     /// Opens the kernel's clock on the first CPU, as a perf event that runs its program in every
     /// period.
     ///

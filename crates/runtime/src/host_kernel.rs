@@ -11,10 +11,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use beeline_isa::Insn;
+use beeline_isa::{Insn, opcode};
 use beeline_kernel as kernel;
 use beeline_maps::Kind;
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, ProgramType};
 use parking_lot::Mutex;
 
 use crate::backend::{KernelPlace, ProgramSpec};
@@ -23,6 +23,19 @@ use crate::map::MapObject;
 use crate::program::Program;
 use crate::rules::Place;
 use rings::Watcher;
+
+/// The instructions of a program that returns 0.
+const RETURN_0: Insn = Insn {
+    code: opcode::ALU64 | opcode::MOV,
+    dst: 0,
+    src: 0,
+    off: 0,
+    imm: 0,
+};
+const EXIT: Insn = Insn {
+    code: opcode::JMP | opcode::EXIT,
+    ..RETURN_0
+};
 
 /// A program as the tool loaded it, for the kernel.
 #[derive(Debug)]
@@ -75,6 +88,14 @@ impl HostKernel {
         self.refusal.as_deref()
     }
 
+    /// Returns whether a timer's program belongs in the kernel: it is there already, or cannot run in
+    /// user space.
+    pub fn takes_timer_of(&self, program: &Program) -> bool {
+        let is_loaded = |source: &ForKernel| source.loaded.lock().is_some();
+        let source = program.for_kernel.as_ref();
+        source.is_some_and(|source| is_loaded(source) || !program.runs())
+    }
+
     /// Attaches a program to one of the kernel's events. Returns the link, if that is not the event
     /// itself.
     ///
@@ -119,9 +140,9 @@ impl HostKernel {
         let mut insns = spec.insns.clone();
         crate::tag::each_map_load(&mut insns, |first, _| {
             let tools = (*first).try_into().map(i32::from_ne_bytes);
-            if let Some(fd) = tools.ok().and_then(|fd| fds.get(&fd)) {
-                first.copy_from_slice(&fd.to_ne_bytes());
-            }
+            // A number that is no map's must not name a file of Beeline's.
+            let fd = tools.ok().and_then(|fd| fds.get(&fd)).unwrap_or(&-1);
+            first.copy_from_slice(&fd.to_ne_bytes());
         });
         let insns: Vec<Insn> = Insn::decode_all(&insns)
             .map_err(|error| (Errno::EINVAL, error.to_string()))?
@@ -228,20 +249,20 @@ fn refusal(place: Place) -> Option<String> {
     if place == Place::User {
         return Some("`--where user` keeps all programs in user space".to_owned());
     }
-    let smallest = kernel::MapSpec {
-        map_type: MapType::ARRAY,
-        key_size: 4,
-        value_size: 4,
-        max_entries: 1,
-        ..kernel::MapSpec::default()
+    // Some kernels let everybody make maps, but not load such a program.
+    let smallest = kernel::ProgramSpec {
+        prog_type: ProgramType::TRACEPOINT,
+        license: "GPL",
+        insns: &[RETURN_0, EXIT],
+        ..kernel::ProgramSpec::default()
     };
-    let refused = kernel::create_map(&smallest).err()?;
-    Some(match refused.raw_os_error() {
-        Some(libc::EPERM) => {
+    let refused = kernel::load_program(&smallest).err()?;
+    Some(match refused.errno {
+        libc::EPERM => {
             "bpf(2) is not permitted here (CAP_BPF and CAP_PERFMON are missing, or a filter forbids it)"
                 .to_owned()
         }
-        _ => format!("bpf(2) fails here: {refused}"),
+        errno => format!("bpf(2) fails here: {}", io::Error::from_raw_os_error(errno)),
     })
 }
 

@@ -391,7 +391,7 @@ fn note_uses(uses: &[(i32, Use)], maps: &Maps) -> Result<(), LoadError> {
         map.add_use(usage).map_err(|why| {
             let name = &map.spec.name;
             let why = format!(
-                "map {name} is in use by processes of several users, and cannot be kept apart any more: {why}"
+                "map {name} is in use by processes of several users or in the kernel, and cannot be kept apart any more: {why}"
             );
             LoadError::new(libc::EBUSY, why)
         })?;

@@ -167,7 +167,8 @@ impl<R: Shape> Relay<R> {
         // keeps it as long as the ring. A source is written only at the consumer's position.
         let ring = unsafe { tools.rebased(memory.base()) };
         let place = Place::Kernels(memory.clone());
-        self.push(DomainId::KERNEL, ring, place, Arc::new(|_| ()));
+        let cut_off = |why: &str| tracing::error!(why, "a ring of the kernel's cannot be read");
+        self.push(DomainId::KERNEL, ring, place, Arc::new(cut_off));
         Ok(memory)
     }
 

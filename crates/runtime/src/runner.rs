@@ -215,7 +215,10 @@ struct State {
 }
 
 struct Timer {
-    link: u64,
+    program: Arc<Program>,
+    /// The place of the program's link. It gets its maps at the first tick, as a profiler's timer is
+    /// moved to the kernel before.
+    link: Option<u64>,
     period: Duration,
     next: Instant,
 }
@@ -244,7 +247,13 @@ impl State {
             let wait = next.map(|next| next.saturating_duration_since(Instant::now()));
             let job = match wait {
                 None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(wait) => queue.recv_timeout(wait),
+                Some(wait) => {
+                    // Jobs that keep coming do not hold up the timers.
+                    if wait.is_zero() {
+                        self.tick();
+                    }
+                    queue.recv_timeout(wait)
+                }
             };
             match job {
                 Ok(job) => self.work(job),
@@ -261,20 +270,13 @@ impl State {
                 program,
                 period,
             } => {
-                // The same steps were taken when the program was checked for the attachment. Only
-                // memory can be short now, and then the timer does not start.
-                let shared = self.shared.clone();
-                let place = self.here().and_then(|here| here.link(&program, &shared));
-                if let Ok(place) = place {
-                    self.timers.insert(
-                        link,
-                        Timer {
-                            link: place,
-                            period,
-                            next: Instant::now() + period,
-                        },
-                    );
-                }
+                let timer = Timer {
+                    program,
+                    link: None,
+                    period,
+                    next: Instant::now() + period,
+                };
+                self.timers.insert(link, timer);
             }
             Job::Stop { link, done } => {
                 self.timers.remove(&link);
@@ -330,29 +332,33 @@ impl State {
         // `struct bpf_perf_event_data`: registers, sample period, address. No interrupted thread
         // can be shown.
         let argument = (PtRegs::default(), [0u64; 2]);
-        if let Some(here) = &mut self.here {
+        let (shared, tool) = (self.shared.clone(), (self.tool)());
+        let mut timers = std::mem::take(&mut self.timers);
+        if let Ok(here) = self.here() {
             // The tool may be gone, and then they stay what they were.
-            let _ = here
-                .environment
-                .refresh_cgroups(&self.shared.cgroups, (self.tool)());
+            let _ = here.environment.refresh_cgroups(&shared.cgroups, tool);
         }
-        for timer in self.timers.values_mut().filter(|timer| timer.next <= now) {
+        for timer in timers.values_mut().filter(|timer| timer.next <= now) {
             timer.next += timer.period;
             if timer.next < now {
                 // Late by more than a period: as in the kernel, missed ticks are not made up for.
                 timer.next = now + timer.period;
             }
-            if let Some(here) = &self.here
-                && here.call(timer.link, (&raw const argument).cast()).is_err()
-            {
-                self.shared
-                    .domains
-                    .home()
-                    .page()
-                    .missed
-                    .fetch_add(1, Relaxed);
+            let run = self.here().and_then(|here| {
+                // The same steps were taken when the program was checked for the attachment. Only
+                // memory can be short now.
+                let link = match timer.link {
+                    Some(link) => link,
+                    None => *timer.link.insert(here.link(&timer.program, &shared)?),
+                };
+                here.call(link, (&raw const argument).cast())
+            });
+            if run.is_err() {
+                let home = shared.domains.home();
+                home.page().missed.fetch_add(1, Relaxed);
             }
         }
+        self.timers = timers;
     }
 
     fn here(&mut self) -> Result<&mut Here, Error> {

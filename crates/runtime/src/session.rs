@@ -336,6 +336,8 @@ impl Backend for Runtime {
                 .map(u32::from_ne_bytes)
                 .map_err(|_| Errno(libc::EINVAL))?;
             map.set_ring(index, None)?;
+            // The kernel's element is there only if programs in it have the map.
+            let _ = map.in_twin(|twin| twin.delete(key));
             self.tracees.rings_changed(map.id);
             self.runner.rings_changed(map.id);
             return Ok(());
@@ -564,6 +566,15 @@ impl Backend for Runtime {
             self.unsupported(&why);
             errno
         })
+    }
+
+    fn takes_timer_in_kernel(&self, program: Id) -> bool {
+        let program = self.program(program);
+        program.is_ok_and(|program| self.kernel.takes_timer_of(&program))
+    }
+
+    fn kernel_link_closed(&self) {
+        self.notifier.look();
     }
 
     fn kernel_clock(&self, period: Duration, enabled: bool) -> Result<OwnedFd, Errno> {

@@ -42,6 +42,7 @@ use crate::shared::Shared;
 pub use home::Home;
 pub use mapping::{OURS, mapping};
 use memory::TargetMemory;
+pub use modules::read_tables;
 use sites::Sites;
 use syscalls::{OtherSessions, Syscalls};
 pub use syscalls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};

@@ -210,6 +210,7 @@ pub const USER_NS_INIT_INO: u64 = 0xeffffffd;
 // linux/capability.h
 pub const CAP_SYS_ADMIN: u64 = 21;
 pub const CAP_SYS_PTRACE: u64 = 19;
+pub const CAP_NET_ADMIN: u64 = 12;
 pub const CAP_PERFMON: u64 = 38;
 pub const CAP_BPF: u64 = 39;
 /// The highest capability.

@@ -16,8 +16,8 @@ const SKB: u8 = 6;
 /// Converts a program for packets.
 ///
 /// Each `BPF_LD | BPF_ABS` and `BPF_LD | BPF_IND` becomes a call that does the same: r0 becomes the
-/// number, or the function returns 0 if the packet is too short. `stores` are the instructions that
-/// store to a `struct __sk_buff`, with the offsets there; those to fields of 16 bits in the kernel
+/// number, or the function returns 0 if the packet is too short. `stores` are the instructions, in
+/// ascending order, that store to a `struct __sk_buff`, with the offsets there; those to fields of 16 bits in the kernel
 /// become such stores.
 ///
 /// Returns `None` if a jump would then be too far for its instruction.
@@ -27,7 +27,8 @@ pub fn lower_for_packets(insns: &[Insn], stores: &[(usize, u32)]) -> Option<Vec<
     let mut is_second = false;
     for (index, insn) in insns.iter().enumerate() {
         places.push(lowered.len());
-        let stored = stores.iter().find(|(store, _)| *store == index);
+        let stored = stores.binary_search_by_key(&index, |(store, _)| *store);
+        let stored = stored.ok().and_then(|at| stores.get(at));
         if !is_second && insn.op() == Err(BadInsn::Packet) {
             lowered.extend(call(insn)?);
         } else if let Some((_, offset)) = stored {

@@ -22,7 +22,7 @@ use crate::fds::ThreadFds;
 use crate::functions;
 use crate::host_kernel;
 use crate::local::Local;
-use crate::objects::{Link, LinkTo, Numbers, Object, ProgramObject, attach};
+use crate::objects::{KernelLink, Link, LinkTo, Numbers, Object, ProgramObject, attach};
 use crate::refused::{NOT_YET, by_kernel_only};
 use crate::semaphores::Semaphores;
 use crate::syscall_table::SystemCall;
@@ -144,7 +144,7 @@ impl<'a> Links<'a> {
         let is_kernels = self.fds.find(wanted.target_fd)?.is_none();
         if is_kernels && host_kernel::refusal(&**self.backend, self.fds.tid).is_none() {
             self.fds.table.move_timers_to_kernel(&program)?;
-            let event = call.tool_file(wanted.target_fd)?;
+            let event = host_kernel::tools_event(call, wanted.target_fd)?;
             let place = KernelPlace::EventLink {
                 event: event.as_fd(),
                 cookie: wanted.cookie,
@@ -152,7 +152,8 @@ impl<'a> Links<'a> {
             return self.link_in_kernel(program, LinkType::PERF_EVENT, &place);
         }
         let event = self.fds.event(wanted.target_fd)?;
-        event.set_program_after_closes(self.fds.table, &program, wanted.cookie)?;
+        let may_use_kernel = host_kernel::refusal(&**self.backend, self.fds.tid).is_none();
+        event.set_program_after_closes(self.fds.table, &program, wanted.cookie, may_use_kernel)?;
         let link = Link {
             id: self.numbers.next(),
             to: LinkTo::Event(event),
@@ -325,7 +326,10 @@ impl<'a> Links<'a> {
         };
         let link = Link {
             id: self.numbers.next(),
-            to: LinkTo::Kernel { kind, _link: link },
+            to: LinkTo::Kernel {
+                kind,
+                _link: KernelLink::new(self.backend, link),
+            },
             program,
             cookie,
         };

@@ -1,5 +1,7 @@
 //! Unwind information, which names functions even where symbols have been stripped.
 
+use std::time::{Duration, Instant};
+
 use gimli::{
     BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, EndianSlice, FrameDescriptionEntry,
     LittleEndian, UnwindSection,
@@ -55,6 +57,10 @@ pub type Frames<'a> = EhFrame<EndianSlice<'a, LittleEndian>>;
 /// The section's entry for one function.
 pub type Entry<'a> = FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>;
 
+/// The longest time that a section is read. A process can map a file that is made to take long, also
+/// by entries that make no sense.
+const LONGEST_READ: Duration = Duration::from_secs(30);
+
 /// Calls a function with each entry of an `.eh_frame` section that makes sense.
 pub fn each_entry<'a>(
     data: &'a [u8],
@@ -66,7 +72,11 @@ pub fn each_entry<'a>(
     let mut entries = frames.entries(&bases);
     // Most functions share what they have in common with the one before.
     let mut last: Option<(usize, CommonInformationEntry<_>)> = None;
+    let begun = Instant::now();
     while let Ok(Some(entry)) = entries.next() {
+        if begun.elapsed() > LONGEST_READ {
+            return;
+        }
         let CieOrFde::Fde(partial) = entry else {
             continue;
         };

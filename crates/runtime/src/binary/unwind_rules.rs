@@ -1,7 +1,5 @@
 //! The rules by which callers are found, from a file's `.eh_frame`.
 
-use std::time::{Duration, Instant};
-
 use beeline_agent::unwind_table::{Cfa, Rule, Saved};
 use gimli::{
     BaseAddresses, CfaRule, Encoding, EndianSlice, Format, LittleEndian, Operation, Register,
@@ -24,9 +22,6 @@ pub struct Ruled {
 
 /// The most rules of a file. A browser has a million.
 const MOST_RULES: usize = 8 << 20;
-/// The longest time that a file's information is interpreted. A process can map a file that is made
-/// to take long.
-const LONGEST_READ: Duration = Duration::from_secs(30);
 /// The operations of the longest expression that is understood.
 const LONGEST: usize = 9;
 
@@ -43,11 +38,7 @@ type Operations<'a> = Vec<Operation<EndianSlice<'a, LittleEndian>>>;
 pub fn rules(data: &[u8], address: u64) -> Vec<Ruled> {
     let mut found = Vec::new();
     let mut context = UnwindContext::new();
-    let begun = Instant::now();
     each_entry(data, address, |fde, frames, bases| {
-        if begun.elapsed() > LONGEST_READ {
-            return;
-        }
         if fde.is_signal_trampoline() {
             let start = fde.initial_address();
             found.push(Ruled {

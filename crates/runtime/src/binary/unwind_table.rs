@@ -112,6 +112,10 @@ fn encoded<'a>(data: impl ReadRef<'a>) -> Option<(Vec<Segment>, Option<Table>)> 
     if header.e_machine(endian) != ELF_MACHINE || endian != Endianness::Little {
         return None;
     }
+    // Numbers in the first section's header are any numbers, and so much would be read.
+    if header.e_phnum(endian) == elf::PN_XNUM {
+        return None;
+    }
     let headers = header.program_headers(endian, data).ok()?;
     let code = headers.iter().filter(|segment| {
         segment.p_type(endian) == elf::PT_LOAD && segment.p_flags(endian).contains(PF_X)
@@ -121,7 +125,10 @@ fn encoded<'a>(data: impl ReadRef<'a>) -> Option<(Vec<Segment>, Option<Table>)> 
         Segment::new(offset, address, segment.p_filesz(endian))
     });
     let segments: Vec<_> = segments.collect();
-    let sections = header.sections(endian, data).ok();
+    let has_sections = header.e_shnum(endian) != 0;
+    let sections = has_sections
+        .then(|| header.sections(endian, data).ok())
+        .flatten();
     let section = sections.as_ref().and_then(|sections| {
         let (_, section) = sections.section_by_name(endian, b".eh_frame")?;
         (section.sh_size(endian) <= MOST_BYTES).then_some(section)

@@ -47,7 +47,7 @@ impl Environment {
     }
 
     /// Returns the addresses of all tables.
-    pub(super) fn tables(&self) -> impl Iterator<Item = u64> {
+    pub fn tables(&self) -> impl Iterator<Item = u64> {
         self.modules.tables.iter().map(|(_, address)| *address)
     }
 
@@ -82,8 +82,10 @@ impl Environment {
             to.origin.store(module.origin, Relaxed);
             to.table.store(module.table, Release);
         }
-        head.generation.store(self.modules.generation, Release);
+        // The number of modules first: a reader loads them in the other order, and must not take what
+        // it finds in the old list for the new generation's.
         head.count.store(modules.len() as u64, Release);
+        head.generation.store(self.modules.generation, Release);
         for record in self.records() {
             record.modules.store(place as usize, Release);
         }

@@ -366,7 +366,7 @@ impl Shards {
 /// # Errors
 ///
 /// Those of `work`; `EBUSY` if a lock does not become free, `ENOTSUPP` for a map without keys.
-pub(super) fn each_element(
+fn each_element(
     map: &Map,
     work: impl FnMut(&[u8], &[u8]) -> Result<(), Errno>,
 ) -> Result<(), Errno> {

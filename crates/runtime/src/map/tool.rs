@@ -149,6 +149,7 @@ impl MapObject {
             Some(before) => before.and(usage),
             None => usage.clone(),
         };
+        self.changes_sharing(&self.sharing_by(Some(&both)))?;
         if self.shards.are_there() || !self.relay.is_empty() {
             let sharing = self.sharing_by(Some(&both));
             self.see_by(&sharing).map_err(|_| match sharing {

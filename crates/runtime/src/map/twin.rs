@@ -12,8 +12,9 @@ use beeline_kernel as kernel;
 use beeline_maps::{Batch, Kind};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::sharding::Sharing;
+use parking_lot::Mutex;
 
-use super::shards::{Addends, each_element};
+use super::shards::Addends;
 use super::tool::halves;
 use super::{MapObject, bytes_of};
 use crate::budget::Charge;
@@ -24,6 +25,8 @@ use crate::host_kernel::rings::KernelRing;
 pub(super) struct Twin {
     map: kernel::Map,
     view: View,
+    /// Held while the tool changes copies, so that both sides have its changes in one order.
+    changing: Mutex<()>,
     _charge: Charge,
 }
 
@@ -80,6 +83,7 @@ impl MapObject {
         let twin = sides.twin.insert(Twin {
             map,
             view,
+            changing: Mutex::default(),
             _charge: charge,
         });
         Ok(work(&twin.map))
@@ -123,10 +127,108 @@ impl MapObject {
         if let Some(twin) = &mut sides.twin
             && matches!(twin.view, View::Kernels)
         {
-            twin.view = common_view(sharing.clone())?;
+            let view = common_view(sharing.clone())?;
+            if matches!(view, View::Copies) && self.has_values() {
+                self.copy_back(&twin.map).map_err(|errno| {
+                    let error = io::Error::from_raw_os_error(errno.0);
+                    format!("its elements cannot be copied: {error}")
+                })?;
+            }
+            twin.view = view;
         }
         sides.is_in_processes = true;
         Ok(())
+    }
+
+    /// Fails with the reason, in words, if processes may not get the map now.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::enters_processes`].
+    pub fn check_enters_processes(&self) -> Result<(), String> {
+        let usage = self.usage.lock();
+        let sides = self.sides.read();
+        match &sides.twin {
+            Some(twin) if matches!(twin.view, View::Kernels) => {
+                common_view(self.sharing_by(usage.as_ref())).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes note of another use of the map, if both sides have it.
+    ///
+    /// # Errors
+    ///
+    /// The reason, in words, for which both sides cannot have it if it is used so.
+    pub(super) fn changes_sharing(&self, sharing: &Sharing) -> Result<(), String> {
+        let mut sides = self.sides.write();
+        let Some(twin) = &mut sides.twin else {
+            return Ok(());
+        };
+        let view = match twin.view {
+            View::Kernels => return Ok(()),
+            View::Copies if self.is_only_read() => return Ok(()),
+            View::Copies | View::Sums(_) => common_view(sharing.clone())?,
+        };
+        if matches!(view, View::Copies) != matches!(twin.view, View::Copies) {
+            return Err("it was used in another way before".to_owned());
+        }
+        twin.view = view;
+        Ok(())
+    }
+
+    /// Copies all elements of the kernel's map to this side.
+    fn copy_back(&self, twin: &kernel::Map) -> Result<(), Errno> {
+        let next = |last: Option<&[u8]>, next: &mut [u8]| errno(twin.next_key(last, next));
+        for key in self.keys(next)? {
+            let mut value = vec![0; twin.value_len()];
+            if errno(twin.lookup(&key, &mut value, 0)).is_ok() {
+                self.update_here(&key, &value, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves all elements to the kernel's map, or copies them there. Values of arrays are left as
+    /// zeros.
+    fn fill_twin(&self, twin: &kernel::Map, moves: bool) -> Result<(), Errno> {
+        let keys = self.keys(|last, next| self.next_key_here(last, next))?;
+        let is_hash = self.map.spec().kind().is_some_and(Kind::is_hash);
+        let is_trie = self.map.spec().kind() == Some(Kind::LpmTrie);
+        let mut value = vec![0; self.map.value_len()];
+        for key in keys {
+            if self.lookup_here(&key, &mut value, 0).is_err() {
+                continue;
+            }
+            if is_hash || is_trie || value.iter().any(|&byte| byte != 0) {
+                errno(twin.update(&key, &value, 0))?;
+                match moves {
+                    true if is_hash || is_trie => self.delete_here(&key)?,
+                    true => self.update_here(&key, &vec![0; value.len()], 0)?,
+                    false => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns all keys that `next` finds.
+    fn keys(
+        &self,
+        next: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
+    ) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        // A map that changes meanwhile may have the walk begin anew.
+        while keys.len() <= self.spec.max_entries as usize {
+            let mut key = vec![0; self.spec.key_size as usize];
+            match next(keys.last().map(Vec::as_slice), &mut key) {
+                Ok(()) => keys.push(key),
+                Err(Errno::ENOENT) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(keys)
     }
 
     /// Fails for maps whose elements are more than bytes: the kernel's map would lack them.
@@ -162,10 +264,16 @@ impl MapObject {
             map_extra: self.spec.map_extra,
             ..kernel::MapSpec::default()
         };
-        let twin = kernel::Map::new(&spec, self.map.layout().cpus)?;
+        let twin = kernel::Map::new(&spec)?;
+        if self.has_values() && twin.value_len() != self.map.value_len() {
+            return Err(io::Error::other(
+                "its values have another number of CPUs there",
+            ));
+        }
         if self.has_values() && !matches!(view, View::Sums(_)) {
-            let copy = |key: &[u8], value: &[u8]| errno(twin.update(key, value, 0));
-            each_element(&self.map, copy).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+            let moves = matches!(view, View::Kernels) && self.check_thawed().is_ok();
+            self.fill_twin(&twin, moves)
+                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
         }
         if self.check_thawed().is_err() {
             kernel::freeze(&twin)?;
@@ -303,8 +411,9 @@ impl Both<'_> {
         match &self.twin.view {
             View::Kernels => errno(kernels.update(key, value, flags)),
             View::Copies => {
+                let _one = self.twin.changing.lock();
                 self.map.update_here(key, value, flags)?;
-                errno(kernels.update(key, value, flags))
+                errno(kernels.update(key, value, 0))
             }
             View::Sums(_) => {
                 self.check_existence(key, flags)?;
@@ -350,7 +459,10 @@ impl Both<'_> {
         let there = || errno(self.twin.map.delete(key));
         match &self.twin.view {
             View::Kernels => there(),
-            View::Copies => self.map.delete_here(key).and_then(|()| there()),
+            View::Copies => {
+                let _one = self.twin.changing.lock();
+                self.map.delete_here(key).and_then(|()| there())
+            }
             View::Sums(_) => match (self.map.delete_here(key), there()) {
                 (Err(Errno::ENOENT), there) => there,
                 (here, _) => here,
@@ -362,6 +474,7 @@ impl Both<'_> {
         match &self.twin.view {
             View::Kernels => errno(self.twin.map.lookup_and_delete(key, value, flags)),
             View::Copies => {
+                let _one = self.twin.changing.lock();
                 self.map.lookup_and_delete_here(key, value, flags)?;
                 errno(self.twin.map.delete(key))
             }

@@ -65,6 +65,14 @@ impl Runtime {
                 cookie,
             }),
             AttachPoint::Timer { period } => {
+                for map in &program.maps {
+                    map.check_enters_processes().map_err(|why| {
+                        self.refuse(&Error::InKernel {
+                            map: map.spec.name.clone(),
+                            why,
+                        })
+                    })?;
+                }
                 self.runner.every(id, program.clone(), period);
                 Ok(Link::Timer(program))
             }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use beeline_inject::{ProtFlags, Region};
+use beeline_inject::{Process, ProtFlags, Region};
 
 use super::Hold;
 use super::mapping::mapping;
@@ -14,6 +14,7 @@ use crate::binary::unwind_table::StackTable;
 use crate::environment::Placed;
 use crate::error::Error;
 use crate::rules::Stacks;
+use crate::shared::Shared;
 use crate::vdso;
 
 /// The longest time that a process which is attached to, or which loads a library, waits for
@@ -23,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const RECENT: Duration = Duration::from_millis(100);
 /// The most modules of a target.
 const MOST_MODULES: usize = 4096;
+
+/// The most tables that one process maps. A server can load libraries without end.
+const MOST_TABLES: usize = 1024;
 
 /// The preparations for walks of a target's stacks.
 #[derive(Debug, Clone, Default)]
@@ -39,6 +43,20 @@ pub(super) struct Walks {
 
 /// Start, end, offset in the file, and inode of a mapping.
 type Code = (u64, u64, u64, u64);
+
+/// Reads the tables of a process's code, if that is not done yet, so that they need not be waited for
+/// while it is stopped.
+pub fn read_tables(shared: &Shared, process: &Process) {
+    let Ok(regions) = process.regions() else {
+        return;
+    };
+    let code = regions.iter().filter(|region| is_code_of_file(region));
+    let files: Vec<_> = code
+        .take(MOST_MODULES)
+        .map(|region| (path_of(process, region), region.inode))
+        .collect();
+    shared.stack_tables.read(&files, Instant::now() + PATIENCE);
+}
 
 impl TargetMemory {
     /// Has walks of stacks go by unwind tables from now on.
@@ -107,7 +125,11 @@ impl TargetMemory {
         // What has been waited for once comes by itself.
         let until = Instant::now() + if was_late { Duration::ZERO } else { PATIENCE };
         let (found, are_late) = self.tables_of(&code, until);
-        self.map_tables(&found, hold)?;
+        if let Err(error) = self.map_tables(&found, hold) {
+            // It is not stopped for this again until something changes.
+            (self.walks.looked, self.walks.seen) = (Some(Instant::now()), seen);
+            return Err(error);
+        }
         let environment = self.environment_mut()?;
         let placed = found.iter().filter_map(|(region, table)| {
             let mapped = region.offset..region.offset.checked_add(region.end - region.start)?;
@@ -171,6 +193,8 @@ impl TargetMemory {
                 new.push(table.clone());
             }
         }
+        // The code of the others is passed by frame pointers.
+        new.truncate(MOST_TABLES.saturating_sub(environment.tables().count()));
         if new.is_empty() {
             return Ok(());
         }

@@ -9,7 +9,8 @@ use super::{Tracees, maps_file_of, unless_changed};
 use crate::error::Error;
 use crate::link::{Mapped, Uprobe};
 use crate::retry_open;
-use crate::target::{Body, Hold, Request, Target};
+use crate::rules::Stacks;
+use crate::target::{Body, Hold, Request, Target, read_tables};
 
 /// The number of places up to which a process runs on between them while a link is attached.
 const FEW: usize = 8;
@@ -79,9 +80,19 @@ impl Tracees {
         if link.addresses(&process.regions()?).is_empty() {
             return Ok(());
         }
+        self.read_tables(process, std::slice::from_ref(&link));
         let attach =
             |stopped: &mut Stopped| self.attach_to(process, link, &mut Hold::Held(stopped));
         retry_open::past_others(|| Ok(process.stopped(attach)?))?
+    }
+
+    /// Has all tables of a process read before it is stopped, if programs of these links need them.
+    fn read_tables(&self, process: &Process, links: &[&Arc<Uprobe>]) {
+        let walks = |link: &&Arc<Uprobe>| link.program.needs.walks_stack;
+        let shared = &self.shared;
+        if shared.stacks == Stacks::UnwindTables && links.iter().any(walks) {
+            read_tables(shared, process);
+        }
     }
 
     /// Makes a process that was named report what it loads.
@@ -243,6 +254,7 @@ impl Tracees {
         };
         // Other threads would have to stand still while Beeline looks and writes.
         if process.is_single() {
+            self.read_tables(&process, links);
             let _ = process.stopped(attach);
         }
     }

@@ -295,8 +295,11 @@ impl UpcallServer {
             // another.
             target.forget_unmapped();
             target.expect_written_code();
-            // The next round looks again.
-            let _ = target.refresh_modules(&mut Hold::Brief);
+            // The next round looks again. Threads that wait for a child, as in vfork, cannot be
+            // stopped now.
+            if !target.waits_for_child() {
+                let _ = target.refresh_modules(&mut Hold::Brief);
+            }
         }
         // The next round looks again, but the process may have ended by then.
         let hooked = tracees.hook_calls(pid);

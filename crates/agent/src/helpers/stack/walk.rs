@@ -71,11 +71,12 @@ pub fn walk(context: &mut Context, most: usize) -> usize {
 fn modules<'a>(context: &mut Context) -> Option<&'a [Module]> {
     let list = context.target().modules.load(Acquire) as *const ModuleList;
     // SAFETY: the address is 0, or that of a list in the target's pool.
-    let (list, modules) = unsafe {
+    let (generation, modules) = unsafe {
         let list = list.as_ref()?;
-        (list, list.modules())
+        // Before the modules, which are stored before it.
+        let generation = list.generation.load(Acquire);
+        (generation, list.modules())
     };
-    let generation = list.generation.load(Relaxed);
     // SAFETY: the slot is leased by this run.
     let known = unsafe { &mut (*context.slot).known_rules };
     if known.generation != generation {

@@ -51,9 +51,9 @@ impl<'a> PerfIoctl<'a> {
             self.backend.unsupported(&what);
             return Err(Errno::EOPNOTSUPP);
         }
-        self.fds.table.move_timers_to_kernel(program)?;
-        let event = self.call.tool_file(fd)?;
+        let event = host_kernel::tools_event(self.call, fd)?;
         let place = KernelPlace::Event(event.as_fd());
+        self.fds.table.move_timers_to_kernel(program)?;
         self.backend.attach_in_kernel(program.held.id, &place)?;
         Ok(Reply::Value(0))
     }
@@ -62,7 +62,8 @@ impl<'a> PerfIoctl<'a> {
         match command {
             ioc::SET_BPF => {
                 let program = self.fds.program(argument as i32)?;
-                event.set_program_after_closes(self.fds.table, &program, 0)?;
+                let may_use_kernel = host_kernel::refusal(self.backend, self.call.tid).is_none();
+                event.set_program_after_closes(self.fds.table, &program, 0, may_use_kernel)?;
             }
             ioc::ENABLE => event.enable()?,
             ioc::DISABLE => event.disable(),

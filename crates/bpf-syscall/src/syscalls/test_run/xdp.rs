@@ -46,11 +46,10 @@ impl TestRuns<'_> {
                 return Err(Errno::EINVAL);
             }
             (meta, direct) = (context.data, context.data_end);
-            if !meta.is_multiple_of(4)
-                || meta
-                    > XDP_METALEN_MAX
-                        .min(XDP_PACKET_HEADROOM - meta.min(XDP_PACKET_HEADROOM) - XDP_FRAME_BYTES)
-            {
+            let room = XDP_PACKET_HEADROOM
+                .saturating_sub(meta)
+                .saturating_sub(XDP_FRAME_BYTES);
+            if !meta.is_multiple_of(4) || meta > XDP_METALEN_MAX.min(room) {
                 return Err(Errno::EINVAL);
             }
         }
@@ -58,11 +57,12 @@ impl TestRuns<'_> {
         if size.saturating_sub(meta) < ETH_HLEN {
             return Err(Errno::EINVAL);
         }
-        let bytes = io.read(&wanted.data_in)?;
-        let (device, queue) = received_by(context.as_ref())?;
+        // Before it is read: the tool can name any size.
         if (size - direct).div_ceil(PAGE_SIZE as u32) > MAX_SKB_FRAGS {
             return Err(Errno::ENOMEM);
         }
+        let bytes = io.read(&wanted.data_in)?;
+        let (device, queue) = received_by(context.as_ref())?;
         let mut packet =
             Packet::xdp(&bytes, meta as usize, direct as usize).map_err(|error| error.errno())?;
         let shown = packet.xdp_context();
