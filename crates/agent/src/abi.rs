@@ -4,8 +4,8 @@
 //!
 //! - the **pool** (read and execute only in the target, written by Beeline alone): [`Target`],
 //!   [`Site`], [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`],
-//!   [`ModuleList`] and the trampolines. Whatever can change while the target runs is a single word that Beeline
-//!   stores atomically.
+//!   [`ModuleList`] and the trampolines. Whatever can change while the target runs is a single word
+//!   that Beeline stores atomically.
 //! - **private** memory of the target: [`Control`], [`crate::returns::ReturnTable`], the [`Slot`]s
 //!   and their stacks.
 //! - the **session** page, shared by all targets of one session: [`Session`].
