@@ -39,8 +39,10 @@ pub fn ends_soon(tool: Tool, what: &str) -> Ended {
     if took > PROMISED {
         beeline_e2e::remark(&format!("{what}: the tool took {took:?} to end"));
     }
-    let left = beeline_e2e::members_of_group(group);
-    assert!(left.is_empty(), "{what}: processes are left: {left:?}");
+    // A process of Beeline's in the group ends when Beeline has.
+    let left = || beeline_e2e::members_of_group(group);
+    let are_gone = until(SOON, || left().is_empty());
+    assert!(are_gone, "{what}: processes are left: {:?}", left());
     ended
 }
 

@@ -47,9 +47,13 @@ impl Files<'_> {
             }
             return Err(Errno::ENOENT);
         }
-        let tracepoint = kernel_tracepoint(&path, |path| Path::new(path).exists());
-        if let Some((probe, why)) = tracepoint.zip(refusal()) {
-            self.backend.unsupported(&by_kernel_only(&probe, &why));
+        let is_there = |path: &str| Path::new(path).exists();
+        if let Some(probe) = kernel_tracepoint(&path, is_there) {
+            let is_missing = !std::str::from_utf8(&path).is_ok_and(is_there);
+            let missing = || is_missing.then(|| NOT_DESCRIBED.to_owned());
+            if let Some(why) = refusal().or_else(missing) {
+                self.backend.unsupported(&by_kernel_only(&probe, &why));
+            }
         }
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);
@@ -147,6 +151,9 @@ fn makes_probes(path: &[u8], flags: u64) -> Option<&'static str> {
         _ => None,
     }
 }
+
+/// The reason for which a tool cannot have the kernel's own tracepoint, if it may use the kernel.
+const NOT_DESCRIBED: &str = "this machine's tracefs does not have it (is it mounted?)";
 
 /// Returns the tracepoint that a tool is about to open, and that is not served. If the kernel does
 /// not have it, the tool fails before it says more, so this is the only place that sees the name.
