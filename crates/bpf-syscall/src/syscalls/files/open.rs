@@ -47,7 +47,10 @@ impl Files<'_> {
             }
             return Err(Errno::ENOENT);
         }
-        let is_there = |path: &str| Path::new(path).exists();
+        let is_there = |path: &str| {
+            let inside = in_tracefs(path);
+            inside.is_some_and(|inside| MOUNTS.iter().any(|at| Path::new(at).join(inside).exists()))
+        };
         if let Some(probe) = kernel_tracepoint(&path, is_there) {
             let is_missing = !std::str::from_utf8(&path).is_ok_and(is_there);
             let missing = || is_missing.then(|| NOT_DESCRIBED.to_owned());
