@@ -126,13 +126,17 @@ fn a_profiler_samples_processes() {
     let _turn = Turn::take();
     need!(has_host_kernel());
     let bpftrace = need!(find_program("bpftrace"));
-    let script = "profile:hz:99 { @[comm] = count(); }";
+    // Neither stacks nor a greatest value can be on both sides: no timer of Beeline's has had them.
+    let script =
+        "profile:hz:99 { @[comm] = count(); @stacks[kstack(3)] = count(); @most = max(pid); }";
     for engine in need!(engines()) {
         let mut command = engine.command(&bpftrace);
         command.args(["-c", "/usr/bin/timeout 2 /usr/bin/sha256sum /dev/zero"]);
         command.args(["-e", script]);
         let ended = Tool::start(command).wait();
+        assert!(ended.status.success(), "{engine}: {ended:?}");
         let counts = map_counts(&ended.stdout);
+        assert!(counts["@most"] > 1, "{engine}: {ended:?}");
         let samples = counts.get("@[sha256sum]").copied().unwrap_or_default();
         assert!(samples >= 20, "{engine}: {ended:?}");
         assert!(!counts.contains_key("@[beeline-runner]"), "{ended:?}");
