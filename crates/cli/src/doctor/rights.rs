@@ -10,8 +10,8 @@ use super::status::Status;
 const THAT_MATTER: [(&str, &str); 4] = [
     ("CAP_SYS_PTRACE", "other users' processes"),
     ("CAP_SYS_ADMIN", "processes that live for milliseconds"),
-    ("CAP_BPF", "comparisons with the kernel"),
-    ("CAP_PERFMON", "comparisons with the kernel"),
+    ("CAP_BPF", "programs at the kernel's own events"),
+    ("CAP_PERFMON", "programs at the kernel's own events"),
 ];
 
 /// The text of `uid_map` in the first user namespace.
