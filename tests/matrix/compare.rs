@@ -1,4 +1,4 @@
-//! What two runs of a tool have in common.
+//! Comparing the output of two runs of a tool.
 
 use beeline_e2e::{histogram_total, shape};
 

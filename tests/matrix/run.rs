@@ -29,13 +29,13 @@ pub struct Run {
     pub works: bool,
     /// It traced until it was told to end.
     pub traced: bool,
-    /// What of its output is compared.
+    /// The part of its output that is compared.
     pub seen: Seen,
     /// All that it printed.
     pub stdout: Vec<String>,
     /// The lines on its standard error, Beeline's among them.
     pub stderr: Vec<String>,
-    /// What went wrong with the traced process, or with the end of the tool.
+    /// The fault of the traced process, or at the end of the tool.
     pub harm: Option<String>,
 }
 

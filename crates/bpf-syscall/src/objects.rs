@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use beeline_kernel::attach as events;
 use beeline_runtime::Charge;
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, KernelPlace, MapSpec};
+use beeline_supervisor::keys::errno;
 use beeline_uapi::{AttachType, Errno, LinkType, MapType, ProgramType};
 use parking_lot::Mutex;
 
@@ -527,7 +529,7 @@ impl Event {
         enabled: bool,
         program: &ProgramObject,
     ) -> Result<OwnedFd, Errno> {
-        let event = self.backend.kernel_clock(period, enabled)?;
+        let event = events::clock(0, period, enabled).map_err(errno)?;
         let place = KernelPlace::Event(event.as_fd());
         self.backend.attach_in_kernel(program.held.id, &place)?;
         Ok(event)
@@ -545,7 +547,7 @@ impl Event {
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         let mut state = self.state.lock();
         if let Some(event) = &state.kernels {
-            self.backend.enable_clock(event.as_fd(), true)?;
+            events::enable(event.as_fd(), true).map_err(errno)?;
             state.enabled = true;
             return Ok(());
         }
@@ -562,7 +564,7 @@ impl Event {
     pub(crate) fn disable(&self) {
         let mut state = self.state.lock();
         if let Some(event) = &state.kernels {
-            let _ = self.backend.enable_clock(event.as_fd(), false); // It has been enabled before.
+            let _ = events::enable(event.as_fd(), false); // It has been enabled before.
         }
         if !self.runs_disabled() {
             state.attached.clear();

@@ -5,20 +5,22 @@
 //! backend keeps an object alive as long as other objects of its own need it, such as a program's
 //! maps or a link's program.
 
-use std::ffi::CStr;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+mod places;
+mod programs;
+
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use beeline_maps::Batch;
-use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
+use beeline_uapi::{Errno, MapType, ProgramType};
 use beeline_verifier::program::FieldKind;
 
 use crate::budget::Charge;
 use crate::packet::Packet;
 use crate::runner::PacketResult;
 pub use beeline_verifier::program::is_gpl_compatible;
+pub use places::*;
+pub use programs::*;
 
 /// A kernel-style object id, never 0 and never reused in a session. Maps, programs, links and rings
 /// share one space.
@@ -93,232 +95,6 @@ impl SpecialFields {
             timer: place(FieldKind::Timer),
         }
     }
-}
-
-/// `BPF_PROG_LOAD`.
-#[derive(Debug, Clone, Default)]
-pub struct ProgramSpec {
-    /// `prog_type`.
-    pub prog_type: ProgramType,
-    /// `expected_attach_type`.
-    pub expected_attach_type: AttachType,
-    /// `BPF_F_*` of `prog_flags`.
-    pub flags: u32,
-    /// The type in the kernel's BTF that it attaches to; 0 for none.
-    pub attach_btf_id: u32,
-    /// Raw instructions, 8 bytes each. Map descriptors in `LD_IMM64` are as the tool wrote them;
-    /// `maps` resolves them.
-    pub insns: Vec<u8>,
-    /// Every map descriptor that the instructions name, with the map behind it. A descriptor that
-    /// is no map is absent.
-    pub maps: Vec<(i32, Id)>,
-    /// At most 15 bytes.
-    pub name: String,
-    /// For example "GPL".
-    pub license: String,
-    /// The types and lines of its functions, if the tool gave them.
-    pub types: Option<ProgramTypes>,
-    /// The verbosity of the verifier: bits of `log_level`.
-    pub log_level: u32,
-    /// The wanted length of the log in bytes. Of a longer log its end or its beginning is kept, as
-    /// the level says. `None` for as many as the verifier keeps by itself.
-    pub log_room: Option<usize>,
-}
-
-/// A program's BTF, with its function and line information.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProgramTypes {
-    /// The BTF.
-    pub btf: Arc<[u8]>,
-    /// `struct bpf_func_info`: where a function begins, and its type.
-    pub functions: Vec<[u32; 2]>,
-    /// `struct bpf_line_info`: an instruction, its file, its text, and line and column.
-    pub lines: Vec<[u32; 4]>,
-}
-
-/// A program that was loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loaded {
-    /// Its id.
-    pub id: Id,
-    /// The verifier's log.
-    pub log: VerifierLog,
-}
-
-/// The reason why a program was not loaded.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadError {
-    /// The kernel's errno for the same defect.
-    pub errno: Errno,
-    /// The line of the kernel's log that says why, even if no log was asked for. Empty where the
-    /// kernel says nothing.
-    pub reason: String,
-    /// The verifier's log.
-    pub log: VerifierLog,
-}
-
-impl LoadError {
-    /// Creates the error for a program that no verifier has seen.
-    pub fn new(errno: i32, reason: impl Into<String>) -> Self {
-        Self {
-            errno: Errno(errno),
-            reason: reason.into(),
-            log: VerifierLog::default(),
-        }
-    }
-}
-
-/// The text for the tool's log buffer: in the manner of the kernel's, as far as the tool asked for
-/// it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VerifierLog {
-    /// The log.
-    pub text: String,
-    /// The greatest length in bytes that the log had. The verifier removes the lines of paths that
-    /// turn out to be good.
-    pub longest: usize,
-}
-
-/// The place where a program is to be attached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AttachPoint {
-    /// A place in a file's text, in every process of `scope` that maps the file.
-    Uprobe {
-        /// As the tool named it; may be `/proc/PID/root/...`.
-        path: PathBuf,
-        /// Byte offset in the file.
-        offset: u64,
-        /// True to run when the function that starts there returns.
-        retprobe: bool,
-        /// Only this process. `None` for all processes that the session's scope admits.
-        pid: Option<i32>,
-        /// The value that `bpf_get_attach_cookie` returns.
-        cookie: u64,
-        /// The file offset of a 16-bit counter that is one higher while the place is probed
-        /// (`ref_ctr_offset`); 0 for none.
-        semaphore: u64,
-    },
-    /// Many places in one file's text, for one link, in every process of `scope` that maps the
-    /// file.
-    UprobeMulti {
-        /// As in [`Self::Uprobe`].
-        path: PathBuf,
-        /// True to run when the functions that start there return.
-        retprobe: bool,
-        /// As in [`Self::Uprobe`].
-        pid: Option<i32>,
-        /// The places, at least one.
-        probes: Arc<[ProbeSpec]>,
-    },
-    /// System calls, in every process that the session's scope admits.
-    SystemCall {
-        /// The call's number on this machine; `None` for all of them.
-        number: Option<u32>,
-        /// Run before or after the call.
-        edge: Edge,
-        /// The context that the program gets.
-        context: CallContext,
-        /// The value that `bpf_get_attach_cookie` returns.
-        cookie: u64,
-    },
-    /// Runs in Beeline itself at each tick.
-    Timer {
-        /// Time between two ticks.
-        period: Duration,
-    },
-}
-
-/// One place of [`AttachPoint::UprobeMulti`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProbeSpec {
-    /// Byte offset in the file.
-    pub offset: u64,
-    /// As in [`AttachPoint::Uprobe`].
-    pub cookie: u64,
-    /// As in [`AttachPoint::Uprobe`].
-    pub semaphore: u64,
-}
-
-/// One side of a system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Edge {
-    /// Before the call is made.
-    Enter,
-    /// When it has returned.
-    Exit,
-}
-
-/// The context of a program on a system call, as the kernel lays it out for the way that the
-/// program was attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CallContext {
-    /// For tracepoints, `syscalls:*` and `raw_syscalls:*` alike: 8 bytes that mean nothing, the
-    /// number as 64 bits, then six arguments, or the result (`struct syscall_tp_t` of
-    /// `kernel/trace/trace_syscalls.c`).
-    Tracepoint,
-    /// For raw tracepoints and `tp_btf`: two words, the address of the call's `struct pt_regs`,
-    /// then the number (`sys_enter`) or the result (`sys_exit`).
-    RawTracepoint,
-    /// For a kprobe or kretprobe on the call's function (`__x64_sys_*`): the `struct pt_regs` that
-    /// the function was called with. `di` is the address of the call's own `struct pt_regs`; at the
-    /// return `ax` is the result.
-    Probe,
-    /// For `fentry`, `fexit` and `fmod_ret` on that function: the address of the call's `struct
-    /// pt_regs`, at the exit followed by the result.
-    Trampoline,
-    /// For a kprobe or kretprobe on another function that stands for the call: `struct pt_regs`
-    /// with its arguments; at the return `ax` is the result.
-    FunctionProbe(Function),
-    /// For `fentry` and `fexit` on such a function: its arguments, then the result.
-    FunctionTrampoline(Function),
-}
-
-/// A kernel function that stands for a system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Function {
-    /// Its name.
-    pub name: &'static str,
-    /// The origins of its arguments, six at most.
-    pub arguments: &'static [Argument],
-}
-
-/// The origin of an argument of a function that stands for a system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Argument {
-    /// Zero.
-    Zero,
-    /// This argument of the call, below six.
-    Of(u8),
-    /// `AT_FDCWD`.
-    CurrentDirectory,
-    /// For `open`, `openat` and `creat`: the flags as the kernel has them (`O_LARGEFILE` added).
-    OpenFlags,
-    /// For these calls: the mode.
-    OpenMode,
-    /// For these and `openat2`: the address of a `struct open_how` (`build_open_how` of
-    /// `fs/open.c`).
-    OpenHow,
-}
-
-/// One of the host kernel's own events.
-#[derive(Debug, Clone, Copy)]
-pub enum KernelPlace<'a> {
-    /// A perf event, for as long as it is open.
-    Event(BorrowedFd<'a>),
-    /// A perf event, for as long as there is a link.
-    EventLink {
-        /// The event.
-        event: BorrowedFd<'a>,
-        /// The value that `bpf_get_attach_cookie` returns.
-        cookie: u64,
-    },
-    /// A raw tracepoint, or the place that the program was loaded for.
-    RawTracepoint {
-        /// The tracepoint's name.
-        name: Option<&'a CStr>,
-        /// The value that `bpf_get_attach_cookie` returns.
-        cookie: u64,
-    },
 }
 
 /// Facts of `BPF_OBJ_GET_INFO_BY_FD` that the backend knows.
@@ -621,27 +397,6 @@ pub trait Backend: Send + Sync {
     /// Notes that a program in the kernel was detached: what it has sent until then is there when the
     /// tool looks.
     fn kernel_link_closed(&self) {}
-
-    /// Opens the kernel's clock on the first CPU, as a perf event that runs its program in every
-    /// period.
-    ///
-    /// # Errors
-    ///
-    /// Those of perf_event_open(2).
-    fn kernel_clock(&self, period: Duration, enabled: bool) -> Result<OwnedFd, Errno> {
-        let _ = (period, enabled);
-        Err(Errno::EOPNOTSUPP)
-    }
-
-    /// Starts or stops such a clock.
-    ///
-    /// # Errors
-    ///
-    /// Those of ioctl(2).
-    fn enable_clock(&self, clock: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
-        let _ = (clock, on);
-        Err(Errno::EOPNOTSUPP)
-    }
 
     /// Checks that there is such a place. This is called when the tool opens the event, before it
     /// names a program.

@@ -177,10 +177,16 @@ impl HostKernel {
                     functions: &types.functions,
                     lines: &types.lines,
                 }),
-            log_level: beeline_uapi::log::LEVEL1,
             ..kernel::ProgramSpec::default()
         };
-        let (fd, _) = kernel::load_program(&asked).map_err(refused)?;
+        // A log takes its time, and is wanted for a refusal only.
+        let again = |_| {
+            let log_level = beeline_uapi::log::LEVEL1;
+            kernel::load_program(&kernel::ProgramSpec { log_level, ..asked })
+        };
+        let (fd, _) = kernel::load_program(&asked)
+            .or_else(again)
+            .map_err(refused)?;
         tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
         Ok(loaded.insert(Arc::new(fd)).clone())
     }

@@ -7,10 +7,9 @@ mod objects;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
-use std::time::Duration;
 
 use beeline_uapi::Errno;
 use beeline_verifier::program::Policy;
@@ -575,16 +574,6 @@ impl Backend for Runtime {
 
     fn kernel_link_closed(&self) {
         self.notifier.look();
-    }
-
-    fn kernel_clock(&self, period: Duration, enabled: bool) -> Result<OwnedFd, Errno> {
-        let clock = beeline_kernel::attach::clock(0, period, enabled);
-        clock.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
-    }
-
-    fn enable_clock(&self, clock: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
-        let enabled = beeline_kernel::attach::enable(clock, on);
-        enabled.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno> {

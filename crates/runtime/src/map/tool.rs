@@ -149,9 +149,9 @@ impl MapObject {
             Some(before) => before.and(usage),
             None => usage.clone(),
         };
-        self.changes_sharing(&self.sharing_by(Some(&both)))?;
+        let sharing = self.sharing_by(Some(&both));
+        self.changes_sharing(&sharing)?;
         if self.shards.are_there() || !self.relay.is_empty() {
-            let sharing = self.sharing_by(Some(&both));
             self.see_by(&sharing).map_err(|_| match sharing {
                 Sharing::Whole(reason) => reason.to_string(),
                 _ => "it was used in another way before".to_owned(),
