@@ -3,10 +3,9 @@
 
 use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user,
-    beeline, beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
-    with_kernel_headers,
+    beeline, beeline_wanted, engines, file_offset, find_program, is_alive, kernel_function, need,
+    until, with_kernel_headers,
 };
-use beeline_runtime::btf;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -387,17 +386,6 @@ fn a_tracepoint_without_a_format_is_named() {
         line.starts_with("beeline: ") && line.contains("irq_handler_entry: only a kernel has this")
     });
     assert!(told.is_some(), "{ended:?}");
-}
-
-/// The id of a function in the kernel's BTF.
-fn kernel_function(name: &str) -> Result<u32, String> {
-    let data = std::fs::read("/sys/kernel/btf/vmlinux");
-    let data = data.map_err(|error| format!("the kernel has no BTF: {error}"))?;
-    let types = btf::Btf::parse(&data).ok_or("the kernel's BTF cannot be read")?;
-    match types.find([(btf::kind::FUNC, name)]) {
-        [0] => Err(format!("the kernel has no {name}")),
-        [id] => Ok(id),
-    }
 }
 
 /// A program that looks for a function of the kernel's first does without it, as on a kernel that is

@@ -76,6 +76,20 @@ pub fn with_tracefs(tool: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
+/// Returns the id of a function in the kernel's BTF.
+///
+/// # Errors
+/// The text says what the kernel lacks.
+pub fn kernel_function(name: &str) -> Result<u32, String> {
+    let data = std::fs::read("/sys/kernel/btf/vmlinux");
+    let data = data.map_err(|error| format!("the kernel has no BTF: {error}"))?;
+    let types = beeline_btf::Btf::parse(&data).ok_or("the kernel's BTF cannot be read")?;
+    match types.find([(beeline_btf::kind::FUNC, name)]) {
+        [0] => Err(format!("the kernel has no {name}")),
+        [id] => Ok(id),
+    }
+}
+
 /// Shows a command a kernel's headers in the place where bcc looks for those of the running one,
 /// which may not be installable.
 ///

@@ -26,7 +26,8 @@ pub use case::{Case, Compare};
 pub use embedded::embedded_objects;
 pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, in_guest, in_sandbox,
-    kernel_available, packaged_policy, proxy, sandboxed, with_kernel_headers, with_tracefs,
+    kernel_available, kernel_function, packaged_policy, proxy, sandboxed, with_kernel_headers,
+    with_tracefs,
 };
 pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;

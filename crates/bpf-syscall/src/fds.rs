@@ -322,7 +322,13 @@ impl Descriptors {
     pub(crate) fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         const TRIES: u32 = 100;
         const PAUSE: Duration = Duration::from_millis(1);
-        let is_taken = |errno| matches!(errno, Errno::EEXIST | Errno::EBUSY | Errno::E2BIG);
+        // EPERM is a cgroup's that has a program already.
+        let is_taken = |errno| {
+            matches!(
+                errno,
+                Errno::EEXIST | Errno::EBUSY | Errno::E2BIG | Errno::EPERM
+            )
+        };
         let mut taken = take();
         for _ in 0..TRIES {
             if !taken.as_ref().is_err_and(|&errno| is_taken(errno)) {

@@ -1,12 +1,17 @@
 //! The host's kernel, for the tool's processes that may use it.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::Call;
+use beeline_supervisor::keys::errno;
 use beeline_uapi::Errno;
 use beeline_uapi::linux::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
+
+use crate::fds::Descriptors;
+use crate::objects::ProgramObject;
 
 /// The capabilities that matter to what programs may do in the kernel.
 const RELEVANT: u64 = 1 << CAP_SYS_ADMIN | 1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_NET_ADMIN;
@@ -22,12 +27,58 @@ pub(crate) fn refusal(backend: &dyn Backend, tid: i32) -> Option<String> {
     }
     let ours = effective_capabilities("self") & RELEVANT;
     // Capabilities in another user namespace are none in the kernel's.
-    let thread = tid.to_string();
-    let is_ours = user_namespace("self").is_some_and(|ours| user_namespace(&thread) == Some(ours));
-    match is_ours && ours & !effective_capabilities(&thread) == 0 {
+    let is_ours = shares_namespace(tid, "user");
+    match is_ours && ours & !effective_capabilities(&tid.to_string()) == 0 {
         true => None,
         false => Some("the tool's process lacks capabilities that Beeline has".to_owned()),
     }
+}
+
+/// Attaches the kernel's program, which is loaded if there is none. If that fails, the user is told.
+///
+/// # Errors
+///
+/// Those of [`Backend::program_in_kernel`], and that of `attach`.
+pub(crate) fn attach<T>(
+    backend: &dyn Backend,
+    program: &ProgramObject,
+    attach: impl Fn(BorrowedFd<'_>) -> io::Result<T>,
+) -> Result<T, Errno> {
+    let loaded = backend.program_in_kernel(program.held.id)?;
+    attach(loaded.as_fd()).map_err(|error| not_attached(backend, program, errno(error)))
+}
+
+/// As [`attach`], once objects that the tool closed before are out of the way.
+///
+/// # Errors
+///
+/// Those of [`attach`].
+pub(crate) fn attach_after_closes<T>(
+    (backend, fds): (&dyn Backend, &Descriptors),
+    program: &ProgramObject,
+    attach: impl Fn(BorrowedFd<'_>) -> io::Result<T>,
+) -> Result<T, Errno> {
+    let loaded = backend.program_in_kernel(program.held.id)?;
+    let attached = fds.after_closes(|| attach(loaded.as_fd()).map_err(errno));
+    attached.map_err(|errno| not_attached(backend, program, errno))
+}
+
+fn not_attached(backend: &dyn Backend, program: &ProgramObject, errno: Errno) -> Errno {
+    let name = match program.name.as_str() {
+        "" => "without a name",
+        name => name,
+    };
+    let error = io::Error::from_raw_os_error(errno.0);
+    backend.unsupported(&format!(
+        "the kernel does not attach the program {name}: {error}"
+    ));
+    errno
+}
+
+/// Returns whether a thread of the tool's is in the same namespace as Beeline: `net` or `pid`, say.
+pub(crate) fn shares_namespace(tid: i32, kind: &str) -> bool {
+    let ours = namespace("self", kind);
+    ours.is_some() && ours == namespace(&tid.to_string(), kind)
 }
 
 /// Returns a perf event of the kernel's that the tool has opened.
@@ -44,9 +95,9 @@ pub(crate) fn tools_event(call: &Call<'_>, fd: i32) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Returns the name of a process's user namespace; none if it has ended.
-fn user_namespace(process: &str) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/{process}/ns/user")).ok()
+/// Returns the name of a process's namespace; none if it has ended.
+fn namespace(process: &str, kind: &str) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{process}/ns/{kind}")).ok()
 }
 
 /// Returns none if the thread has ended.

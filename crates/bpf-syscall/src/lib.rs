@@ -23,6 +23,7 @@ mod functions;
 pub mod fuzz_api;
 mod host_kernel;
 mod kept;
+mod kernel_places;
 mod local;
 mod map_types;
 mod members;

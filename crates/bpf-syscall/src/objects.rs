@@ -4,20 +4,22 @@
 //! descriptor, other objects hold more (an event its program, a link its event), and a call that is
 //! being served holds one for its time. The last count releases the backend's object, by [`Held`].
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use beeline_kernel::attach as events;
 use beeline_runtime::Charge;
-use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, KernelPlace, MapSpec};
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, MapSpec};
 use beeline_supervisor::keys::errno;
 use beeline_uapi::{AttachType, Errno, LinkType, MapType, ProgramType};
 use parking_lot::Mutex;
 
 use crate::claims::{Claim, Claims};
 use crate::fds::Descriptors;
+use crate::host_kernel;
 use crate::map_types::is_ring_buffer;
 use crate::members::ObjectElements;
 use crate::semaphores::SemaphoreUse;
@@ -120,6 +122,7 @@ impl Map {
 
 pub(crate) struct ProgramObject {
     pub(crate) held: Held,
+    pub(crate) name: String,
     pub(crate) prog_type: ProgramType,
     pub(crate) expected_attach_type: AttachType,
     /// The type in the kernel's BTF that it attaches to.
@@ -279,24 +282,34 @@ pub(crate) enum LinkTo {
         _semaphores: SemaphoreUse,
     },
     /// A place in the host's kernel.
-    Kernel {
-        kind: LinkType,
-        _link: KernelLink,
-    },
+    Kernel(KernelLink),
 }
 
 /// The kernel's own link.
 pub(crate) struct KernelLink {
     backend: Arc<dyn Backend>,
+    kind: LinkType,
+    /// Taken when it is dropped.
     fd: Option<OwnedFd>,
 }
 
 impl KernelLink {
-    pub(crate) fn new(backend: &Arc<dyn Backend>, fd: Option<OwnedFd>) -> Self {
-        Self {
+    pub(crate) fn new(backend: &Arc<dyn Backend>, fd: OwnedFd) -> Result<Self, Errno> {
+        let facts = beeline_kernel::link::facts(fd.as_fd()).map_err(errno)?;
+        Ok(Self {
             backend: Arc::clone(backend),
-            fd,
-        }
+            kind: facts.kind(),
+            fd: Some(fd),
+        })
+    }
+
+    /// Does something with the kernel's descriptor.
+    pub(crate) fn with<T>(
+        &self,
+        work: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>,
+    ) -> Result<T, Errno> {
+        let fd = self.fd.as_ref().ok_or(Errno::EBADF)?;
+        work(fd.as_fd()).map_err(errno)
     }
 }
 
@@ -311,7 +324,7 @@ impl Link {
     pub(crate) fn link_type(&self) -> LinkType {
         match &self.to {
             LinkTo::Event(_) => LinkType::PERF_EVENT,
-            LinkTo::Kernel { kind, .. } => *kind,
+            LinkTo::Kernel(link) => link.kind,
             LinkTo::Place { point, .. } if Tracepoint::of_raw(point).is_some() => {
                 LinkType::RAW_TRACEPOINT
             }
@@ -530,8 +543,9 @@ impl Event {
         program: &ProgramObject,
     ) -> Result<OwnedFd, Errno> {
         let event = events::clock(0, period, enabled).map_err(errno)?;
-        let place = KernelPlace::Event(event.as_fd());
-        self.backend.attach_in_kernel(program.held.id, &place)?;
+        host_kernel::attach(&*self.backend, program, |program| {
+            events::set_program(event.as_fd(), program)
+        })?;
         Ok(event)
     }
 

@@ -9,6 +9,7 @@
 //! session that they need. The areas share `attr` and `tool_attr` (the attribute of `bpf(2)`, to
 //! read and to write) and `descriptors` (the new ones, by which calls answer).
 
+mod attachments;
 mod attr;
 mod btf;
 mod descriptors;
@@ -34,6 +35,7 @@ use beeline_uapi::{Command, Errno};
 use crate::local::Local;
 use crate::reclaim::Reclaim;
 use crate::refused::{NOT_YET, by_kernel_only};
+use attachments::Attachments;
 use btf::BtfObjects;
 use elements::{Batches, Elements};
 use files::Files;
@@ -76,6 +78,12 @@ impl<'a> Dispatcher<'a> {
             ToolCall::Select { count, readable } => Wait::new(local, call).select(count, readable),
             ToolCall::Path(path) => Files::new(local, call).answer(path),
             ToolCall::Statfs { path, buffer } => Files::new(local, call).statfs(path, buffer),
+            ToolCall::AttachToSocket {
+                socket,
+                option,
+                value,
+                size,
+            } => Attachments::new(local, call).to_socket((socket, option), (value, size)),
             ToolCall::RunProgram => self.run_program(),
             ToolCall::Other(nr) => BpfFsCall::new(local, call)
                 .answer(nr)
@@ -124,6 +132,8 @@ impl<'a> Dispatcher<'a> {
             Command::BTF_LOAD => self.with_room(|| BtfObjects::new(local, call).load(attr)),
 
             Command::LINK_CREATE => self.with_room(|| Links::new(local, call).create(call, attr)),
+            Command::LINK_DETACH => Links::new(local, call).detach(attr),
+            Command::ITER_CREATE => Links::new(local, call).iterate(attr),
             Command::RAW_TRACEPOINT_OPEN => {
                 self.with_room(|| Links::new(local, call).open_raw_tracepoint(attr))
             }
@@ -148,12 +158,14 @@ impl<'a> Dispatcher<'a> {
                 Err(Errno::EPERM)
             }
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
-            Command::PROG_ATTACH | Command::PROG_DETACH => {
-                let what = by_kernel_only("programs at cgroups, sockets and devices", NOT_YET);
+            Command::PROG_ATTACH => Attachments::new(local, call).attach(attr),
+            Command::PROG_DETACH => Attachments::new(local, call).take_away(attr),
+            Command::PROG_QUERY => {
+                let what = by_kernel_only("a list of the programs at a place", NOT_YET);
                 local.backend.unsupported(&what);
                 Err(Errno::EINVAL)
             }
-            // Iterators, which there are none of, and commands of newer kernels.
+            // Commands of newer kernels.
             _ => Err(Errno::EINVAL),
         }
     }

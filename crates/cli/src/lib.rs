@@ -45,6 +45,7 @@ enum Programs {
     #[default]
     Auto,
     User,
+    Kernel,
 }
 
 #[derive(Debug, Subcommand)]
@@ -58,8 +59,9 @@ enum Command {
         /// default is the PID that the tool's own -p names)
         #[arg(long)]
         pid: Vec<i32>,
-        /// Let programs change what system calls do (bpf_override_return, fmod_ret) and write into
-        /// the processes that they run in (bpf_probe_write_user)
+        /// Let programs change what system calls do (bpf_override_return, fmod_ret), write into the
+        /// processes that they run in (bpf_probe_write_user), and decide in the kernel about packets,
+        /// sockets and permissions (XDP, tc, cgroups, LSM)
         #[arg(long = "unsafe")]
         destructive: bool,
         /// Let the processes of all users share the memory of maps and events. Each can then read and
@@ -68,7 +70,7 @@ enum Command {
         no_isolation: bool,
         /// Where programs run. `auto`: in the traced processes; those at the kernel's own events
         /// (tracepoints, samples, kprobes) in this machine's kernel, which takes CAP_BPF and
-        /// CAP_PERFMON. `user`: never in the kernel
+        /// CAP_PERFMON. `user`: never in the kernel. `kernel`: all of them, as without Beeline
         #[arg(long = "where", value_enum, default_value_t)]
         programs: Programs,
         /// The way by which the callers of a function are found, for stack traces
@@ -160,6 +162,7 @@ pub fn main() -> ExitCode {
             tool,
         } => match &place.guest {
             Some(address) => run_guest::run(&tool, address, &place),
+            None if matches!(programs, Programs::Kernel) => run::run_in_kernel(&tool),
             None => {
                 let rules = Rules {
                     policy: match destructive {
@@ -172,7 +175,7 @@ pub fn main() -> ExitCode {
                     },
                     place: match programs {
                         Programs::Auto => Place::Auto,
-                        Programs::User => Place::User,
+                        Programs::User | Programs::Kernel => Place::User,
                     },
                     stacks: stacks.into(),
                 };

@@ -1,9 +1,14 @@
-//! `beeline ps`: lists the processes that Beeline is present in.
+//! `beeline ps`: lists the processes that Beeline is present in, and what sessions have in the
+//! kernel.
+
+mod in_kernel;
 
 use std::process::ExitCode;
 
 use beeline_runtime::detach::{Presence, SiteFacts, everywhere};
 use serde_json::json;
+
+use in_kernel::InKernel;
 
 /// Lists every process with something of Beeline's in it.
 ///
@@ -12,10 +17,12 @@ use serde_json::json;
 /// Fails if the list cannot be written as JSON.
 pub fn ps(as_json: bool) -> anyhow::Result<ExitCode> {
     let found = everywhere();
+    let in_kernel = in_kernel::sessions();
     if as_json {
-        let list: Vec<_> = found.iter().map(as_value).collect();
+        let sessions = in_kernel.iter().map(InKernel::as_value);
+        let list: Vec<_> = found.iter().map(as_value).chain(sessions).collect();
         println!("{}", serde_json::to_string_pretty(&list)?);
-    } else if found.is_empty() {
+    } else if found.is_empty() && in_kernel.is_empty() {
         println!("Beeline is in no process that you may trace.");
     } else {
         println!(
@@ -25,6 +32,7 @@ pub fn ps(as_json: bool) -> anyhow::Result<ExitCode> {
         for presence in &found {
             print(presence);
         }
+        in_kernel.iter().for_each(InKernel::print);
     }
     Ok(ExitCode::SUCCESS)
 }

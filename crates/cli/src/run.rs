@@ -1,14 +1,14 @@
 //! `beeline run`: runs a session for one tool.
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{ExitCode, ExitStatus};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 
 use anyhow::Context;
 use beeline_inject::{Refusal, strangers_have_to_ask};
 use beeline_runtime::{Report, Rules, Runtime, Scope, TrappedPrograms};
-use beeline_supervisor::{Interception, Options, Prepare, Tool};
+use beeline_supervisor::{Error, Interception, Options, Prepare, Tool};
 use beeline_uapi::linux::YAMA_SCOPE_RELATIONAL;
 use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -74,6 +74,26 @@ pub fn run(
     runtime.close();
     signals::end();
     Ok(exit_code(status?))
+}
+
+/// Runs the tool in this process's place, without Beeline: all of its programs run in the kernel.
+///
+/// # Errors
+///
+/// Fails if no program may be loaded into the kernel, or the tool cannot be started.
+pub fn run_in_kernel(tool: &[OsString]) -> anyhow::Result<ExitCode> {
+    if let Some(why) = beeline_runtime::kernel_refusal() {
+        anyhow::bail!("no program can run in the kernel: {why}");
+    }
+    let (program, arguments) = tool.split_first().context("there is no tool")?;
+    let source = Command::new(program).args(arguments).exec();
+    let name = program.to_string_lossy().into_owned();
+    let error = match source.kind() {
+        std::io::ErrorKind::NotFound => Error::NotFound(name),
+        _ => Error::NotExecutable { name, source },
+    };
+    say(&error.to_string());
+    Ok(ExitCode::from(error.exit_code()))
 }
 
 /// Says which processes are left out where the user has named none.

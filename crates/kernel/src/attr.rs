@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use beeline_uapi::attr::ProgLoad;
-use beeline_uapi::{Command, offset_behind};
+use beeline_uapi::{Command, fields, offset_behind};
 
 /// The words up to `fd_array_cnt`. Older kernels accept unknown fields that are 0.
 const WORDS: usize = offset_behind!(ProgLoad, fd_array_cnt) / size_of::<u32>();
@@ -44,6 +44,13 @@ impl<'a> Attr<'a> {
     pub fn put_long(&mut self, word: usize, value: u64) {
         self.words[word] = value as u32;
         self.words[word + 1] = (value >> 32) as u32;
+    }
+
+    /// Sets as many words as a text takes, which has a multiple of 4 bytes.
+    pub fn put_text(&mut self, word: usize, text: &[u8]) {
+        for (at, bytes) in text.chunks_exact(size_of::<u32>()).enumerate() {
+            self.put(word + at, fields::u32_at(bytes, 0));
+        }
     }
 
     /// Returns a word; the kernel writes some.

@@ -8,6 +8,7 @@
 
 pub mod attach;
 mod attr;
+pub mod link;
 mod map;
 
 use std::ffi::CString;
@@ -19,8 +20,9 @@ use beeline_isa::opcode::{
     CALL, DW, IMM, JMP, LD, PSEUDO_KFUNC_CALL, PSEUDO_MAP_IDX, PSEUDO_MAP_IDX_VALUE,
 };
 use beeline_isa::{INSN_BYTES, Insn};
+use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 use beeline_uapi::fields::u32_at;
-use beeline_uapi::info::{BtfInfo, MapInfo};
+use beeline_uapi::info::{BtfInfo, MapInfo, ProgInfo};
 use beeline_uapi::{AttachType, Command, MapType, ProgramType, log, offset_behind};
 
 use attr::{Attr, word};
@@ -60,6 +62,8 @@ pub struct ProgramSpec<'a> {
     pub prog_type: ProgramType,
     /// `expected_attach_type`.
     pub expected_attach_type: AttachType,
+    /// Its name, of which the kernel keeps 15 bytes: letters, digits, dots and underscores.
+    pub name: &'a str,
     /// `BPF_F_*`.
     pub flags: u32,
     /// The type in the kernel's BTF, or in that of [`ProgramSpec::attach_to`]; 0 for none.
@@ -221,6 +225,7 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     unsafe { attr.point(word!(ProgLoad.license), license.as_bytes_with_nul()) };
     attr.put(word!(ProgLoad.kern_version), spec.kernel_version);
     attr.put(word!(ProgLoad.prog_flags), spec.flags);
+    attr.put_text(word!(ProgLoad.prog_name), &name_field(spec.name));
     attr.put(
         word!(ProgLoad.expected_attach_type),
         spec.expected_attach_type.0,
@@ -277,6 +282,18 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     }
 }
 
+/// Returns a name as a field of an attribute, with a 0 at its end.
+fn name_field(name: &str) -> [u8; BPF_OBJ_NAME_LEN] {
+    let mut field = [0; BPF_OBJ_NAME_LEN];
+    for (to, byte) in field
+        .iter_mut()
+        .zip(name.bytes().take(BPF_OBJ_NAME_LEN - 1))
+    {
+        *to = byte;
+    }
+    field
+}
+
 /// Returns whether `fd_array` has every element that an instruction may name. Maps and
 /// functions of modules name some.
 fn places_are_there(spec: &ProgramSpec<'_>) -> bool {
@@ -295,6 +312,23 @@ fn places_are_there(spec: &ProgramSpec<'_>) -> bool {
 fn as_bytes(words: &[i32]) -> &[u8] {
     // SAFETY: any four bytes of a number are valid bytes; the lifetime is the numbers'.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// Returns the type and the name of the program with an id (`BPF_PROG_GET_FD_BY_ID`).
+///
+/// # Errors
+/// `ENOENT` if there is none; `EPERM` without the capability.
+pub fn program_by_id(id: u32) -> io::Result<(ProgramType, String)> {
+    let mut attr = Attr::default();
+    attr.put(word!(GetId.start_id), id);
+    let program = attr.make(Command::PROG_GET_FD_BY_ID)?;
+    let mut about = [0; offset_behind!(ProgInfo, name)];
+    let mut attr = Attr::default();
+    attr.put_fd(word!(Info.bpf_fd), Some(program.as_fd()));
+    attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut about);
+    attr.call(Command::OBJ_GET_INFO_BY_FD)?;
+    let prog_type = ProgramType(u32_at(&about, offset_of!(ProgInfo, r#type)));
+    Ok((prog_type, text(&about[offset_of!(ProgInfo, name)..])))
 }
 
 /// Returns the types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name.

@@ -371,19 +371,15 @@ pub trait Backend: Send + Sync {
         Some("this session has no kernel")
     }
 
-    /// Attaches a program in the host's kernel. Returns the link that keeps it attached; `None` if
-    /// the event itself does.
+    /// Returns the host kernel's program, to be attached at one of its own events. It is loaded if
+    /// there is none.
     ///
     /// # Errors
     ///
-    /// The kernel's for the load or the attachment; `EBUSY` if a map of the program cannot be on
-    /// both sides; `EBADF` if there is no such program.
-    fn attach_in_kernel(
-        &self,
-        program: Id,
-        to: &KernelPlace<'_>,
-    ) -> Result<Option<OwnedFd>, Errno> {
-        let _ = (program, to);
+    /// The kernel's for the load; `EPERM` if the session's policy forbids what it may do; `EBUSY`
+    /// if a map of the program cannot be on both sides; `EBADF` if there is no such program.
+    fn program_in_kernel(&self, program: Id) -> Result<Arc<OwnedFd>, Errno> {
+        let _ = program;
         Err(Errno::EINVAL)
     }
 

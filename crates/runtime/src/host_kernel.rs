@@ -16,8 +16,9 @@ use beeline_kernel as kernel;
 use beeline_maps::Kind;
 use beeline_uapi::{Errno, ProgramType};
 use parking_lot::Mutex;
+use rustix::thread::{CapabilitySet, capabilities};
 
-use crate::backend::{KernelPlace, ProgramSpec};
+use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::domain::Domains;
 use crate::map::MapObject;
 use crate::program::Program;
@@ -96,44 +97,43 @@ impl HostKernel {
         source.is_some_and(|source| is_loaded(source) || !program.runs())
     }
 
-    /// Attaches a program to one of the kernel's events. Returns the link, if that is not the event
-    /// itself.
+    /// Returns the kernel's program. It is loaded if there is none.
     ///
     /// # Errors
     ///
     /// The errno, and the reason in words.
-    pub fn attach(
-        &self,
-        program: &Program,
-        to: &KernelPlace<'_>,
-    ) -> Result<Option<OwnedFd>, (Errno, String)> {
-        let loaded = self.program(program)?;
-        let link = match *to {
-            KernelPlace::Event(event) => kernel::attach::set_program(event, &loaded).map(|()| None),
-            KernelPlace::EventLink { event, cookie } => {
-                kernel::attach::link_to_event(&loaded, event, cookie).map(Some)
-            }
-            KernelPlace::RawTracepoint { name, cookie } => {
-                kernel::attach::raw_tracepoint(&loaded, name, cookie).map(Some)
-            }
-        };
-        link.map_err(|error| {
+    pub fn program(&self, program: &Program) -> Result<Arc<OwnedFd>, (Errno, String)> {
+        let loaded = self.load(program, 0);
+        loaded.map(|(program, _)| program).map_err(|error| {
+            let reason = error.reason;
+            let errno = io::Error::from_raw_os_error(error.errno.0);
             let why = format!(
-                "the kernel does not attach program {}: {error}",
+                "the kernel refuses program {}: {errno}: {reason}",
                 program.name
             );
-            (errno(&error), why)
+            (error.errno, why)
         })
     }
 
-    /// Returns the kernel's program. It is loaded if there is none.
-    fn program(&self, program: &Program) -> Result<Arc<OwnedFd>, (Errno, String)> {
+    /// Returns the kernel's program, and its log if it is loaded now.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's verdict; `EBUSY` if a map cannot be on both sides.
+    pub fn load(
+        &self,
+        program: &Program,
+        log_level: u32,
+    ) -> Result<(Arc<OwnedFd>, VerifierLog), LoadError> {
         let Some(source) = &program.for_kernel else {
-            return Err((Errno::EINVAL, self.refusal().unwrap_or_default().to_owned()));
+            return Err(LoadError::new(
+                libc::EINVAL,
+                self.refusal().unwrap_or_default(),
+            ));
         };
         let mut loaded = source.loaded.lock();
         if let Some(loaded) = &*loaded {
-            return Ok(loaded.clone());
+            return Ok((loaded.clone(), VerifierLog::default()));
         }
         let spec = &source.spec;
         let fds = self.twins(&source.maps)?;
@@ -145,19 +145,8 @@ impl HostKernel {
             first.copy_from_slice(&fd.to_ne_bytes());
         });
         let insns: Vec<Insn> = Insn::decode_all(&insns)
-            .map_err(|error| (Errno::EINVAL, error.to_string()))?
+            .map_err(|error| LoadError::new(libc::EINVAL, error.to_string()))?
             .collect();
-        let refused = |refusal: kernel::Refusal| {
-            let last = refusal
-                .log
-                .trim_end()
-                .lines()
-                .next_back()
-                .unwrap_or_default();
-            let error = io::Error::from_raw_os_error(refusal.errno);
-            let why = format!("the kernel refuses program {}: {error}: {last}", spec.name);
-            (Errno(refusal.errno), why)
-        };
         let types = spec.types.as_ref();
         let btf = types
             .map(|types| kernel::load_types(&types.btf))
@@ -166,6 +155,7 @@ impl HostKernel {
         let asked = kernel::ProgramSpec {
             prog_type: spec.prog_type,
             expected_attach_type: spec.expected_attach_type,
+            name: &spec.name,
             flags: spec.flags,
             attach_btf_id: spec.attach_btf_id,
             license: &spec.license,
@@ -177,25 +167,30 @@ impl HostKernel {
                     functions: &types.functions,
                     lines: &types.lines,
                 }),
+            log_level,
             ..kernel::ProgramSpec::default()
         };
         // A log takes its time, and is wanted for a refusal only.
-        let again = |_| {
-            let log_level = beeline_uapi::log::LEVEL1;
-            kernel::load_program(&kernel::ProgramSpec { log_level, ..asked })
+        let again = |refusal| match log_level {
+            0 => kernel::load_program(&kernel::ProgramSpec {
+                log_level: beeline_uapi::log::LEVEL1,
+                ..asked
+            }),
+            _ => Err(refusal),
         };
-        let (fd, _) = kernel::load_program(&asked)
+        let (fd, log) = kernel::load_program(&asked)
             .or_else(again)
             .map_err(refused)?;
         tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
-        Ok(loaded.insert(Arc::new(fd)).clone())
+        let log = match log_level {
+            0 => String::new(),
+            _ => log,
+        };
+        Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
     }
 
     /// Returns the kernel's maps for the descriptors in a program.
-    fn twins(
-        &self,
-        maps: &HashMap<i32, Arc<MapObject>>,
-    ) -> Result<HashMap<i32, i32>, (Errno, String)> {
+    fn twins(&self, maps: &HashMap<i32, Arc<MapObject>>) -> Result<HashMap<i32, i32>, LoadError> {
         let twin = |(fd, map): (&i32, &Arc<MapObject>)| {
             let twin = map.with_twin(|twin| twin.as_fd().as_raw_fd());
             let twin = twin.and_then(|twin| {
@@ -205,7 +200,7 @@ impl HostKernel {
             twin.map_err(|why| {
                 let name = &map.spec.name;
                 let why = format!("map {name} cannot be used by a program in the kernel: {why}");
-                (Errno(libc::EBUSY), why)
+                LoadError::new(libc::EBUSY, why)
             })
         };
         maps.iter().map(twin).collect()
@@ -251,10 +246,56 @@ impl HostKernel {
     }
 }
 
-fn refusal(place: Place) -> Option<String> {
-    if place == Place::User {
-        return Some("`--where user` keeps all programs in user space".to_owned());
+/// Returns the kernel's verdict; the last line of its log is the reason.
+fn refused(refusal: kernel::Refusal) -> LoadError {
+    let mut lines = refusal.log.trim_end().lines();
+    LoadError {
+        errno: Errno(refusal.errno),
+        reason: lines.next_back().unwrap_or_default().to_owned(),
+        log: whole_log(refusal.log),
     }
+}
+
+/// Returns the reason for which bpf(2) fails with EPERM.
+fn what_is_missing() -> String {
+    let has = capabilities(None).map(|sets| sets.effective);
+    let has = has.unwrap_or(CapabilitySet::empty());
+    let wanted = [
+        (CapabilitySet::BPF, "CAP_BPF"),
+        (CapabilitySet::PERFMON, "CAP_PERFMON"),
+    ];
+    let lacks = |(one, _): &(CapabilitySet, &str)| {
+        !has.contains(*one) && !has.contains(CapabilitySet::SYS_ADMIN)
+    };
+    let missing: Vec<&str> = wanted
+        .iter()
+        .filter(|one| lacks(one))
+        .map(|one| one.1)
+        .collect();
+    match missing.as_slice() {
+        [] => "a filter, a user namespace or a security module forbids it".to_owned(),
+        [one] => format!("{one} is missing"),
+        several => format!("{} are missing", several.join(" and ")),
+    }
+}
+
+fn whole_log(text: String) -> VerifierLog {
+    VerifierLog {
+        longest: text.len(),
+        text,
+    }
+}
+
+fn refusal(place: Place) -> Option<String> {
+    match place {
+        Place::User => Some("`--where user` keeps all programs in user space".to_owned()),
+        Place::Auto => kernel_refusal(),
+    }
+}
+
+/// Returns the reason, in words, for which this process may not load a program for tracing into the
+/// kernel; `None` if it may.
+pub fn kernel_refusal() -> Option<String> {
     // Some kernels let everybody make maps, but not load such a program.
     let smallest = kernel::ProgramSpec {
         prog_type: ProgramType::TRACEPOINT,
@@ -264,14 +305,7 @@ fn refusal(place: Place) -> Option<String> {
     };
     let refused = kernel::load_program(&smallest).err()?;
     Some(match refused.errno {
-        libc::EPERM => {
-            "bpf(2) is not permitted here (CAP_BPF and CAP_PERFMON are missing, or a filter forbids it)"
-                .to_owned()
-        }
+        libc::EPERM => format!("bpf(2) is not permitted here: {}", what_is_missing()),
         errno => format!("bpf(2) fails here: {}", io::Error::from_raw_os_error(errno)),
     })
-}
-
-fn errno(error: &io::Error) -> Errno {
-    Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }

@@ -73,6 +73,7 @@ pub use beeline_btf as btf;
 pub use beeline_inject::procfs as proc;
 pub use budget::{Budget, Charge};
 pub use error::Error;
+pub use host_kernel::kernel_refusal;
 pub use liveness::SessionId;
 pub use map::shape_of;
 pub use memory::sealed;

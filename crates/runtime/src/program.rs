@@ -141,6 +141,10 @@ const FORBIDDEN: [(HelperId, &str); 2] = [
 pub const CHANGING_RESULTS: &str =
     "changing what calls return (fmod_ret) without `beeline run --unsafe`";
 
+/// As [`CHANGING_RESULTS`], for a program that [decides](Program::decides_in_kernel).
+pub const DECIDING: &str = "deciding about packets, sockets or permissions in the kernel (a program \
+                            of this type) without `beeline run --unsafe`";
+
 /// Returns the forbidden actions of a program that was refused.
 pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
     let calls = |wanted: HelperId| {
@@ -226,12 +230,9 @@ impl Program {
             let all = to_begin_with.saturating_add(bytes as u64);
             charge.borrow_mut().resize(all).is_ok()
         };
-        let Accepted {
-            insns,
-            facts,
-            log,
-            missing,
-        } = if engines.are_verified() {
+        let accepted = if spec.in_kernel {
+            verification::leave_to_kernel(spec, maps, kernel, rules.policy, &may_take)?
+        } else if engines.are_verified() {
             // A tool that looks what a uprobe's program may use must not find what only the kernel
             // has: most programs of this type run here.
             let only_here = rules.place == Place::User || spec.prog_type == ProgramType::KPROBE;
@@ -240,9 +241,16 @@ impl Program {
             verification::trust_nothing(spec)?
         };
         let is_split = rules.isolation == Isolation::ByUser || rules.place == Place::Auto;
-        if is_split && engines.are_verified() {
-            note_uses(&verification::uses(spec, &insns, maps, kernel), maps)?;
+        if is_split && (spec.in_kernel || engines.are_verified()) {
+            note_uses(&verification::uses(spec, &accepted, maps, kernel), maps)?;
         }
+        let Accepted {
+            insns,
+            facts,
+            log,
+            missing,
+            ..
+        } = accepted;
         let (used, indexes) = numbered(&facts.maps, maps)?;
         let resolved = beeline_verifier::resolve(&insns, &indexes).map_err(|missing| {
             LoadError::new(libc::EBADF, format!("fd {} is no map", missing.fd))
@@ -289,6 +297,21 @@ impl Program {
     pub fn changes_results(&self) -> bool {
         self.prog_type == ProgramType::TRACING
             && self.expected_attach_type == AttachType::MODIFY_RETURN
+    }
+
+    /// True if its result, in the kernel, decides about what others do: whether a packet goes on, or a
+    /// call is permitted. A filter of sockets decides only for the sockets of its own tool.
+    pub fn decides_in_kernel(&self) -> bool {
+        !matches!(
+            self.prog_type,
+            ProgramType::KPROBE
+                | ProgramType::TRACEPOINT
+                | ProgramType::PERF_EVENT
+                | ProgramType::RAW_TRACEPOINT
+                | ProgramType::TRACING
+                | ProgramType::SYSCALL
+                | ProgramType::SOCKET_FILTER
+        )
     }
 
     /// True if it has code. A program that needs things which exist in the kernel only has none.

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 use crate::arch;
 use crate::backend::{
-    AttachPoint, Backend, Batch, Id, Info, KernelPlace, LoadError, Loaded, MapSpec, ObjectRef,
-    ProgramSpec, Release,
+    AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
+    Release,
 };
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
@@ -456,7 +456,7 @@ impl Backend for Runtime {
             self.rules,
             &self.budget,
         );
-        let (mut program, log) = loaded.inspect_err(|error| {
+        let (mut program, mut log) = loaded.inspect_err(|error| {
             tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
             if self.rules.policy == Policy::ObserveOnly {
                 program::forbidden(&spec.insns).for_each(|what| self.unsupported(what));
@@ -483,6 +483,9 @@ impl Backend for Runtime {
             bytes = program.code().code.bytes.len(),
             "loaded a program"
         );
+        if spec.in_kernel {
+            (_, log) = self.kernel.load(&program, spec.log_level)?;
+        }
         let program = Arc::new(program);
         if self.engines.tiers_up(program.code())
             && let Ok(charge) = self.budget.charge(tier_up::JOB)
@@ -554,14 +557,14 @@ impl Backend for Runtime {
         self.kernel.refusal()
     }
 
-    fn attach_in_kernel(
-        &self,
-        program: Id,
-        to: &KernelPlace<'_>,
-    ) -> Result<Option<OwnedFd>, Errno> {
+    fn program_in_kernel(&self, program: Id) -> Result<Arc<OwnedFd>, Errno> {
         let program = self.program(program)?;
         self.check_policy(&program)?;
-        self.kernel.attach(&program, to).map_err(|(errno, why)| {
+        if self.rules.policy == Policy::ObserveOnly && program.decides_in_kernel() {
+            self.unsupported(program::DECIDING);
+            return Err(Errno::EPERM);
+        }
+        self.kernel.program(&program).map_err(|(errno, why)| {
             self.unsupported(&why);
             errno
         })

@@ -22,6 +22,7 @@ use beeline_verifier::{
 
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::map::MapObject;
+use crate::program::forbidden;
 
 /// The maps that a program's descriptors name.
 pub type Maps = HashMap<i32, Arc<MapObject>>;
@@ -38,6 +39,8 @@ pub struct Accepted {
     /// The reason why it cannot run here, such as that it needs what exists in the kernel only. If
     /// so, there is no code for it.
     pub missing: Option<String>,
+    /// False if only the kernel's verifier can say what it does.
+    pub is_understood: bool,
 }
 
 /// Types of programs for packets that are run here, in test runs.
@@ -128,8 +131,71 @@ pub fn judge(
             insns,
             facts,
             log,
+            is_understood: true,
         }),
     }
+}
+
+/// Finds out what it can about a program of which the kernel's verdict counts.
+///
+/// # Errors
+///
+/// [`LoadError`] with `EINVAL` for a program that cannot be decoded, and with the verifier's errno
+/// for one that does what the policy forbids.
+pub fn leave_to_kernel(
+    spec: &ProgramSpec,
+    maps: &Maps,
+    kernel: Option<&KernelTypes>,
+    policy: Policy,
+    memory: &dyn Fn(usize) -> bool,
+) -> Result<Accepted, LoadError> {
+    let accepted = match judge(spec, maps, kernel, (policy, false), memory) {
+        Ok(accepted) => accepted,
+        // The kernel would accept it.
+        Err(refused)
+            if policy == Policy::ObserveOnly && forbidden(&spec.insns).next().is_some() =>
+        {
+            return Err(refused);
+        }
+        Err(_) => {
+            let insns = decode(spec)?;
+            Accepted {
+                facts: facts_of(&insns, 0..insns.len()),
+                insns,
+                log: VerifierLog::default(),
+                missing: None,
+                is_understood: false,
+            }
+        }
+    };
+    Ok(Accepted {
+        missing: Some("it is one that only the kernel runs".to_owned()),
+        ..accepted
+    })
+}
+
+/// Returns the helpers and maps in these instructions.
+fn facts_of(insns: &[Insn], indexes: impl Iterator<Item = usize>) -> ProgramSummary {
+    let mut facts = ProgramSummary {
+        reads_context: true,
+        ..ProgramSummary::default()
+    };
+    for op in indexes.filter_map(|index| insns.get(index)?.op().ok()) {
+        match op {
+            Op::CallHelper { id } => facts.helpers.push(id),
+            Op::Imm64 {
+                kind: kind @ (Imm64::Map | Imm64::MapValue),
+                low: fd,
+                ..
+            } => facts.maps.push(MapUse {
+                fd,
+                by_handle: kind == Imm64::Map,
+                by_value: kind == Imm64::MapValue,
+            }),
+            _ => {}
+        }
+    }
+    facts
 }
 
 /// Returns the reason why the first helper that is not served cannot be called.
@@ -152,56 +218,47 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     let flow = Flow::of(&insns).map_err(refuse)?;
     check_place(&insns, None).map_err(refuse)?;
     let functions = flow.functions().iter();
-    let mut facts = ProgramSummary {
-        reads_context: true,
-        ..ProgramSummary::default()
-    };
-    for (index, op) in functions.flat_map(|&function| flow.reachable_ops(function)) {
-        match op {
-            Op::CallHelper { id } if !is_served(id) => {
-                let name = id.name().unwrap_or("unknown");
-                let why = format!("program of this type cannot use helper bpf_{name}#{}", id.0);
-                return Err(refuse(Reject::insn(
-                    Errno::EINVAL,
-                    index,
-                    insns[index],
-                    why,
-                )));
-            }
-            Op::CallHelper { id } => facts.helpers.push(id),
-            Op::Imm64 {
-                kind: kind @ (Imm64::Map | Imm64::MapValue),
-                low: fd,
-                ..
-            } => facts.maps.push(MapUse {
-                fd,
-                by_handle: kind == Imm64::Map,
-                by_value: kind == Imm64::MapValue,
-            }),
-            _ => {}
+    let reachable: Vec<_> = functions
+        .flat_map(|&function| flow.reachable_ops(function))
+        .collect();
+    for &(index, op) in &reachable {
+        if let Op::CallHelper { id } = op
+            && !is_served(id)
+        {
+            let name = id.name().unwrap_or("unknown");
+            let why = format!("program of this type cannot use helper bpf_{name}#{}", id.0);
+            let insn = insns[index];
+            return Err(refuse(Reject::insn(Errno::EINVAL, index, insn, why)));
         }
     }
     Ok(Accepted {
+        facts: facts_of(&insns, reachable.iter().map(|(index, _)| *index)),
         insns,
-        facts,
         log: VerifierLog::default(),
         missing: None,
+        is_understood: true,
     })
 }
 
-/// Finds out how an accepted program that may run here uses its maps, each by its descriptor.
+/// Finds out how an accepted program that may run, here or in the kernel, uses its maps, each by its
+/// descriptor.
 pub fn uses(
     spec: &ProgramSpec,
-    insns: &[Insn],
+    accepted: &Accepted,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
 ) -> Vec<(i32, Use)> {
-    if !HERE.contains(&spec.prog_type) && !ON_PACKETS.contains(&spec.prog_type) {
+    if !accepted.is_understood {
+        let whole = Use::whole("only the kernel knows what a program does with it");
+        return maps.keys().map(|fd| (*fd, whole.clone())).collect();
+    }
+    let runs_here = HERE.contains(&spec.prog_type) || ON_PACKETS.contains(&spec.prog_type);
+    if !runs_here && !spec.in_kernel {
         return Vec::new();
     }
     let maps = as_verified(maps, kernel);
     let maps: Vec<(i32, &Map)> = maps.iter().map(|(fd, map)| (*fd, map)).collect();
-    sharding::uses(insns, &maps)
+    sharding::uses(&accepted.insns, &maps)
 }
 
 fn as_verified(maps: &Maps, kernel: Option<&KernelTypes>) -> Vec<(i32, Map)> {

@@ -107,6 +107,9 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
             code.extend(when(call, &[ret(NOTIFY)]));
         }
     }
+    if !options.is_for_guest {
+        code.extend(when(libc::SYS_setsockopt, &attaching_to_sockets()));
+    }
     if options.is_for_guest {
         code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_rt_sigreturn, &[ret(NOTIFY)]));
@@ -232,6 +235,20 @@ fn perf_ioctls() -> Vec<sock_filter> {
         skip_unless_equal(ioc::TYPE, 1),
         ret(NOTIFY),
         ret(ALLOW),
+    ]
+}
+
+/// Selects options of sockets that are programs.
+fn attaching_to_sockets() -> Vec<sock_filter> {
+    vec![
+        load(arg_low(1)),
+        skip_if_equal(libc::SOL_SOCKET as u32, 1),
+        ret(ALLOW),
+        load(arg_low(2)),
+        skip_if_equal(libc::SO_ATTACH_BPF as u32, 2),
+        skip_if_equal(libc::SO_ATTACH_REUSEPORT_EBPF as u32, 1),
+        ret(ALLOW),
+        ret(NOTIFY),
     ]
 }
 

@@ -37,6 +37,13 @@ pub enum ToolCall {
     Path(PathCall),
     /// statfs(2).
     Statfs { path: u64, buffer: u64 },
+    /// setsockopt(2) with a program, in local sessions only. `value` is an address.
+    AttachToSocket {
+        socket: i32,
+        option: i32,
+        value: u64,
+        size: u32,
+    },
     /// execve(2) and execveat(2), in local sessions only.
     RunProgram,
     /// read(2) of as many bytes as a perf event's values have, for guests only.
@@ -80,7 +87,7 @@ pub enum FileOperation {
 impl ToolCall {
     /// Returns the kind of the call with this number and these arguments.
     pub fn of(nr: i64, args: [u64; 6]) -> Self {
-        let [a, b, c, ..] = args;
+        let [a, b, c, d, e, _] = args;
         match nr {
             libc::SYS_bpf => Self::Bpf {
                 command: Command(a as u32),
@@ -97,6 +104,12 @@ impl ToolCall {
                 readable: b,
             },
             libc::SYS_statfs => Self::Statfs { path: a, buffer: b },
+            libc::SYS_setsockopt => Self::AttachToSocket {
+                socket: a as i32,
+                option: c as i32,
+                value: d,
+                size: e as u32,
+            },
             libc::SYS_execve | libc::SYS_execveat => Self::RunProgram,
             libc::SYS_read => Self::Read {
                 fd: a,

@@ -286,6 +286,15 @@ layout! {
         expected_revision: u64,
     }
 
+    /// `BPF_LINK_CREATE` of a netfilter link.
+    pub struct LinkCreateNetfilter {
+        link: LinkCreate,
+        pf: u32,
+        hooknum: u32,
+        priority: i32,
+        flags: u32,
+    }
+
     /// `BPF_LINK_UPDATE`.
     pub struct LinkUpdate {
         link_fd: i32,

@@ -34,6 +34,9 @@ pub const XDP_HAS_FRAGS: u32 = 1 << 5;
 pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
 /// Of `BPF_PROG_ATTACH`: replaces the program that is named.
 pub const REPLACE: u32 = 1 << 2;
+/// Of `BPF_PROG_ATTACH` and `BPF_LINK_CREATE`: the program or link that the place is relative to is
+/// named by its id.
+pub const ID: u32 = 1 << 5;
 
 /// Of `BPF_PROG_LOAD`: the upper halves of registers that hold 32 bits get random values.
 pub const TEST_RND_HI32: u32 = 1 << 2;

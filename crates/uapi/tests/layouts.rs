@@ -413,6 +413,10 @@ fn layouts_of_links_are_those_of_the_running_kernel() {
             "tcx",
             fields!(LinkCreateRelative: relative_fd, expected_revision),
         ),
+        (
+            "netfilter",
+            fields!(LinkCreateNetfilter: pf, hooknum, priority, flags),
+        ),
     ];
     let [union] = btf.find([(kind::UNION, "bpf_attr")]);
     for (name, ours) in kinds {

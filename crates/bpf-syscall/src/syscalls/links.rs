@@ -1,19 +1,23 @@
 //! `BPF_LINK_CREATE` and `BPF_RAW_TRACEPOINT_OPEN`: attach programs for as long as a descriptor
 //! lives.
 
+mod elsewhere;
 mod uprobe_multi;
 
 use std::ffi::CString;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use beeline_btf::Btf;
-use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge, KernelPlace};
+use beeline_kernel::attach as kernels;
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Edge};
 use beeline_supervisor::attr::BpfAttr;
-use beeline_supervisor::{Answer, Call, Memory};
+use beeline_supervisor::{Answer, Call, Memory, Reply};
+use beeline_uapi::attr as uapi;
 use beeline_uapi::limits::LONGEST_RAW_TRACEPOINT_NAME;
 use beeline_uapi::tracepoint::RawSyscallArgs;
-use beeline_uapi::{AttachType, Errno, LinkType, ProgramType};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::attr::{LinkCreate, RawTracepointOpen};
 use super::descriptors::NewDescriptors;
@@ -23,7 +27,7 @@ use crate::functions;
 use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{KernelLink, Link, LinkTo, Numbers, Object, ProgramObject, attach};
-use crate::refused::{NOT_YET, by_kernel_only};
+use crate::refused::by_kernel_only;
 use crate::semaphores::Semaphores;
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
@@ -121,11 +125,7 @@ impl<'a> Links<'a> {
                 }
                 self.link_traced(program, wanted.tracing_cookie)
             }
-            kind if is_kernels(kind) => {
-                let what = by_kernel_only(&format!("links of type {kind}"), NOT_YET);
-                self.backend.unsupported(&what);
-                Err(Errno::EINVAL)
-            }
+            kind if is_kernels(kind) => self.link_elsewhere(call, attr, program),
             AttachType::TRACE_UPROBE_MULTI if program.prog_type == ProgramType::KPROBE => {
                 self.link_uprobes(call, program, &wanted.uprobes)
             }
@@ -145,11 +145,9 @@ impl<'a> Links<'a> {
         if is_kernels && host_kernel::refusal(&**self.backend, self.fds.tid).is_none() {
             self.fds.table.move_timers_to_kernel(&program)?;
             let event = host_kernel::tools_event(call, wanted.target_fd)?;
-            let place = KernelPlace::EventLink {
-                event: event.as_fd(),
-                cookie: wanted.cookie,
-            };
-            return self.link_in_kernel(program, LinkType::PERF_EVENT, &place);
+            return self.link_in_kernel(program, wanted.cookie, |program| {
+                kernels::link_to_event(program, event.as_fd(), wanted.cookie)
+            });
         }
         let event = self.fds.event(wanted.target_fd)?;
         let may_use_kernel = host_kernel::refusal(&**self.backend, self.fds.tid).is_none();
@@ -161,6 +159,19 @@ impl<'a> Links<'a> {
             cookie: wanted.cookie,
         };
         self.descriptors.first(Object::Link(Arc::new(link)))
+    }
+
+    /// Carries out `BPF_LINK_DETACH`, which most kinds of links do not have.
+    pub(super) fn detach(&self, attr: &BpfAttr) -> Answer {
+        let wanted: uapi::LinkDetach = attr.ends_at(size_of::<uapi::LinkDetach>())?.view();
+        match self.fds.find(wanted.link_fd)? {
+            Some(Object::Link(link)) => match &link.to {
+                LinkTo::Kernel(link) => link.with(beeline_kernel::link::detach)?,
+                LinkTo::Event(_) | LinkTo::Place { .. } => return Err(Errno::EOPNOTSUPP),
+            },
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(Reply::Value(0))
     }
 
     /// Carries out `BPF_RAW_TRACEPOINT_OPEN`.
@@ -190,8 +201,9 @@ impl<'a> Links<'a> {
     /// Links a program that attaches to a type in the kernel's BTF.
     fn link_traced(&self, program: Arc<ProgramObject>, cookie: u64) -> Answer {
         let in_kernel = |program, what: &str| {
-            let place = KernelPlace::RawTracepoint { name: None, cookie };
-            self.link_in_kernel_or_refuse(program, LinkType::TRACING, &place, what)
+            self.link_in_kernel_or_refuse(program, what, cookie, |program| {
+                kernels::raw_tracepoint(program, None, cookie)
+            })
         };
         let Some(name) = self.attach_name(&program) else {
             return in_kernel(program, "kernel tracing programs");
@@ -236,16 +248,11 @@ impl<'a> Links<'a> {
             let c_name = CString::new(name).map_err(|_| Errno::EINVAL)?;
             // A program with a type in the kernel's BTF has its place from there.
             let is_raw = program.prog_type == ProgramType::RAW_TRACEPOINT;
-            let (name_there, kind) = match is_raw {
-                true => (Some(c_name.as_c_str()), LinkType::RAW_TRACEPOINT),
-                false => (None, LinkType::TRACING),
-            };
-            let place = KernelPlace::RawTracepoint {
-                name: name_there,
-                cookie,
-            };
+            let name_there = is_raw.then_some(c_name.as_c_str());
             let what = format!("rawtracepoint:{name}");
-            return self.link_in_kernel_or_refuse(program, kind, &place, &what);
+            return self.link_in_kernel_or_refuse(program, &what, cookie, |program| {
+                kernels::raw_tracepoint(program, name_there, cookie)
+            });
         };
         if program.prog_type == ProgramType::RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
             return Err(Errno::EINVAL);
@@ -300,12 +307,12 @@ impl<'a> Links<'a> {
     fn link_in_kernel_or_refuse(
         &self,
         program: Arc<ProgramObject>,
-        kind: LinkType,
-        place: &KernelPlace<'_>,
         what: &str,
+        cookie: u64,
+        link: impl Fn(BorrowedFd<'_>) -> io::Result<OwnedFd>,
     ) -> Answer {
         let Some(why) = host_kernel::refusal(&**self.backend, self.fds.tid) else {
-            return self.link_in_kernel(program, kind, place);
+            return self.link_in_kernel(program, cookie, link);
         };
         self.backend.unsupported(&by_kernel_only(what, &why));
         Err(Errno::ENOENT)
@@ -314,22 +321,14 @@ impl<'a> Links<'a> {
     fn link_in_kernel(
         &self,
         program: Arc<ProgramObject>,
-        kind: LinkType,
-        place: &KernelPlace<'_>,
+        cookie: u64,
+        link: impl Fn(BorrowedFd<'_>) -> io::Result<OwnedFd>,
     ) -> Answer {
-        let link = self.backend.attach_in_kernel(program.held.id, place)?;
-        let cookie = match *place {
-            KernelPlace::Event(_) => 0,
-            KernelPlace::EventLink { cookie, .. } | KernelPlace::RawTracepoint { cookie, .. } => {
-                cookie
-            }
-        };
+        let link =
+            host_kernel::attach_after_closes((&**self.backend, self.fds.table), &program, link)?;
         let link = Link {
             id: self.numbers.next(),
-            to: LinkTo::Kernel {
-                kind,
-                _link: KernelLink::new(self.backend, link),
-            },
+            to: LinkTo::Kernel(KernelLink::new(self.backend, link)?),
             program,
             cookie,
         };

@@ -15,16 +15,17 @@ use beeline_uapi::info::{FuncInfo, LineInfo};
 use beeline_uapi::limits::{
     BPF_COMPLEXITY_LIMIT_INSNS, LONGEST_LICENSE, MAX_FUNCINFO_REC_SIZE, MAX_USED_MAPS,
 };
-use beeline_uapi::{AttachType, Errno, flags};
+use beeline_uapi::{AttachType, Errno, ProgramType, flags};
 use parking_lot::Mutex;
 
 use super::attr::{Log, ProgBindMap, ProgLoad, Records};
 use super::descriptors::NewDescriptors;
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{Btf, Held, Map, Object, ProgramObject};
-use crate::refused::{NOT_YET, by_kernel_only};
+use crate::refused::by_kernel_only;
 
 /// The `prog_flags` that are served: all of Linux 6.18's but tokens and those for network devices.
 const FLAGS: u32 = flags::STRICT_ALIGNMENT
@@ -85,6 +86,8 @@ impl<'a> Programs<'a> {
             expected_attach_type: wanted.expected_attach_type,
             flags: wanted.flags,
             attach_btf_id: wanted.attach_btf_id,
+            in_kernel: is_only_kernels(&wanted)
+                && host_kernel::refusal(&**self.backend, self.fds.tid).is_none(),
             insns,
             maps: used.iter().map(|(fd, map)| (*fd, map.held.id)).collect(),
             name: wanted.name,
@@ -105,6 +108,7 @@ impl<'a> Programs<'a> {
         self.descriptors
             .first(Object::Program(Arc::new(ProgramObject {
                 held,
+                name: spec.name,
                 prog_type: spec.prog_type,
                 expected_attach_type: spec.expected_attach_type,
                 attach_btf_id: spec.attach_btf_id,
@@ -185,8 +189,10 @@ impl<'a> Programs<'a> {
             self.backend.unsupported(what);
             Err(Errno::EINVAL)
         };
-        if wanted.expected_attach_type == AttachType::TRACE_ITER {
-            return refuse(&by_kernel_only("iterators", NOT_YET));
+        if wanted.expected_attach_type == AttachType::TRACE_ITER
+            && let Some(why) = host_kernel::refusal(&**self.backend, self.fds.tid)
+        {
+            return refuse(&by_kernel_only("iterators", &why));
         }
         if wanted.relocations != 0 {
             return refuse("programs that the kernel is to relocate (light skeletons)");
@@ -289,6 +295,24 @@ impl<'a> Programs<'a> {
             .program_bind_map(program.held.id, map.held.id)?;
         program.maps.lock().push(map);
         Ok(Reply::Value(0))
+    }
+}
+
+/// Returns whether only the kernel runs such programs, and Beeline makes no test runs of them.
+fn is_only_kernels(wanted: &ProgLoad) -> bool {
+    match wanted.prog_type {
+        ProgramType::CGROUP_SOCK
+        | ProgramType::CGROUP_SOCK_ADDR
+        | ProgramType::CGROUP_DEVICE
+        | ProgramType::CGROUP_SYSCTL
+        | ProgramType::CGROUP_SOCKOPT
+        | ProgramType::SOCK_OPS
+        | ProgramType::SK_LOOKUP
+        | ProgramType::SK_REUSEPORT
+        | ProgramType::NETFILTER
+        | ProgramType::LSM => true,
+        ProgramType::TRACING => wanted.expected_attach_type == AttachType::TRACE_ITER,
+        _ => false,
     }
 }
 

@@ -76,6 +76,7 @@ impl<'a> Loaded<'a> {
             expected_attach_type: program.kind.expected_attach_type,
             flags: program.kind.flags,
             attach_btf_id: program.target.btf_id(),
+            in_kernel: false,
             insns: program
                 .insns
                 .iter()

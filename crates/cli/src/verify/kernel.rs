@@ -104,6 +104,7 @@ impl<'a> Loader<'a> {
             insns: &insns,
             types,
             log_level: log::STATS,
+            ..ProgramSpec::default()
         };
         // A log takes the verifier longer than its work, so the time is that of a load without one.
         let start = Instant::now();

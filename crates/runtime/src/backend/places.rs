@@ -1,7 +1,5 @@
 //! The places that programs are attached to.
 
-use std::ffi::CStr;
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,25 +123,4 @@ pub enum Argument {
     /// For these and `openat2`: the address of a `struct open_how` (`build_open_how` of
     /// `fs/open.c`).
     OpenHow,
-}
-
-/// One of the host kernel's own events.
-#[derive(Debug, Clone, Copy)]
-pub enum KernelPlace<'a> {
-    /// A perf event, for as long as it is open.
-    Event(BorrowedFd<'a>),
-    /// A perf event, for as long as there is a link.
-    EventLink {
-        /// The event.
-        event: BorrowedFd<'a>,
-        /// The value that `bpf_get_attach_cookie` returns.
-        cookie: u64,
-    },
-    /// A raw tracepoint, or the place that the program was loaded for.
-    RawTracepoint {
-        /// The tracepoint's name.
-        name: Option<&'a CStr>,
-        /// The value that `bpf_get_attach_cookie` returns.
-        cookie: u64,
-    },
 }

@@ -17,6 +17,8 @@ pub struct ProgramSpec {
     pub flags: u32,
     /// The type in the kernel's BTF that it attaches to; 0 for none.
     pub attach_btf_id: u32,
+    /// Only the kernel can run it, and the tool may ask the kernel: its verdict is the kernel's.
+    pub in_kernel: bool,
     /// Raw instructions, 8 bytes each. Map descriptors in `LD_IMM64` are as the tool wrote them;
     /// `maps` resolves them.
     pub insns: Vec<u8>,

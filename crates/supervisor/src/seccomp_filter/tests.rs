@@ -102,6 +102,21 @@ fn programs_that_begin_come_to_the_supervisor_but_for_a_guests() {
 }
 
 #[test]
+fn programs_for_sockets_come_to_the_supervisor() {
+    let option = |level: i32, option: i32| {
+        let args = [3, level as u64, option as u64, 0x1000, 4, 0];
+        native(libc::SYS_setsockopt, args)
+    };
+    for program in [libc::SO_ATTACH_BPF, libc::SO_ATTACH_REUSEPORT_EBPF] {
+        assert_eq!(option(libc::SOL_SOCKET, program), NOTIFY);
+        assert_eq!(option(libc::IPPROTO_TCP, program), ALLOW);
+    }
+    for other in [libc::SO_REUSEADDR, libc::SO_ATTACH_FILTER] {
+        assert_eq!(option(libc::SOL_SOCKET, other), ALLOW);
+    }
+}
+
+#[test]
 fn calls_that_an_outer_filter_fails_raise_a_signal_once() {
     let options = Options {
         interception: Interception::Signals(std::sync::Arc::new(|_| true)),

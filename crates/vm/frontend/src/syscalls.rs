@@ -102,7 +102,7 @@ impl<'a> Dispatcher<'a> {
             ToolCall::Other(nr) => BpfFsCall::new(guest, call)
                 .answer(nr)
                 .unwrap_or(Ok(Reply::Continue)),
-            ToolCall::RunProgram => Ok(Reply::Continue),
+            ToolCall::RunProgram | ToolCall::AttachToSocket { .. } => Ok(Reply::Continue),
         }
     }
 

@@ -106,7 +106,7 @@ impl<'a> FdInfo<'a> {
         let (point, is_event) = match &link.to {
             LinkTo::Event(event) => (event.point(), true),
             LinkTo::Place { point, .. } => (point, false),
-            LinkTo::Kernel { .. } => return Ok(()),
+            LinkTo::Kernel(_) => return Ok(()),
         };
         let tracepoint = Tracepoint::of_point(point).or_else(|| Tracepoint::of_raw(point));
         if let Some(tracepoint) = tracepoint {

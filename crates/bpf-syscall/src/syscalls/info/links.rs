@@ -2,9 +2,11 @@
 
 mod uprobe_multi;
 
+use beeline_kernel::link::Facts;
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_uapi::fields::{u32_at, u64_at};
 use beeline_uapi::info::{
-    LinkInfoAny, LinkInfoEvent, LinkInfoKprobe, LinkInfoNamed, LinkInfoRawTracepoint,
+    LinkInfo, LinkInfoAny, LinkInfoEvent, LinkInfoKprobe, LinkInfoNamed, LinkInfoRawTracepoint,
     LinkInfoTracepoint, LinkInfoTracing, LinkInfoUprobe,
 };
 use beeline_uapi::perf::{PERF_COUNT_SW_CPU_CLOCK, PERF_TYPE_SOFTWARE};
@@ -12,7 +14,7 @@ use beeline_uapi::{Errno, PerfEventType};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
 use super::answer::Buffers;
-use crate::objects::{Btf, Link, LinkTo};
+use crate::objects::{Btf, KernelLink, Link, LinkTo};
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
 use uprobe_multi::Uprobes;
@@ -31,8 +33,7 @@ pub(super) fn describe(
             return describe_event(event.point(), link.cookie, buffers, info);
         }
         LinkTo::Place { point, .. } => point,
-        // The kernel's link knows more, by other ids.
-        LinkTo::Kernel { .. } => return Ok(()),
+        LinkTo::Kernel(kernels) => return describe_kernels(kernels, buffers, info),
     };
     if let AttachPoint::UprobeMulti {
         path,
@@ -62,6 +63,29 @@ pub(super) fn describe(
     info.target_btf_id = program.attach_btf_id;
     info.cookie = link.cookie;
     Ok(())
+}
+
+/// Fills the part of its kind on a link in the host's kernel, which knows it.
+fn describe_kernels(
+    link: &KernelLink,
+    buffers: Buffers<'_>,
+    info: &mut LinkInfoAny,
+) -> Result<(), Errno> {
+    let Facts { info: facts, name } = link.with(beeline_kernel::link::facts)?;
+    let to = info.as_mut_bytes();
+    let mut tools_name = None;
+    if let Some((at, name)) = name {
+        let room = u32_at(to, at + size_of::<u64>());
+        tools_name = Some((at, u64_at(to, at), room, name));
+    }
+    to[size_of::<LinkInfo>()..].copy_from_slice(&facts[size_of::<LinkInfo>()..]);
+    let Some((at, address, mut room, name)) = tools_name else {
+        return Ok(());
+    };
+    let filled = fill_c_string(buffers, (address, &mut room), name.as_bytes());
+    to[at..][..size_of::<u64>()].copy_from_slice(&address.to_ne_bytes());
+    to[at + size_of::<u64>()..][..size_of::<u32>()].copy_from_slice(&room.to_ne_bytes());
+    filled
 }
 
 /// Fills the part on a perf event.

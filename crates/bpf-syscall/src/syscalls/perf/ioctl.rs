@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use beeline_runtime::backend::{Backend, KernelPlace};
+use beeline_kernel::attach::set_program;
+use beeline_runtime::backend::Backend;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::Errno;
 use beeline_uapi::perf::ioc;
@@ -52,9 +53,10 @@ impl<'a> PerfIoctl<'a> {
             return Err(Errno::EOPNOTSUPP);
         }
         let event = host_kernel::tools_event(self.call, fd)?;
-        let place = KernelPlace::Event(event.as_fd());
         self.fds.table.move_timers_to_kernel(program)?;
-        self.backend.attach_in_kernel(program.held.id, &place)?;
+        host_kernel::attach(self.backend, program, |program| {
+            set_program(event.as_fd(), program)
+        })?;
         Ok(Reply::Value(0))
     }
 

@@ -1,0 +1,127 @@
+//! The places that only a kernel has, by the attach types of the programs there.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use beeline_kernel::link::Target;
+use beeline_runtime::backend::Backend;
+use beeline_supervisor::Call;
+use beeline_uapi::{AttachType, Errno};
+
+use crate::host_kernel::{self, shares_namespace};
+use crate::refused::NOT_YET;
+
+/// A kind of place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A cgroup, named by a descriptor of its directory.
+    Cgroup,
+    /// A network device, by its number.
+    Device,
+    /// A network namespace, by a descriptor.
+    Network,
+    /// A hook of netfilter, in the caller's network namespace.
+    Netfilter,
+    /// What the program was loaded for, such as a hook of the kernel's security modules.
+    Own,
+    /// What the program was loaded for is an iterator.
+    Iterator,
+}
+
+impl Place {
+    /// Returns the kind of place of programs with an attach type. None for those that are not passed
+    /// on: places in maps of sockets, in programs, and in the kernel's own structures.
+    fn of(kind: AttachType) -> Option<Self> {
+        match kind {
+            AttachType::CGROUP_INET_INGRESS
+            | AttachType::CGROUP_INET_EGRESS
+            | AttachType::CGROUP_INET_SOCK_CREATE
+            | AttachType::CGROUP_SOCK_OPS
+            | AttachType::CGROUP_DEVICE
+            | AttachType::CGROUP_INET4_BIND
+            | AttachType::CGROUP_INET6_BIND
+            | AttachType::CGROUP_INET4_CONNECT
+            | AttachType::CGROUP_INET6_CONNECT
+            | AttachType::CGROUP_INET4_POST_BIND
+            | AttachType::CGROUP_INET6_POST_BIND
+            | AttachType::CGROUP_UDP4_SENDMSG
+            | AttachType::CGROUP_UDP6_SENDMSG
+            | AttachType::CGROUP_SYSCTL
+            | AttachType::CGROUP_UDP4_RECVMSG
+            | AttachType::CGROUP_UDP6_RECVMSG
+            | AttachType::CGROUP_GETSOCKOPT
+            | AttachType::CGROUP_SETSOCKOPT
+            | AttachType::CGROUP_INET4_GETPEERNAME
+            | AttachType::CGROUP_INET6_GETPEERNAME
+            | AttachType::CGROUP_INET4_GETSOCKNAME
+            | AttachType::CGROUP_INET6_GETSOCKNAME
+            | AttachType::CGROUP_INET_SOCK_RELEASE
+            | AttachType::CGROUP_UNIX_CONNECT
+            | AttachType::CGROUP_UNIX_SENDMSG
+            | AttachType::CGROUP_UNIX_RECVMSG
+            | AttachType::CGROUP_UNIX_GETPEERNAME
+            | AttachType::CGROUP_UNIX_GETSOCKNAME
+            | AttachType::LSM_CGROUP => Some(Self::Cgroup),
+            AttachType::XDP
+            | AttachType::TCX_INGRESS
+            | AttachType::TCX_EGRESS
+            | AttachType::NETKIT_PRIMARY
+            | AttachType::NETKIT_PEER => Some(Self::Device),
+            AttachType::FLOW_DISSECTOR | AttachType::SK_LOOKUP => Some(Self::Network),
+            AttachType::NETFILTER => Some(Self::Netfilter),
+            AttachType::LSM_MAC => Some(Self::Own),
+            AttachType::TRACE_ITER => Some(Self::Iterator),
+            _ => None,
+        }
+    }
+
+    /// Returns the kind of place for a thread of the tool's, or the reason, in words, for which the
+    /// kernel is not asked.
+    pub(crate) fn for_tool(
+        backend: &dyn Backend,
+        tid: i32,
+        kind: AttachType,
+    ) -> Result<Self, String> {
+        if let Some(why) = host_kernel::refusal(backend, tid) {
+            return Err(why);
+        }
+        let place = Self::of(kind).ok_or(NOT_YET)?;
+        place.check(tid)?;
+        Ok(place)
+    }
+
+    /// Returns the place as Beeline can name it to the kernel. `named` is the tool's descriptor or
+    /// number.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Call::tool_file`].
+    pub(crate) fn file(self, call: &Call<'_>, named: i32) -> Result<Option<OwnedFd>, Errno> {
+        match self {
+            Self::Cgroup | Self::Network => call.tool_file(named).map(Some),
+            Self::Device | Self::Netfilter | Self::Own | Self::Iterator => Ok(None),
+        }
+    }
+
+    /// Returns the place that `named` is, or of which [`Self::file`] is the file.
+    pub(crate) fn target(self, named: i32, file: Option<&OwnedFd>) -> Target<'_> {
+        match (self, file) {
+            (Self::Device, _) => Target::Device(named.cast_unsigned()),
+            (_, Some(file)) => Target::File(file.as_fd()),
+            _ => Target::Own,
+        }
+    }
+
+    /// Fails with the reason, in words, if Beeline would name another place by what a thread of the
+    /// tool's says.
+    fn check(self, tid: i32) -> Result<(), &'static str> {
+        let (namespace, why) = match self {
+            Self::Device | Self::Netfilter => ("net", "the tool is in another network namespace"),
+            Self::Iterator => ("pid", "the tool is in another PID namespace"),
+            Self::Cgroup | Self::Network | Self::Own => return Ok(()),
+        };
+        match shares_namespace(tid, namespace) {
+            true => Ok(()),
+            false => Err(why),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Programs at places that keep them: `BPF_PROG_ATTACH`, `BPF_PROG_DETACH`, and options of sockets.
+//! Only a kernel has such places, and the host's is asked.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use beeline_kernel::link::{self, LinkSpec, Options, Relative};
+use beeline_runtime::backend::Backend;
+use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::keys::errno;
+use beeline_supervisor::{Answer, Call, Reply};
+use beeline_uapi::attr::ProgAttach;
+use beeline_uapi::{Errno, flags};
+
+use crate::fds::ThreadFds;
+use crate::host_kernel;
+use crate::kernel_places::Place;
+use crate::local::Local;
+use crate::refused::by_kernel_only;
+
+/// Attaches programs to such places, and takes them away.
+pub(super) struct Attachments<'a> {
+    call: &'a Call<'a>,
+    backend: &'a dyn Backend,
+    fds: ThreadFds<'a>,
+}
+
+impl<'a> Attachments<'a> {
+    pub(super) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
+        Self {
+            call,
+            backend: &*local.backend,
+            fds: local.fds.of(call.tid),
+        }
+    }
+
+    /// Carries out `BPF_PROG_ATTACH`.
+    pub(super) fn attach(&self, attr: &BpfAttr) -> Answer {
+        let wanted: ProgAttach = attr.ends_at(size_of::<ProgAttach>())?.view();
+        let program = self.fds.program(wanted.attach_bpf_fd)?;
+        let replaces = match wanted.replace_bpf_fd {
+            0 => None,
+            fd => Some(self.loaded(fd)?),
+        };
+        self.at_place(&wanted, |spec| {
+            let replaces = replaces.as_ref().map(|program| program.as_fd());
+            let parts = (self.backend, self.fds.table);
+            host_kernel::attach_after_closes(parts, &program, |program| {
+                link::attach(program, spec, replaces)
+            })
+        })
+    }
+
+    /// Carries out `BPF_PROG_DETACH`.
+    pub(super) fn take_away(&self, attr: &BpfAttr) -> Answer {
+        let wanted: ProgAttach = attr.ends_at(size_of::<ProgAttach>())?.view();
+        let program = match wanted.attach_bpf_fd {
+            0 => None,
+            fd => Some(self.loaded(fd)?),
+        };
+        self.at_place(&wanted, |spec| {
+            let program = program.as_ref().map(|program| program.as_fd());
+            link::take_away(program, spec).map_err(errno)
+        })
+    }
+
+    /// Answers `setsockopt(2)` with a program.
+    pub(super) fn to_socket(
+        &self,
+        (socket, option): (i32, i32),
+        (value, size): (u64, u32),
+    ) -> Answer {
+        // The kernel's answer to everything that names no program of the session's is right.
+        let is_number = size as usize == size_of::<i32>();
+        let fd = is_number.then(|| self.call.memory.read_u32(value));
+        let Some(Ok(fd)) = fd else {
+            return Ok(Reply::Continue);
+        };
+        let Ok(program) = self.fds.program(fd.cast_signed()) else {
+            return Ok(Reply::Continue);
+        };
+        if let Some(why) = host_kernel::refusal(self.backend, self.call.tid) {
+            let what = by_kernel_only("programs at sockets", &why);
+            self.backend.unsupported(&what);
+            return Err(Errno::EPERM);
+        }
+        let file = self.call.tool_file(socket)?;
+        host_kernel::attach(self.backend, &program, |program| {
+            link::attach_to_socket(program, file.as_fd(), option)
+        })?;
+        Ok(Reply::Value(0))
+    }
+
+    /// Does something with the place that a tool names.
+    fn at_place(
+        &self,
+        wanted: &ProgAttach,
+        work: impl FnOnce(&LinkSpec<'_>) -> Result<(), Errno>,
+    ) -> Answer {
+        let kind = wanted.attach_type;
+        let place = Place::for_tool(self.backend, self.call.tid, kind).inspect_err(|why| {
+            let what = by_kernel_only(&format!("programs of attach type {kind}"), why);
+            self.backend.unsupported(&what);
+        });
+        let place = place.map_err(|_| Errno::EINVAL)?;
+        if wanted.attach_flags & flags::ID != 0 || wanted.relative_fd != 0 {
+            self.backend
+                .unsupported("BPF_PROG_ATTACH at a place that is relative to another program");
+            return Err(Errno::EINVAL);
+        }
+        let file = place.file(self.call, wanted.target_fd)?;
+        let options = Options::Relative {
+            to: Relative::Id(0),
+            revision: wanted.expected_revision,
+        };
+        work(&LinkSpec {
+            attach_type: kind,
+            target: place.target(wanted.target_fd, file.as_ref()),
+            flags: wanted.attach_flags,
+            options,
+        })?;
+        Ok(Reply::Value(0))
+    }
+
+    /// Returns the kernel's program in the place of the tool's.
+    fn loaded(&self, fd: i32) -> Result<Arc<OwnedFd>, Errno> {
+        let program = self.fds.program(fd)?;
+        self.backend.program_in_kernel(program.held.id)
+    }
+}
