@@ -397,7 +397,7 @@ fn layouts_of_links_are_those_of_the_running_kernel() {
     };
     let btf = Btf::parse(&data).expect("the kernel's types");
     use attr::*;
-    let kinds: [(&str, Fields); 5] = [
+    let kinds: [(&str, Fields); 6] = [
         ("perf_event", fields!(LinkCreatePerfEvent: bpf_cookie)),
         ("tracing", fields!(LinkCreateTracing: target_btf_id, cookie)),
         (
