@@ -6,6 +6,7 @@
 
 mod bcc;
 mod channels;
+mod clocks;
 mod descriptors;
 mod everything;
 mod faults;

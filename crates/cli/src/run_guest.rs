@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_supervisor::{Options, Tool};
-use beeline_vm_frontend::{Connection, Guest, Sharing};
+use beeline_supervisor::{ClockError, Options, Tool};
+use beeline_vm_frontend::{Connection, Difference, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
@@ -86,11 +86,13 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     if let Some(monitor) = monitor.filter(|_| sharing.is_some()) {
         tell_of_the_end(monitor, &connection)?;
     }
+    let clocks = connection.compare_clocks()?;
     let options = Options {
         pretend_root: run::lacks_rights(),
         is_for_guest: true,
         interception: run::interception(|| run::prepare_alone(Arc::new(say)))?,
         inherited_actions,
+        clocks: clocks.tools_clocks(),
     };
     let started = match Tool::spawn(tool, &options) {
         Ok(started) => started,
@@ -99,7 +101,18 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    let guest = Guest::new(connection, sharing).context("the tool cannot be served")?;
+    connection.watch_clocks(clocks)?;
+    if let Some(line) = clocks.of_dates() {
+        say(&line);
+    }
+    let mut guest = Guest::new(connection, sharing).context("the tool cannot be served")?;
+    match started.clocks() {
+        Ok(()) if options.clocks.is_some() => {
+            guest = guest.with_clocks(started.pid(), clocks.ahead())?;
+        }
+        Ok(()) => {}
+        Err(error) => say(&without_clocks(&clocks, error)),
+    }
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     signals::hand_on_to(pid, started.stopper()?)?;
     let status = fallback::with_fallback(started)?.serve(guest)?;
@@ -123,6 +136,16 @@ impl Memory {
         }
         Ok((Some(GuestMemory::of_parts(&self.memory)?), None))
     }
+}
+
+/// Says that the tool has the wrong clocks.
+fn without_clocks(clocks: &Difference, error: &ClockError) -> String {
+    format!(
+        "the guest's clock is {} the tool's, and the tool cannot have clocks of its own: {error}; what it computes from \
+         programs' times and its own is that far off. Run it as root (CAP_SYS_ADMIN and CAP_SYS_TIME), or where \
+         ordinary users may make user namespaces",
+        clocks.of_clocks()
+    )
 }
 
 /// Shares the guest's memory with the tool, if it is this guest's, and reports the way that is in
