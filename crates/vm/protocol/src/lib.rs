@@ -26,6 +26,7 @@ pub mod lookup_channel;
 pub mod peer;
 mod serial;
 pub mod stream;
+pub mod text;
 pub mod tls;
 
 /// The messages, as `proto/guest.proto` describes them.
