@@ -2,96 +2,15 @@
 //! whenever the guest has booted.
 
 use super::*;
-use beeline_e2e::{Ended, Tool, as_user, beeline, beeline_wanted, find_program};
-use beeline_vm_protocol::address::Address;
-use beeline_vm_protocol::channel::Channel;
-use beeline_vm_protocol::messages::guest_message::Body as Said;
-use beeline_vm_protocol::messages::host_message::Body as Asked;
-use beeline_vm_protocol::messages::{Clocks, Done, GuestMessage, HostMessage, Welcome};
-use beeline_vm_protocol::{VERSION, clocks, conversation, listen::Listener};
-use std::net::{Ipv4Addr, SocketAddr};
+use crate::clockwork::Clockwork;
+use beeline_e2e::{Ended, beeline_wanted, find_program};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Debian's user "nobody".
 const NOBODY: u32 = 65534;
 /// The most by which two readings of one clock may differ on a busy machine, in nanoseconds.
 const CLOSE: u64 = 1_000_000_000;
-
-/// A guest that has no kernel, but clocks.
-struct Clockwork {
-    address: Address,
-    /// Nanoseconds by which it has booted before this machine.
-    age: Arc<AtomicI64>,
-}
-
-impl Clockwork {
-    fn start(age: i64) -> Clockwork {
-        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let address = Address::Tcp { at, insecure: true };
-        let listener = Listener::new(&address, None).expect("a port is free");
-        let address = listener.address();
-        let age = Arc::new(AtomicI64::new(age));
-        let shown = Arc::clone(&age);
-        std::thread::spawn(move || {
-            while let Ok(waiting) = listener.wait() {
-                let channel = waiting.accept().expect("no certificates are asked for");
-                let shown = Arc::clone(&shown);
-                std::thread::spawn(move || serve(channel, &shown));
-            }
-        });
-        Clockwork { address, age }
-    }
-
-    /// Returns what its clock shows.
-    fn read(&self) -> Clocks {
-        shown(self.age.load(Relaxed))
-    }
-
-    /// Runs a program as its tool, on behalf of a user.
-    fn run(&self, user: Option<u32>, scratch: &Scratch, tool: &[&Path]) -> Ended {
-        let copy = scratch.path().join("beeline");
-        if !copy.exists() {
-            std::fs::copy(beeline(), &copy).expect("cannot copy beeline");
-        }
-        let mut command = match user {
-            Some(user) => as_user(user, &copy),
-            None => std::process::Command::new(&copy),
-        };
-        command.args(["run", "--guest", &self.address.to_string(), "--"]);
-        command.args(tool).current_dir(scratch.path());
-        Tool::start(command).wait()
-    }
-}
-
-fn shown(age: i64) -> Clocks {
-    let now = clocks::read();
-    Clocks {
-        monotonic: now.monotonic.wrapping_add_signed(age),
-        boottime: now.boottime.wrapping_add_signed(2 * age),
-        realtime: now.realtime,
-    }
-}
-
-fn serve(channel: Channel, age: &AtomicI64) {
-    let (mut receiver, sender) = conversation::begin(channel).expect("a thread");
-    while let Ok(Some(HostMessage { id, body })) = receiver.receive() {
-        let said = match body {
-            Some(Asked::Hello(_)) => Said::Welcome(Welcome {
-                version: VERSION,
-                ..Welcome::default()
-            }),
-            Some(Asked::ReadClocks(_)) => Said::Clocks(shown(age.load(Relaxed))),
-            _ => Said::Done(Done {}),
-        };
-        let body = Some(said);
-        if sender.send(&GuestMessage { id, body }).is_err() {
-            break;
-        }
-    }
-}
 
 /// Returns the numbers behind a word at a line's beginning.
 fn numbers(ended: &Ended, word: &str) -> Vec<u64> {
@@ -112,7 +31,7 @@ fn a_tools_clocks_are_those_of_a_guest_of_any_age() {
     for (age, user) in [(ages[0], None), (ages[1], None), (ages[1], Some(NOBODY))] {
         let guest = Clockwork::start(age);
         let before = guest.read();
-        let ended = guest.run(user, &scratch, &[&program, &program]);
+        let ended = guest.run(user, &scratch, &[], &[&program, &program]);
         let after = guest.read();
         assert!(ended.status.success(), "{age} {user:?}: {ended:?}");
         for (name, before, after) in [
@@ -141,14 +60,14 @@ fn a_guest_that_stopped_for_a_while_is_told_of_once() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
     let guest = Clockwork::start(0);
-    let age = Arc::clone(&guest.age);
-    let stops = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(500));
-        age.fetch_sub(7_000_000_000, Relaxed);
-    });
     let sleep = need!(find_program("sleep"));
-    let ended = guest.run(None, &scratch, &[&sleep, Path::new("3")]);
-    stops.join().expect("it only sleeps");
+    let ended = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            guest.grow(-7_000_000_000);
+        });
+        guest.run(None, &scratch, &[], &[&sleep, Path::new("3")])
+    });
     let told = |line: &&String| line.contains("14 s behind");
     assert_eq!(ended.stderr.iter().filter(told).count(), 1, "{ended:?}");
 }

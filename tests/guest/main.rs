@@ -7,14 +7,17 @@
 mod bcc;
 mod channels;
 mod clocks;
+mod clockwork;
 mod descriptors;
 mod everything;
 mod faults;
 mod guests;
 mod inject;
+mod losses;
 mod memory;
 mod pins;
 mod place;
+mod processes;
 mod proxy;
 mod tools;
 mod trace;
