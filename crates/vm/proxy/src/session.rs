@@ -248,7 +248,11 @@ impl Session {
                 }
                 Answer::Done(Done {})
             }
-            Request::Look(request) => Answer::File(files::look(&request, &self.host.digests)?),
+            Request::Look(request) => Answer::File(files::look(
+                &request,
+                &self.host.digests,
+                &self.host.policy,
+            )?),
             Request::Iterate(request) => {
                 Answer::Iterated(elements::iterate(&request, &self.handles, cpus)?)
             }
