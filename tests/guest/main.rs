@@ -17,6 +17,7 @@ mod losses;
 mod memory;
 mod pins;
 mod place;
+mod policies;
 mod processes;
 mod proxy;
 mod tools;

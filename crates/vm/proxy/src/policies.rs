@@ -103,12 +103,16 @@ mod tests {
 
     #[test]
     fn none_of_them_stops_libbpf() {
+        let none: [String; 0] = [];
         for (name, _) in ALL {
-            assert_eq!(
-                find(Path::new(name)).unwrap().hindrances(),
-                [""; 0],
-                "{name}"
-            );
+            assert_eq!(hindrances(&find(Path::new(name)).unwrap()), none, "{name}");
         }
+        assert_eq!(hindrances(&Policy::default()), none);
+        let narrow = Policy::parse("[programs]\ntypes = [\"kprobe\", \"tracepoint\"]").unwrap();
+        let found = hindrances(&narrow);
+        assert!(
+            found.len() == 1 && found[0].contains("socket_filter"),
+            "{found:?}"
+        );
     }
 }
