@@ -157,8 +157,12 @@ fn every_libbpf_tool_says_under_a_policy_what_it_says_without() {
     let mut differ = Vec::new();
     let run = |policy: &str| {
         let proxy = under(&guest, policy);
-        let all = tools.iter().map(|words| outcome(&guest, &proxy, words));
-        all.collect::<Vec<_>>()
+        let run = |words: &Vec<String>| {
+            let outcome = outcome(&guest, &proxy, words);
+            beeline_e2e::remark(&format!("{policy}: {words:?} ends with {:?}", outcome.0));
+            outcome
+        };
+        tools.iter().map(run).collect::<Vec<_>>()
     };
     let free = run(EVERYTHING);
     for policy in [OBSERVE, WITH_UPROBES] {

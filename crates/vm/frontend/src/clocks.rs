@@ -172,6 +172,13 @@ fn watch(connection: &Weak<Connection>, first: Difference) {
         let Ok(now) = connection.compare_once() else {
             return;
         };
+        if now.drift(&first).is_none() {
+            continue;
+        }
+        // The guest may have stopped in the middle of this comparison, which says little then.
+        let Ok(now) = connection.compare_clocks() else {
+            return;
+        };
         if let Some(drift) = now.drift(&first) {
             connection.say(&format!(
                 "since the tool started, the guest's clock has gone {} the tool's: what the tool \
