@@ -4,7 +4,7 @@ use crate::proxy::{PORT, Proxy};
 use crate::*;
 use beeline_e2e::{Ended, PATIENCE, Tool, beeline, beeline_wanted, until};
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The result of a command that has nothing to inject.
@@ -205,19 +205,20 @@ fn programs_that_cannot_be_injected_are_named() {
     let file = need!(scratch.build_bpf("injected.bpf.c"));
     let text = scratch.path().join("text");
     std::fs::write(&text, "no object").expect("a file");
+    let endless = PathBuf::from("/dev/zero");
     let guest = need!(shared());
     let proxy = Proxy::start(&guest);
     for (file, words, code, expected) in [
         (
             &file,
             &["--program", "nothing"][..],
-            1,
+            UNUSABLE,
             "no program nothing; it has enter, leave",
         ),
         (
             &file,
             &["--map", "nothing"],
-            1,
+            UNUSABLE,
             "no map to watch nothing; it has events, samples",
         ),
         (
@@ -241,6 +242,7 @@ fn programs_that_cannot_be_injected_are_named() {
         ),
         (&file, &["--interval", "0"], UNUSABLE, "0.001"),
         (&text, &[], UNUSABLE, "no ELF file"),
+        (&endless, &[], UNUSABLE, "longer than 64 MiB"),
     ] {
         let ended = start(proxy.address(), file, words).wait();
         let said = ended.stderr.join("\n");

@@ -6,14 +6,19 @@
 
 mod bcc;
 mod channels;
+mod clocks;
+mod clockwork;
 mod descriptors;
 mod everything;
 mod faults;
 mod guests;
 mod inject;
+mod losses;
 mod memory;
 mod pins;
 mod place;
+mod policies;
+mod processes;
 mod proxy;
 mod tools;
 mod trace;

@@ -195,9 +195,9 @@ pub fn sandboxed(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Returns the packaged policy for guests.
+/// Returns the policy for guests that lets tools do what these tests do.
 pub fn packaged_policy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/guest-policy.toml")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/policies/observe-and-uprobes.toml")
 }
 
 /// Returns the address of a proxy on this machine with the packaged policy, started for the whole

@@ -26,11 +26,32 @@ enum { ELEMENTS = 1000, LOOK_UPS = 500, DUMPS = 5, RECORDS = 200, MAPPINGS = 5, 
 /* Of records on their way: comparisons of the clocks, exchanges of each, and records between two. */
 enum { ROUNDS = 20, EXCHANGES = 500, ARRIVALS = 20 };
 
+/* By how much this process's clock is ahead of the machine's: Beeline gives tools clocks that agree with the guest's, each as well as
+ * it can be told, and so two tools' clocks differ. */
+static int64_t ahead(void)
+{
+    long long seconds = 0, rest = 0;
+    FILE *file = fopen("/proc/self/timens_offsets", "r");
+    if (!file)
+        return 0;
+    if (fscanf(file, "monotonic %lld %lld", &seconds, &rest) != 2)
+        seconds = rest = 0;
+    fclose(file);
+    return seconds * 1000000000 + rest;
+}
+
+/* Of the machine's clock. */
 static uint64_t now(void)
 {
+    static int is_known;
+    static int64_t offset;
+    if (!is_known) {
+        offset = ahead();
+        is_known = 1;
+    }
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec - (uint64_t)offset;
 }
 
 static void say_since(uint64_t begin) { printf("%lu\n", (unsigned long)(now() - begin)); }

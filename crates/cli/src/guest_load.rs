@@ -3,7 +3,6 @@
 
 mod lines;
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use beeline_vm_loader::{Attachment, Loaded, Selection, Watching};
+use beeline_trusted_dir::{MOST, read_bounded};
+use beeline_vm_loader::{Attachment, Error, Loaded, Selection, Watching};
 use clap::Args;
 
 use crate::proxy::Proxy;
@@ -77,7 +77,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// Fails if the guest cannot be reached or refuses a program, or the connection to it is lost.
 pub fn inject(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.file.display();
-    let data = match fs::read(&arguments.file) {
+    let data = match read_bounded(&arguments.file, MOST) {
         Ok(data) => data,
         Err(error) => {
             say(&format!("{name}: {error}"));
@@ -104,11 +104,20 @@ pub fn inject(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let selection = Selection {
         programs: arguments.program.clone(),
     };
-    let mut loaded = guest.load(&object, &selection)?;
-    loaded.watch(&Watching {
-        maps: arguments.map.clone(),
-        interval: arguments.interval,
-    })?;
+    let loaded = guest.load(&object, &selection).and_then(|mut loaded| {
+        loaded.watch(&Watching {
+            maps: arguments.map.clone(),
+            interval: arguments.interval,
+        })?;
+        Ok(loaded)
+    });
+    let mut loaded = match loaded {
+        Err(error @ Error::NoSuch { .. }) => {
+            say(&format!("{name}: {error}"));
+            return Ok(ExitCode::from(UNUSABLE));
+        }
+        loaded => loaded?,
+    };
     let over = Arc::new(AtomicBool::new(false));
     let ends = Arc::clone(&over);
     ending::at_end(move || {

@@ -7,6 +7,7 @@ mod ending;
 mod engines;
 mod fallback;
 mod fatal;
+mod guest_commands;
 mod guest_load;
 mod log;
 mod memory;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use beeline_runtime::{Isolation, Place, Rules};
 use beeline_verifier::program::Policy;
+use beeline_vm_protocol::text::printable;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
 /// Run eBPF tools where the event happens: inside the traced process, without a kernel trap.
@@ -239,7 +241,10 @@ fn end_with_the_reader() {
 }
 
 /// Prints one line for the user on stderr, apart from the tool's output.
+///
+/// Words in it may be a file's, a process's or a guest's: they cannot control the terminal.
 fn say(line: &str) {
+    let line = printable(line);
     let mut stderr = std::io::stderr();
     // Even if nothing reads it any more, there is still a session to clean up.
     let _ = if stderr.is_terminal() {

@@ -57,6 +57,7 @@ pub fn run(
         pretend_root: lacks_rights(),
         is_for_guest: false,
         inherited_actions,
+        clocks: None,
     };
     let started = match Tool::spawn(&tool, &options) {
         Ok(started) => started,

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
+use std::time::Duration;
 
 use anyhow::Context;
-use beeline_supervisor::{Options, Tool};
-use beeline_vm_frontend::{Connection, Guest, Sharing};
+use beeline_supervisor::{ClockError, Options, Tool};
+use beeline_vm_frontend::{Connection, Difference, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
@@ -18,9 +19,9 @@ use clap::Args;
 use rustix::process::{Pid, Signal};
 
 use crate::fallback;
-use crate::proxy::Certificates;
+use crate::proxy::{Certificates, Silence, connected_to};
 use crate::run::{self, exit_code};
-use crate::{say, signals};
+use crate::{guest_commands, say, signals};
 
 /// Options of `beeline run` that have no effect in a guest, and are refused. Nor has `--engine`, but
 /// clap takes BEELINE_ENGINE for that option.
@@ -36,6 +37,9 @@ const LOCAL: [&str; 9] = [
     "memory_limit",
 ];
 
+/// The exit code for a command line that cannot be carried out.
+const USAGE: u8 = 2;
+
 /// Options for a session in a guest.
 #[derive(Debug, Args)]
 pub struct Where {
@@ -48,6 +52,8 @@ pub struct Where {
         reason = "clap prints the text as it stands"
     )]
     pub guest: Option<Address>,
+    #[command(flatten)]
+    pub silence: Silence,
     #[command(flatten)]
     pub tls: Certificates,
     #[command(flatten)]
@@ -74,23 +80,31 @@ pub struct Memory {
 ///
 /// Fails if the guest or its memory cannot be reached, or the tool cannot be served.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
+    if let Some(why) = guest_commands::refusal(tool) {
+        say(&why);
+        return Ok(ExitCode::from(USAGE));
+    }
     let mut inherited_actions = signals::take_over();
     inherited_actions.extend(signals::outlive_file_limit());
     let tls = place.tls.tls();
     let tls = tls.as_ref();
     let (memory, monitor) = place.memory.find()?;
     let channel = Channel::connect(address, tls)?;
+    channel.set_patience(place.silence.patience())?;
     let words: Vec<_> = tool.iter().map(|word| word.to_string_lossy()).collect();
     let connection = Connection::greet(channel, &words.join(" "), Box::new(say), Box::new(end))?;
+    say(&connected_to(connection.welcome(), address));
     let sharing = memory.and_then(|memory| share(&connection, memory));
     if let Some(monitor) = monitor.filter(|_| sharing.is_some()) {
         tell_of_the_end(monitor, &connection)?;
     }
+    let clocks = connection.compare_clocks()?;
     let options = Options {
         pretend_root: run::lacks_rights(),
         is_for_guest: true,
         interception: run::interception(|| run::prepare_alone(Arc::new(say)))?,
         inherited_actions,
+        clocks: clocks.tools_clocks(),
     };
     let started = match Tool::spawn(tool, &options) {
         Ok(started) => started,
@@ -99,7 +113,18 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
-    let guest = Guest::new(connection, sharing).context("the tool cannot be served")?;
+    connection.watch_clocks(clocks)?;
+    if let Some(line) = clocks.of_dates() {
+        say(&line);
+    }
+    let mut guest = Guest::new(connection, sharing).context("the tool cannot be served")?;
+    match started.clocks() {
+        Ok(()) if options.clocks.is_some() => {
+            guest = guest.with_clocks(started.pid(), clocks.ahead())?;
+        }
+        Ok(()) => {}
+        Err(error) => say(&without_clocks(&clocks, error)),
+    }
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     signals::hand_on_to(pid, started.stopper()?)?;
     let status = fallback::with_fallback(started)?.serve(guest)?;
@@ -123,6 +148,16 @@ impl Memory {
         }
         Ok((Some(GuestMemory::of_parts(&self.memory)?), None))
     }
+}
+
+/// Says that the tool has the wrong clocks.
+fn without_clocks(clocks: &Difference, error: &ClockError) -> String {
+    format!(
+        "the guest's clock is {} the tool's, and the tool cannot have clocks of its own: {error}; what it computes from \
+         programs' times and its own is that far off. Run it as root (CAP_SYS_ADMIN and CAP_SYS_TIME), or where \
+         ordinary users may make user namespaces",
+        clocks.of_clocks()
+    )
 }
 
 /// Shares the guest's memory with the tool, if it is this guest's, and reports the way that is in
@@ -162,12 +197,32 @@ fn tell_of_the_end(monitor: Monitor, connection: &Arc<Connection>) -> anyhow::Re
 /// True if the tool did not end by itself.
 static LOST: AtomicBool = AtomicBool::new(false);
 
+/// The time that a tool has to end by itself when its guest is lost.
+const GRACE: Duration = Duration::from_secs(3);
+
 /// Ends the tool because the guest is lost. All its calls fail, and some tools would wait for
-/// events forever.
+/// events forever; some ignore what they are told.
 fn end(why: &str) {
     LOST.store(true, Relaxed);
     say(&format!(
         "the guest is lost: {why}; the tool is told to end"
     ));
     signals::signal_tool(Signal::TERM);
+    let kill = || {
+        if !signals::wait_for_tool(GRACE) {
+            let seconds = GRACE.as_secs();
+            say(&format!(
+                "the tool has not ended within {seconds} s, and is killed"
+            ));
+            signals::signal_tool(Signal::KILL);
+            signals::wait_for_tool(GRACE);
+        }
+        // Nothing of the session is left that its children could use.
+        signals::stop_serving();
+    };
+    // The connection's threads wait for this one.
+    let thread = Builder::new().name("beeline-end".into());
+    if thread.spawn(kill).is_err() {
+        signals::signal_tool(Signal::KILL);
+    }
 }

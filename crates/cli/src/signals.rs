@@ -11,9 +11,11 @@ use std::io::{PipeReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use sentinel::{Sentinel, now};
@@ -115,6 +117,33 @@ pub fn end() {
 /// Sends the tool a signal, if it has been started and has not ended.
 pub fn signal_tool(signal: Signal) {
     let _ = TOOL.get().map(|tool| pidfd_send_signal(tool, signal));
+}
+
+/// Waits until the tool has ended, for so long at the most. Returns false if it has not, true if it
+/// was never started.
+pub fn wait_for_tool(most: Duration) -> bool {
+    let Some(tool) = TOOL.get() else {
+        return true;
+    };
+    let deadline = Instant::now() + most;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A pidfd is readable once its process has ended.
+        let mut ended = [PollFd::new(tool, PollFlags::IN)];
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut ended, Some(&left)) {
+            Ok(0) => return false,
+            Err(Errno::INTR) => {}
+            _ => return true,
+        }
+    }
+}
+
+/// Ends the session when the tool has ended, even if some of its children use it.
+pub fn stop_serving() {
+    if let Some(stopper) = STOPPER.get() {
+        write_to(stopper, &[1u64]);
+    }
 }
 
 /// Hands on the signals that come through a pipe, but for those that the tool has got itself.

@@ -7,13 +7,13 @@ mod kernel;
 mod report;
 mod target;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use beeline_btf::Joined;
 use beeline_object::{AttachTarget, Kernel, Object, ObjectProgram, RunningKernel};
+use beeline_trusted_dir::{MOST, read_bounded};
 use beeline_uapi::Errno;
 use beeline_verifier::program::{Kind, Policy};
 use beeline_verifier::verdict::ProgramSummary;
@@ -131,7 +131,7 @@ pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
     let kernel = ChosenKernel::new(&arguments.btf)?;
     let file = arguments.file.display();
-    let data = fs::read(&arguments.file).with_context(|| file.to_string())?;
+    let data = read_bounded(&arguments.file, MOST).with_context(|| file.to_string())?;
     let mut object = Object::parse(&data, &kernel).with_context(|| file.to_string())?;
     if let Some(name) = &arguments.attach {
         attach(&mut object, name, &kernel);
@@ -297,7 +297,7 @@ impl ChosenKernel {
             return Ok(Self::default());
         };
         let named = |path: &Path| path.display().to_string();
-        let btf = fs::read(file).with_context(|| named(file))?;
+        let btf = read_bounded(file, MOST).with_context(|| named(file))?;
         let Some(mut joined) = Joined::new(&btf) else {
             bail!(
                 "{}: this is no BTF; give a file such as /sys/kernel/btf/vmlinux",
@@ -305,7 +305,7 @@ impl ChosenKernel {
             );
         };
         let read = |path: &PathBuf| {
-            let btf = fs::read(path).with_context(|| named(path))?;
+            let btf = read_bounded(path, MOST).with_context(|| named(path))?;
             if joined.add(&btf).is_none() {
                 bail!(
                     "{}: these are no types of a module that goes with {}",

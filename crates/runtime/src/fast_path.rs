@@ -36,7 +36,7 @@ use crate::proc::own_pid;
 use crate::shared::Shared;
 use hooks::{Code, Fill, Hooks, site_before};
 pub use lookup_channel::{CHANNELS, KEY, MapByChannel, VALUE};
-pub use prefetch::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Prefetch, STEPS};
+pub use prefetch::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Prefetch, STEPS, ToolClocks};
 
 /// The fast paths of a session.
 #[derive(Debug)]

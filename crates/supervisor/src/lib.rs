@@ -22,6 +22,7 @@ pub mod attr;
 pub mod bpffs;
 mod call;
 mod capabilities;
+mod clocks;
 mod hot_sites;
 mod installation;
 mod interception;
@@ -40,6 +41,7 @@ pub mod trial;
 mod waiting;
 
 pub use call::{Answer, Call, HERE};
+pub use clocks::{ClockError, Clocks};
 pub use hot_sites::{Heat, HotSites};
 pub use interception::{Interception, Prepare};
 pub use memory::Memory;
@@ -66,6 +68,9 @@ pub struct Options {
     /// The signals that Beeline treats otherwise than it was started to, each with the action that
     /// the tool begins with: `SIG_DFL` or `SIG_IGN`.
     pub inherited_actions: Vec<(i32, libc::sighandler_t)>,
+    /// The tool's clocks, if they are to differ from this machine's. Where that is not possible, the
+    /// tool runs with this machine's: see [`Tool::clocks`].
+    pub clocks: Option<Clocks>,
 }
 
 /// The reasons why a tool could not be run.

@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::call::Call;
+use crate::clocks::{self, ClockError, Entry};
 use crate::installation::{await_descriptor, install, send_descriptor, socket_pair};
 use crate::notify::Listener;
 use crate::own_action;
@@ -46,6 +47,7 @@ pub struct Tool {
     interception: Interception,
     keeper: JoinHandle<io::Result<ExitStatus>>,
     fallback: Option<Box<Fallback>>,
+    clocks: Result<(), ClockError>,
 }
 
 /// A tool that waits at its first call. Dropping this kills it: without a supervisor its calls
@@ -90,9 +92,9 @@ impl Tool {
             .name("beeline-keeper".into())
             .spawn(move || {
                 let child = match start_under_filter(command, &name, filter, &options) {
-                    Ok((child, listener)) => {
+                    Ok(Started(child, listener, clocks)) => {
                         // The receiver waits below, and waits until it has this.
-                        let _ = started.send(Ok((child.id(), listener)));
+                        let _ = started.send(Ok((child.id(), listener, clocks)));
                         child
                     }
                     Err(error) => {
@@ -104,7 +106,7 @@ impl Tool {
             })
             .map_err(Error::system("starting a thread"))?;
 
-        let (pid, listener) = start.recv().map_err(|_| Error::System {
+        let (pid, listener, clocks) = start.recv().map_err(|_| Error::System {
             what: "starting the tool",
             source: io::Error::other("its thread ended early"),
         })??;
@@ -115,12 +117,22 @@ impl Tool {
             interception,
             keeper,
             fallback: None,
+            clocks,
         })
     }
 
     /// Returns the tool's process id.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Returns whether the tool has the clocks of [`Options::clocks`].
+    ///
+    /// # Errors
+    ///
+    /// The reason why it has this machine's.
+    pub fn clocks(&self) -> Result<(), &ClockError> {
+        self.clocks.as_ref().copied()
     }
 
     /// Leaves children that outlive the tool to another process, which [lets their calls
@@ -258,6 +270,9 @@ fn wait(child: &Child) -> io::Result<ExitStatus> {
     }
 }
 
+/// A tool's process, the listener for its calls, and whether it has the clocks that it should have.
+struct Started(Child, Listener, Result<(), ClockError>);
+
 /// Forks, installs the filter, and executes; the child sends the listener's descriptor before it
 /// executes.
 fn start_under_filter(
@@ -265,7 +280,11 @@ fn start_under_filter(
     name: &str,
     filter: Vec<sock_filter>,
     options: &Options,
-) -> Result<(Child, Listener), Error> {
+) -> Result<Started, Error> {
+    let (entry, report) = match options.clocks.map(Entry::new).transpose() {
+        Ok(entry) => entry.unzip(),
+        Err(error) => return Err(Error::system("creating a pipe")(error)),
+    };
     let (ours, theirs) = socket_pair().map_err(Error::system("creating a socket pair"))?;
     let parent = std::process::id();
     let inherited_actions = options.inherited_actions.clone();
@@ -275,6 +294,9 @@ fn start_under_filter(
     // prepared here: nothing allocates or locks.
     unsafe {
         command.pre_exec(move || {
+            if let Some(entry) = &entry {
+                entry.enter();
+            }
             die_with_parent(parent)?;
             for &(signal, action) in &inherited_actions {
                 libc::signal(signal, action);
@@ -309,7 +331,10 @@ fn start_under_filter(
     })
     .map_err(Error::system("starting a thread"))?;
     match (spawned, listener) {
-        (Ok(child), Ok(listener)) => Ok((child, listener)),
+        (Ok(child), Ok(listener)) => {
+            let clocks = report.map_or(Ok(()), clocks::entered);
+            Ok(Started(child, listener, clocks))
+        }
         (Ok(mut child), Err(error)) => {
             let _ = child.kill();
             let _ = child.wait();

@@ -139,8 +139,33 @@ pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
         }
         other => other?,
     }
+    read_to_most(&mut file, MOST)
+}
+
+/// The most bytes of a file that are read, unless the caller has a lower limit.
+pub const MOST: u64 = 64 << 20;
+
+/// Reads a file that another may have chosen, or its name. It may be a device or a pipe that never
+/// ends: no more than `most` bytes of it are read.
+///
+/// # Errors
+///
+/// `FileTooLarge` for a longer file, and those of opening and reading.
+pub fn read_bounded(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    read_to_most(&mut File::open(path)?, most)
+}
+
+fn read_to_most(file: &mut File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let most = match most >> 20 {
+            0 => format!("{most} bytes"),
+            mebibytes => format!("{mebibytes} MiB"),
+        };
+        let why = format!("it is longer than {most}, the most that is read; is it the right file?");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
     Ok(bytes)
 }
 

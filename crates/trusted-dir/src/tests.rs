@@ -259,3 +259,16 @@ fn access_control_lists_count() {
     let refused = why(TrustedDir::create(&place).unwrap_err());
     assert!(matches!(refused, Distrust::Writable(..)), "{refused}");
 }
+
+#[test]
+fn no_more_is_read_of_a_file_than_its_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, [7; 100]).unwrap();
+    assert_eq!(read_bounded(&file, 100).unwrap(), [7; 100]);
+    for path in [&file, Path::new("/dev/zero")] {
+        let error = read_bounded(path, 99).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge, "{error}");
+        assert!(error.to_string().contains("99 bytes"), "{error}");
+    }
+}

@@ -338,7 +338,7 @@ const TEXTS: &[(&str, Text)] = &[
             ],
             examples: &[(
                 "Let the host observe this machine, and log what it does:",
-                "beeline guest --policy /etc/beeline/guest-policy.toml \\\n    --audit /var/log/beeline/guest.json",
+                "beeline guest --policy observe --audit /var/log/beeline/guest.json",
             )],
             sections: COMMON,
             see_also: &["beeline-run(1)", "beeline-inject(1)"],

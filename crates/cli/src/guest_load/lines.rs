@@ -7,6 +7,7 @@ use beeline_btf::OwnedBtf;
 use beeline_object::Object;
 use beeline_vm_loader::decode::{decode, hex, named};
 use beeline_vm_loader::{Event, Map};
+use beeline_vm_protocol::text::printable;
 use serde_json::{Map as Members, Value};
 
 /// Prints events.
@@ -54,12 +55,14 @@ impl Printer {
             return Ok(());
         };
         let mut line = self.line(event, map);
-        if self.json {
+        let line = if self.json {
             line.object.insert("map".into(), map.name().into());
-            writeln!(out, "{}", Value::Object(line.object))?;
+            Value::Object(line.object).to_string()
         } else {
-            writeln!(out, "{}{}", map.name(), line.text)?;
-        }
+            format!("{}{}", map.name(), line.text)
+        };
+        // Names are the file's, and texts the guest's.
+        writeln!(out, "{}", printable(&line))?;
         // A reader may wait for it at the other end of a pipe.
         out.flush()
     }

@@ -1,6 +1,5 @@
 //! Files with programs: objects, and the output of `beeline compile`.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -9,7 +8,7 @@ use beeline_isa::Insn;
 use beeline_object::{
     AttachTarget, Contents, MapDefinition, Object, ObjectProgram, RunningKernel, SectionKind,
 };
-use beeline_trusted_dir::read_file;
+use beeline_trusted_dir::{MOST, read_bounded, read_file};
 use beeline_uapi::{AttachType, MapType, ProgramType};
 
 /// The first bytes of files of `beeline compile`.
@@ -31,7 +30,7 @@ impl File {
     /// Fails if the file cannot be read, or is of neither kind.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let named = || path.display().to_string();
-        let data = fs::read(path).with_context(named)?;
+        let data = read_bounded(path, MOST).with_context(named)?;
         if data.starts_with(AHEAD) {
             // Its code is run as it is, so it is read anew, as a program is.
             let data = read_file(path).with_context(named)?;

@@ -1,6 +1,5 @@
 //! `beeline prog run`: prints a program's result, and the time that it takes.
 
-use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use beeline_runtime::TestRun;
 use beeline_runtime::engines::{Choice, Engines};
-use beeline_trusted_dir::{check_name, write_anew};
+use beeline_trusted_dir::{MOST, check_name, read_bounded, write_anew};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -82,7 +81,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let section = arguments.section.as_deref();
     let program = file.select_one(section, arguments.program.as_deref())?;
     let context = match &arguments.data {
-        Some(data) => fs::read(data).with_context(|| data.display().to_string())?,
+        Some(data) => read_bounded(data, MOST).with_context(|| data.display().to_string())?,
         None => vec![0; ZEROS],
     };
     let mut loaded = Loaded::new(&file.object, engines)?;

@@ -1,11 +1,11 @@
 //! Finds the program in which a `freplace` program replaces a function: one of its own file, or of
 //! another that is named.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use beeline_object::{Kernel, Object, ObjectProgram};
+use beeline_trusted_dir::{MOST, read_bounded};
 use beeline_uapi::ProgramType;
 
 /// The file, and perhaps a program of it, that `--target FILE[:PROGRAM]` names.
@@ -29,7 +29,7 @@ impl Wanted {
         };
         let path = PathBuf::from(path);
         let named = || path.display().to_string();
-        let data = fs::read(&path).with_context(named)?;
+        let data = read_bounded(&path, MOST).with_context(named)?;
         let object = Object::parse(&data, kernel).with_context(named)?;
         if let Some(name) = &program
             && !object.programs.iter().any(|it| it.name == *name)

@@ -2,6 +2,7 @@
 //! processes of the tool that look at it.
 
 use std::mem::offset_of;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -43,6 +44,42 @@ pub struct Prefetch {
     files: Files,
     agent: OnceLock<Option<Agent>>,
     is_open: AtomicBool,
+    clocks: ToolClocks,
+}
+
+/// The clocks of a tool that has a time namespace of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolClocks {
+    /// What `/proc/PID/ns/time` of the tool leads to.
+    pub namespace: PathBuf,
+    /// Nanoseconds by which its `CLOCK_MONOTONIC` is ahead of Beeline's.
+    pub ahead: i64,
+}
+
+impl ToolClocks {
+    /// Returns the clocks of a process, which are ahead of Beeline's by so much.
+    ///
+    /// # Errors
+    ///
+    /// Those of `readlink(2)`.
+    pub fn of(process: &str, ahead: i64) -> std::io::Result<Self> {
+        let namespace = std::fs::read_link(format!("/proc/{process}/ns/time"))?;
+        Ok(Self { namespace, ahead })
+    }
+
+    /// Beeline's own, on kernels without time namespaces as well.
+    fn own() -> Self {
+        Self::of("self", 0).unwrap_or(Self {
+            namespace: PathBuf::new(),
+            ahead: 0,
+        })
+    }
+
+    /// True if the process has these.
+    fn are_of(&self, pid: i32) -> bool {
+        let of_process = Self::of(&pid.to_string(), 0);
+        of_process.unwrap_or_else(|_| Self::own()).namespace == self.namespace
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,7 +94,7 @@ struct Shown {
 pub struct Fetched<'a> {
     /// Device and inode of the tool's descriptor.
     pub file: (u64, u64),
-    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    /// In nanoseconds of Beeline's `CLOCK_MONOTONIC`.
     pub at: u64,
     /// The keys of all steps.
     pub keys: &'a [u8],
@@ -93,7 +130,14 @@ impl Prefetch {
             files: Files::default(),
             agent: OnceLock::new(),
             is_open: AtomicBool::new(false),
+            clocks: ToolClocks::own(),
         })
+    }
+
+    /// Serves a tool that has clocks of its own.
+    #[must_use]
+    pub fn with_clocks(self, clocks: ToolClocks) -> Self {
+        Self { clocks, ..self }
     }
 
     /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`.
@@ -103,8 +147,8 @@ impl Prefetch {
     ///
     /// # Errors
     ///
-    /// [`Error::Target`] if the agent's memory cannot be created or the process has clocks of its
-    /// own, [`Error::Os`] if its vDSO cannot be read, [`Error::Inject`] if it may not be traced,
+    /// [`Error::Target`] if the agent's memory cannot be created or the process has other clocks
+    /// than the tool, [`Error::Os`] if its vDSO cannot be read, [`Error::Inject`] if it may not be traced,
     /// and those of [`FastPaths::open`](super::FastPaths::open).
     pub fn open(&self, pid: i32, ip: u64) -> Result<bool, Error> {
         let agent = self.agent.get_or_init(|| Agent::new().ok()).as_ref();
@@ -115,9 +159,8 @@ impl Prefetch {
         // It is under the supervisor's own filter, which lets pass what is done here.
         let seccomp = Seccomp::Trust;
         let process = Process::open_with(pid, Options { seccomp })?;
-        // With another time namespace its clock would differ from Beeline's.
-        let clocks = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/time")).ok();
-        if clocks(&pid.to_string()) != clocks("self") {
+        // With another time namespace its clock would differ from the tool's.
+        if !self.clocks.are_of(pid) {
             let why = "it has clocks of its own".into();
             return Err(Error::Target { pid, why });
         }
@@ -207,7 +250,8 @@ impl Prefetch {
                 .store((fetched.values.len() / steps) as u32, Relaxed);
             place.device.store(fetched.file.0, Relaxed);
             place.inode.store(fetched.file.1, Relaxed);
-            place.fetched.store(fetched.at, Relaxed);
+            let at = fetched.at.wrapping_add_signed(self.clocks.ahead);
+            place.fetched.store(at, Relaxed);
             place.is_whole.store(fetched.is_whole.into(), Relaxed);
             let marks = self.marks(index);
             marks.at.store(fetched.step as u32, Relaxed);

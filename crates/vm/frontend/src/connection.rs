@@ -1,7 +1,7 @@
 //! The connection to a guest's proxy, as a tool's calls see it: it returns an answer or an errno,
 //! and shows the user the reason.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use beeline_uapi::Errno;
@@ -11,6 +11,7 @@ use beeline_vm_protocol::lookup_channel::LookupChannel;
 use beeline_vm_protocol::messages::Welcome;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::text::printable_line;
 use parking_lot::Mutex;
 
 use crate::Error;
@@ -27,8 +28,16 @@ pub struct Connection {
     client: Arc<Client>,
     say: Box<dyn Fn(&str) + Send + Sync>,
     /// Lines that are told only once.
-    said: Mutex<HashSet<String>>,
+    said: Mutex<HashMap<String, Repeated>>,
     at_loss: AtLoss,
+}
+
+/// How often a line came up.
+#[derive(Debug, Clone, Copy, Default)]
+struct Repeated {
+    times: u64,
+    /// True for a refusal of the guest's: the user is told how many there were.
+    is_refusal: bool,
 }
 
 /// The most lines about calls that are not carried out.
@@ -95,6 +104,7 @@ impl Connection {
 
     /// Ends the connection once all released objects are gone in the guest.
     pub fn close(&self) {
+        self.say_how_often();
         if !self.client.close() {
             self.say("the guest is still detaching what the tool has left");
         }
@@ -115,7 +125,7 @@ impl Connection {
     pub(super) fn ask(&self, request: Asked) -> Result<Said, Errno> {
         self.client
             .ask(request)
-            .map_err(|failure| errno_of(failure, |line| self.say(&line)))
+            .map_err(|failure| errno_of(failure, |line| self.say_refusal(&line)))
     }
 
     /// Like [`Self::ask`], without waiting for the answer: the thread that receives it calls
@@ -129,7 +139,7 @@ impl Connection {
     ) {
         let this = Arc::clone(self);
         let then = move |answer: Result<Said, Failure>| {
-            let say = |line| this.say_aside(line);
+            let say = |line| this.say_aside_as(line, true);
             then(answer.map_err(|failure| errno_of(failure, say)));
         };
         self.client
@@ -141,14 +151,18 @@ impl Connection {
         self.client.tell(request);
     }
 
-    /// Tells the user a line.
+    /// Tells the user a line. Words of the guest in it do not make it several.
     pub(super) fn say(&self, line: &str) {
-        (self.say)(line);
+        (self.say)(&printable_line(line));
     }
 
     /// Like [`Self::say_once`], without waiting for the reader of the line.
     pub(super) fn say_aside(self: &Arc<Self>, line: String) {
-        if let Some(count) = self.is_new(&line) {
+        self.say_aside_as(line, false);
+    }
+
+    fn say_aside_as(self: &Arc<Self>, line: String, is_refusal: bool) {
+        if let Some(count) = self.is_new(&line, is_refusal) {
             let this = Arc::clone(self);
             let says = std::thread::Builder::new().name("beeline-says".into());
             // Without a thread, the line is not told.
@@ -159,17 +173,46 @@ impl Connection {
     /// Tells the user a line that may recur, once, and no more than [`MOST_SAID`] such lines:
     /// numbers in them are the tool's.
     pub(super) fn say_once(&self, line: &str) {
-        if let Some(count) = self.is_new(line) {
+        if let Some(count) = self.is_new(line, false) {
+            self.say_new(line, count);
+        }
+    }
+
+    /// Tells the user of a refusal, once, and how many there were when the connection is closed.
+    pub(super) fn say_refusal(&self, line: &str) {
+        if let Some(count) = self.is_new(line, true) {
             self.say_new(line, count);
         }
     }
 
     /// Returns the number of such lines with this one; `None` if it was told already, or too many
     /// others were.
-    fn is_new(&self, line: &str) -> Option<usize> {
+    fn is_new(&self, line: &str, is_refusal: bool) -> Option<usize> {
         let mut said = self.said.lock();
-        let is_new = said.len() < MOST_SAID && said.insert(line.to_owned());
-        is_new.then_some(said.len())
+        if let Some(known) = said.get_mut(line) {
+            known.times += 1;
+            return None;
+        }
+        if said.len() >= MOST_SAID {
+            return None;
+        }
+        let first = Repeated {
+            times: 1,
+            is_refusal,
+        };
+        said.insert(line.to_owned(), first);
+        Some(said.len())
+    }
+
+    /// Tells the user of refusals that have recurred.
+    fn say_how_often(&self) {
+        let mut said: Vec<_> = self.said.lock().drain().collect();
+        said.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (line, how) in said {
+            if how.is_refusal && how.times > 1 {
+                self.say(&format!("{} times: {line}", how.times));
+            }
+        }
     }
 
     fn say_new(&self, line: &str, count: usize) {
@@ -209,6 +252,7 @@ fn errno_of(failure: Failure, say: impl FnOnce(String)) -> Errno {
 mod tests {
     use super::*;
     use crate::fake;
+    use beeline_vm_protocol::messages::{Done, Refused, Settle};
 
     #[test]
     fn repeated_messages_are_reported_once_and_bounded() {
@@ -223,5 +267,25 @@ mod tests {
         let said = guest.said.lock();
         assert_eq!(said.len(), MOST_SAID + 1);
         assert!(said[MOST_SAID].contains("not said any more"));
+    }
+
+    #[test]
+    fn repeated_refusals_are_reported_once_with_a_count() {
+        let guest = fake::guest(|asked| match asked {
+            Asked::Settle(_) => Some(Said::Refused(Refused {
+                errno: libc::EPERM as u32,
+                why: "no\u{1b}[2J\nbeeline: all is well".into(),
+                rule: "attach.allow".into(),
+            })),
+            _ => Some(Said::Done(Done {})),
+        });
+        for _ in 0..1000 {
+            let refused = guest.connection.ask(Asked::Settle(Settle {}));
+            assert_eq!(refused, Err(Errno(libc::EPERM)));
+        }
+        let line = "the guest's policy (attach.allow): no\\u001b[2J\\nbeeline: all is well";
+        assert_eq!(*guest.said.lock(), [line]);
+        guest.connection.close();
+        assert_eq!(*guest.said.lock(), [line, &format!("1000 times: {line}")]);
     }
 }

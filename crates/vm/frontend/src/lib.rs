@@ -19,6 +19,7 @@
 //! Its terms are in docs/glossary.md.
 
 mod changes;
+mod clocks;
 mod closing;
 mod connection;
 #[cfg(test)]
@@ -33,12 +34,13 @@ mod syscalls;
 
 use std::sync::Arc;
 
-use beeline_runtime::fast_path::Prefetch;
+use beeline_runtime::fast_path::{Prefetch, ToolClocks};
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::Key;
 use beeline_supervisor::{Answer, Answers, Call, Heat, HotSites, Listener, Request, ToolCall};
 use beeline_uapi::Command;
 
+pub use clocks::Difference;
 pub use connection::Connection;
 pub use sharing::Sharing;
 
@@ -114,6 +116,17 @@ impl Guest {
             changes: Arc::default(),
             connection,
         })
+    }
+
+    /// Serves a tool whose process has clocks of its own, ahead of Beeline's by so many nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// The process cannot be looked at.
+    pub fn with_clocks(mut self, process: i32, ahead: i64) -> std::io::Result<Self> {
+        let clocks = ToolClocks::of(&process.to_string(), ahead)?;
+        self.prefetch = self.prefetch.with_clocks(clocks);
+        Ok(self)
     }
 }
 

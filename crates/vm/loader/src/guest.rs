@@ -50,7 +50,15 @@ impl Guest {
     /// [`Error::Channel`] if there is no connection, [`Error::Greet`] if the program at the other
     /// end does not answer the greeting as a proxy does.
     pub fn connect(address: &Address, tls: Option<&Tls>, client: &str) -> Result<Self, Error> {
-        let channel_to_guest = Channel::connect(address, tls)?;
+        Self::greet(Channel::connect(address, tls)?, client)
+    }
+
+    /// Greets the proxy at the other end of a channel.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Greet`] as in [`Self::connect`].
+    pub fn greet(channel_to_guest: Channel, client: &str) -> Result<Self, Error> {
         let end = Arc::new(OnceLock::new());
         let (sender, heard) = channel();
         let (lost, lost_end) = (sender.clone(), Arc::clone(&end));

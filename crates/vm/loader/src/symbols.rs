@@ -3,7 +3,7 @@
 //! A guest shows none of its programs' files. A function's place is looked up in the host's file of
 //! the same path, and the guest refuses the probe if its own file is of another build.
 
-use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
+use object::{Object as _, ObjectSegment as _, ObjectSymbol as _, ReadCache};
 
 /// A place in a file.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,10 +33,16 @@ pub(crate) fn find(path: &str, function: &str) -> Result<Found, String> {
     let (name, behind) = function.split_once('+').unwrap_or((function, "0"));
     let behind = number(behind).ok_or_else(|| format!("{function}: behind + stands a number"))?;
     let hint = "give the offset in the guest's file, as in uprobe/PATH:0x1234";
-    let file = std::fs::read(path).map_err(|error| {
-        format!("{path} is not on this host to look {name} up in ({error}); {hint}")
-    })?;
-    let elf = object::File::parse(&*file).map_err(|error| format!("{path}: {error}"))?;
+    let missing = |why| format!("{path} is not on this host to look {name} up in ({why}); {hint}");
+    // A pipe would be waited for.
+    let kind = std::fs::metadata(path).map_err(|error| missing(error.to_string()))?;
+    if !kind.is_file() {
+        return Err(missing("it is no regular file".into()));
+    }
+    let file = std::fs::File::open(path).map_err(|error| missing(error.to_string()))?;
+    // Programs may be large, and little of one is needed.
+    let file = ReadCache::new(file);
+    let elf = object::File::parse(&file).map_err(|error| format!("{path}: {error}"))?;
     let mut symbols = elf.symbols().chain(elf.dynamic_symbols());
     let address = symbols
         .find(|it| it.name() == Ok(name) && it.is_definition() && it.address() != 0)
@@ -75,5 +81,7 @@ mod tests {
         let error = find(path, "no_such_function").expect_err("it has none");
         assert!(error.contains("no function no_such_function"), "{error}");
         assert!(find(path, "main+x").is_err());
+        let error = find("/dev/zero", "main").expect_err("it has no end");
+        assert!(error.contains("no regular file"), "{error}");
     }
 }

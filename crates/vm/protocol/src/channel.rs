@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_uapi::linux::SO_VM_SOCKETS_CONNECT_TIMEOUT;
 use rustix::io::Errno;
@@ -164,6 +165,21 @@ impl Channel {
         .map_err(failed)
     }
 
+    /// Sets how long the other side may be silent, and take nothing, in place of
+    /// [`PATIENCE`](crate::stream::PATIENCE).
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.stream.set_patience(patience)
+    }
+
+    /// Returns how long the other side may be silent.
+    pub fn patience(&self) -> Duration {
+        self.stream.patience()
+    }
+
     /// Returns the name of the other end, for messages and logs.
     pub fn peer(&self) -> &str {
         &self.peer
@@ -197,7 +213,7 @@ impl Channel {
     }
 }
 
-/// The incoming direction. A read ends with an error after 5 s without a byte.
+/// The incoming direction. A read ends with an error after too long a time without a byte.
 #[derive(Debug)]
 pub struct Reader {
     stream: Arc<Stream>,
@@ -220,6 +236,20 @@ impl Reader {
     pub fn bear_silence(&self) -> io::Result<()> {
         self.stream.bear_silence()
     }
+
+    /// As [`Channel::set_patience`], for both directions.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.stream.set_patience(patience)
+    }
+
+    /// Returns how long its reads wait.
+    pub fn patience(&self) -> Duration {
+        self.stream.patience()
+    }
 }
 
 impl Read for Reader {
@@ -232,7 +262,8 @@ impl Read for Reader {
     }
 }
 
-/// The outgoing direction. A write ends with an error after 5 s in which nothing of it was taken.
+/// The outgoing direction. A write ends with an error after too long a time in which nothing of it
+/// was taken.
 #[derive(Debug)]
 pub struct Writer {
     stream: Arc<Stream>,
@@ -261,6 +292,11 @@ impl Write for Writer {
 }
 
 impl Writer {
+    /// Returns how long its writes wait.
+    pub fn patience(&self) -> Duration {
+        self.stream.patience()
+    }
+
     /// True if there is room for some bytes.
     pub fn is_ready(&self) -> bool {
         self.stream.is_ready()

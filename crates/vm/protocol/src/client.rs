@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::Builder;
+use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -143,9 +144,10 @@ impl Client {
     /// did in place of an answer.
     pub fn greet(channel: Channel, tool: &str, lost: Lost) -> Result<Arc<Self>, GreetError> {
         let again = channel.again().cloned();
+        let patience = channel.patience();
         let conversation = conversation::begin(channel);
         let (mut receiver, sender) = conversation.map_err(GreetError::Thread)?;
-        let welcome = greet(&mut receiver, &sender, tool)?;
+        let welcome = greet(&mut receiver, &sender, tool, patience)?;
         let client = Arc::new(Self {
             sender: Mutex::new(sender.clone()),
             ender: sender,
@@ -359,12 +361,18 @@ impl std::fmt::Debug for Client {
     }
 }
 
-fn greet(receiver: &mut Receiver, sender: &Sender, tool: &str) -> Result<Welcome, GreetError> {
+fn greet(
+    receiver: &mut Receiver,
+    sender: &Sender,
+    tool: &str,
+    patience: Duration,
+) -> Result<Welcome, GreetError> {
     let hello = HostMessage {
         id: FIRST_ID,
         body: Some(Asked::Hello(Hello {
             version: VERSION,
             tool: tool.into(),
+            patience: u32::try_from(patience.as_secs()).unwrap_or(u32::MAX),
         })),
     };
     // A proxy that does not take it may have said why before.

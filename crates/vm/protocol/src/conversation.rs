@@ -78,7 +78,7 @@ fn say_so(shared: &Weak<Shared>, end: &End, cutter: &Cutter) {
         let Some(mut writer) = shared.writer.try_lock() else {
             continue;
         };
-        if let Err(error) = frame::write(&mut *writer, &()) {
+        if let Err(error) = write(&mut writer, &()) {
             if error.kind() != io::ErrorKind::ConnectionAborted {
                 shared.is_broken(&error);
             }
@@ -86,6 +86,10 @@ fn say_so(shared: &Weak<Shared>, end: &End, cutter: &Cutter) {
             return;
         }
     }
+}
+
+fn write<M: Message>(writer: &mut Writer, message: &M) -> io::Result<()> {
+    frame::write_within(writer.patience(), writer, message)
 }
 
 /// Gets messages.
@@ -106,6 +110,16 @@ impl Receiver {
         self.reader.get_ref().bear_silence()
     }
 
+    /// Lets the other side be silent for so long from now on, and take as long to receive something,
+    /// in place of [`PATIENCE`](crate::stream::PATIENCE).
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.reader.get_ref().set_patience(patience)
+    }
+
     /// Refuses longer messages from now on.
     pub fn limit(&mut self, longest: usize) {
         self.longest = longest;
@@ -115,7 +129,7 @@ impl Receiver {
     ///
     /// # Errors
     ///
-    /// Also if nothing has been heard for 5 s.
+    /// Also if nothing has been heard for too long.
     pub fn receive<M: Message + Default + PartialEq>(&mut self) -> Result<Option<M>, frame::Error> {
         self.receive_metered(&mut frame::Unlimited)
     }
@@ -130,7 +144,8 @@ impl Receiver {
         meter: &mut dyn frame::Meter,
     ) -> Result<Option<M>, frame::Error> {
         loop {
-            match frame::read_metered::<M>(self.longest, &mut self.reader, meter)? {
+            let patience = self.reader.get_ref().patience();
+            match frame::read_metered::<M>(patience, self.longest, &mut self.reader, meter)? {
                 Some(empty) if empty == M::default() => {}
                 message => return Ok(message),
             }
@@ -211,16 +226,16 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// Those of [`frame::write`]; `TimedOut` if the other side has taken nothing for 5 s.
+    /// Those of [`frame::write`]; `TimedOut` if the other side has taken nothing for too long.
     pub fn send<M: Message>(&self, message: &M) -> io::Result<()> {
-        let sent = frame::write(&mut *self.writer(), message);
+        let sent = write(&mut self.writer(), message);
         sent.inspect_err(|error| self.fail(error))
     }
 
     /// As [`Self::send`], but after an error earlier messages of the other side may still be
     /// received.
     pub(crate) fn send_first<M: Message>(&self, message: &M) -> io::Result<()> {
-        frame::write(&mut *self.writer(), message)
+        write(&mut self.writer(), message)
     }
 
     /// Returns the reason why nothing could be sent, if that ended the conversation.
@@ -240,9 +255,11 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// Those of [`frame::write_framed`]; `TimedOut` if the other side has taken nothing for 5 s.
+    /// Those of [`frame::write_framed`]; `TimedOut` if the other side has taken nothing for too long.
     pub fn send_framed(&self, frame: &[u8]) -> io::Result<()> {
-        let sent = frame::write_framed(&mut *self.writer(), frame);
+        let mut writer = self.writer();
+        let sent = frame::write_framed(writer.patience(), &mut *writer, frame);
+        drop(writer);
         sent.inspect_err(|error| self.fail(error))
     }
 

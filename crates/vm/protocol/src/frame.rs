@@ -3,12 +3,12 @@
 //! ends the connection; a wrong length would otherwise make both sides wait for the rest.
 
 use std::io::{self, Read, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use prost::bytes::Bytes;
 
-use crate::stream::{longest, too_slow};
+use crate::stream::{PATIENCE, longest, too_slow};
 
 /// The longest message.
 pub const LONGEST: usize = 32 << 20;
@@ -48,6 +48,19 @@ pub enum Error {
 ///
 /// `InvalidInput` for a message longer than [`LONGEST`], and the stream's.
 pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()> {
+    write_within(PATIENCE, stream, message)
+}
+
+/// As [`write`], for a stream of that patience.
+///
+/// # Errors
+///
+/// Those of [`write`].
+pub fn write_within<M: Message>(
+    patience: Duration,
+    stream: &mut impl Write,
+    message: &M,
+) -> io::Result<()> {
     let len = message.encoded_len();
     if len > LONGEST {
         let why = format!("a message of {len} bytes is longer than the protocol has");
@@ -57,7 +70,7 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
     frame.extend([0; HEAD]);
     message.encode(&mut frame).map_err(io::Error::other)?;
     fill_head(&mut frame);
-    write_framed(stream, &frame)
+    write_framed(patience, stream, &frame)
 }
 
 /// Writes a message in its frame.
@@ -66,8 +79,8 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
 ///
 /// The stream's; `TimedOut` if the frame is taken more slowly than
 /// [`SLOWEST`](crate::stream::SLOWEST).
-pub fn write_framed(stream: &mut impl Write, frame: &[u8]) -> io::Result<()> {
-    let deadline = Instant::now() + longest(frame.len());
+pub fn write_framed(patience: Duration, stream: &mut impl Write, frame: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + longest(patience, frame.len());
     for mut piece in frame.chunks(PIECE) {
         while !piece.is_empty() {
             if Instant::now() > deadline {
@@ -135,7 +148,7 @@ pub fn read_up_to<M: Message + Default>(
     longest: usize,
     stream: &mut impl Read,
 ) -> Result<Option<M>, Error> {
-    read_metered(longest, stream, &mut Unlimited)
+    read_metered(PATIENCE, longest, stream, &mut Unlimited)
 }
 
 /// Told of the memory that a message takes, before it is taken. An error ends the reading.
@@ -168,12 +181,13 @@ impl Meter for Unlimited {
     }
 }
 
-/// As [`read_up_to`], with a meter.
+/// As [`read_up_to`], with a meter, from a stream of that patience.
 ///
 /// # Errors
 ///
 /// Those of [`read_up_to`], and the meter's.
 pub fn read_metered<M: Message + Default>(
+    patience: Duration,
     most: usize,
     stream: &mut impl Read,
     meter: &mut dyn Meter,
@@ -189,9 +203,9 @@ pub fn read_metered<M: Message + Default>(
         return Ok(None);
     }
     let begun = Instant::now();
-    fill(stream, &mut head[first..], begun + longest(HEAD))?;
+    fill(stream, &mut head[first..], begun + longest(patience, HEAD))?;
     let (len, sum) = announced(&head, most)?;
-    let deadline = begun + longest(len);
+    let deadline = begun + longest(patience, len);
     let mut bytes = Vec::new();
     while bytes.len() < len {
         let start = bytes.len();

@@ -13,6 +13,7 @@
 pub mod address;
 pub mod channel;
 pub mod client;
+pub mod clocks;
 pub mod content;
 pub mod conversation;
 pub mod frame;
@@ -25,6 +26,7 @@ pub mod lookup_channel;
 pub mod peer;
 mod serial;
 pub mod stream;
+pub mod text;
 pub mod tls;
 
 /// The messages, as `proto/guest.proto` describes them.
@@ -39,6 +41,6 @@ pub mod messages {
 
 /// The version of the protocol. A host and a guest of different versions do not speak to each
 /// other.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The port that a guest listens to unless it is told another.
 pub const PORT: u32 = 8790;

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -19,6 +19,9 @@ use rustix::net::{
 /// The longest silence of a peer, and the longest time in which it takes nothing, before it counts
 /// as gone.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// The most that a peer may ask for in place of that: a connection that is never given up keeps what
+/// it has.
+pub const MOST_PATIENCE: Duration = Duration::from_secs(600);
 /// The fewest bytes of a message in a second, from its beginning on: a peer that takes or sends less
 /// would hold what the message takes for as long as it likes.
 pub const SLOWEST: u64 = 64 << 10;
@@ -30,8 +33,10 @@ pub const PIECE: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Stream {
     fd: OwnedFd,
-    /// True if its calls wait by themselves, for [`PATIENCE`] at most, or until it is shut down.
+    /// True if its calls wait by themselves, as long as there is patience, or until it is shut down.
     is_socket: bool,
+    /// How long its calls wait, in milliseconds.
+    patience: AtomicU64,
     over: AtomicBool,
     /// Readable once the stream is over, for threads that poll. A socket needs none.
     ended: Option<OwnedFd>,
@@ -49,26 +54,47 @@ impl Stream {
         let mut ended = None;
         if is_socket {
             rustix::fs::fcntl_setfl(&fd, flags.difference(OFlags::NONBLOCK))?;
-            for direction in [Timeout::Recv, Timeout::Send] {
-                sockopt::set_socket_timeout(&fd, direction, Some(PATIENCE))?;
-            }
         } else {
             rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
             ended = Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         }
-        Ok(Self {
+        let stream = Self {
             fd,
             is_socket,
+            patience: AtomicU64::new(0),
             over: AtomicBool::new(false),
             ended,
-        })
+        };
+        stream.set_patience(PATIENCE)?;
+        Ok(stream)
+    }
+
+    /// Sets how long reads and writes wait, from the next one on; [`PATIENCE`] before.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        if self.is_socket {
+            for direction in [Timeout::Recv, Timeout::Send] {
+                sockopt::set_socket_timeout(&self.fd, direction, Some(patience))?;
+            }
+        }
+        let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        self.patience.store(milliseconds, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns how long its calls wait.
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed))
     }
 
     /// Reads at most `buffer.len()` bytes, 0 at the end.
     ///
     /// # Errors
     ///
-    /// `TimedOut` after [`PATIENCE`] without any, `ConnectionAborted` once it has been ended here.
+    /// `TimedOut` after its patience without any, `ConnectionAborted` once it has been ended here.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.patiently(PollFlags::IN, "nothing has been heard", |fd| {
             match self.is_socket {
@@ -128,7 +154,7 @@ impl Stream {
     ///
     /// Those of [`Stream::write`]; `TimedOut` if they are taken more slowly than [`SLOWEST`].
     pub fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        let deadline = Instant::now() + longest(bytes.len());
+        let deadline = Instant::now() + longest(self.patience(), bytes.len());
         while !bytes.is_empty() {
             let written = self.write(bytes)?;
             bytes = &bytes[written..];
@@ -177,11 +203,12 @@ impl Stream {
             }
             match attempt(self.fd.as_fd()) {
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if self.is_socket => return Err(too_long(what)),
+                Err(Errno::AGAIN) if self.is_socket => return Err(too_long(what, self.patience())),
                 Err(Errno::AGAIN) => {
-                    let deadline = deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    let patience = self.patience();
+                    let deadline = deadline.get_or_insert_with(|| Instant::now() + patience);
                     if !self.poll(until, *deadline)? {
-                        return Err(too_long(what));
+                        return Err(too_long(what, patience));
                     }
                 }
                 // It was shut down while it waited.
@@ -213,8 +240,8 @@ impl Stream {
 }
 
 /// Returns how long so many bytes may take on their way.
-pub(crate) fn longest(bytes: usize) -> Duration {
-    PATIENCE + Duration::from_millis(bytes as u64 * 1000 / SLOWEST)
+pub(crate) fn longest(patience: Duration, bytes: usize) -> Duration {
+    patience + Duration::from_millis(bytes as u64 * 1000 / SLOWEST)
 }
 
 /// The error for bytes that were not "sent", or "taken", in time.
@@ -230,8 +257,8 @@ fn ended() -> io::Error {
     )
 }
 
-fn too_long(what: &str) -> io::Error {
-    let why = format!("{what} for {} s", PATIENCE.as_secs());
+fn too_long(what: &str, patience: Duration) -> io::Error {
+    let why = format!("{what} for {} s", patience.as_secs_f64());
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 

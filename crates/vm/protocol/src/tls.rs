@@ -36,10 +36,18 @@ fn about(path: &Path, error: impl std::fmt::Display) -> io::Error {
     refused(format_args!("{}: {error}", path.display()))
 }
 
+/// Reads a file of certificates or of a key.
+fn pem(path: &Path) -> io::Result<Vec<u8>> {
+    /// The most bytes of one: a system's authorities take 200 KiB.
+    const MOST: u64 = 4 << 20;
+    beeline_trusted_dir::read_bounded(path, MOST).map_err(|error| about(path, error))
+}
+
 impl Tls {
     fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
-        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-        let certificates: Vec<_> = read.map_err(|error| about(path, error))?;
+        let text = pem(path)?;
+        let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+        let certificates = read.map_err(|error| about(path, error))?;
         if certificates.is_empty() {
             return Err(about(path, "there is no certificate in it"));
         }
@@ -47,7 +55,8 @@ impl Tls {
     }
 
     fn key(&self) -> io::Result<PrivateKeyDer<'static>> {
-        PrivateKeyDer::from_pem_file(&self.key).map_err(|error| about(&self.key, error))
+        let text = pem(&self.key)?;
+        PrivateKeyDer::from_pem_slice(&text).map_err(|error| about(&self.key, error))
     }
 
     fn roots(&self) -> io::Result<RootCertStore> {

@@ -301,3 +301,23 @@ fn a_cut_reaches_both_sides_at_once() {
     served.join().unwrap();
     println!("after the cut: {:?}", start.elapsed());
 }
+
+#[test]
+fn a_side_that_is_silent_for_longer_than_it_may_be_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let address = Address::Unix { path };
+    let listener = Listener::new(&address, None).unwrap();
+    let channel = Channel::connect(&address, None).unwrap();
+    channel.set_patience(Duration::from_millis(100)).unwrap();
+    let silent = listener.wait().unwrap().accept().unwrap();
+    let begin = Instant::now();
+    let (mut receiver, _sender) = conversation::open(channel);
+    let error = receiver.receive::<HostMessage>().unwrap_err().to_string();
+    assert!(
+        error.contains("nothing has been heard for 0.1 s"),
+        "{error}"
+    );
+    assert!(begin.elapsed() >= Duration::from_millis(100));
+    drop(silent);
+}

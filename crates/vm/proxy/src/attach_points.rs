@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use beeline_btf::OwnedBtf;
 use beeline_uapi::fields::{u32_at, u64_at};
+use beeline_uapi::perf::{PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE};
 use beeline_uapi::{AttachType, Command, ProgramType, attr_offset as at};
 use beeline_vm_protocol::info::Kind;
 use parking_lot::Mutex;
@@ -52,6 +53,58 @@ mod load {
     pub(super) const ATTACH_TYPE: usize = at!(ProgLoad.expected_attach_type);
     pub(super) const ATTACH_BTF_ID: usize = at!(ProgLoad.attach_btf_id);
     pub(super) const ATTACH_OBJECT: usize = at!(ProgLoad.attach_prog_fd);
+}
+
+/// The kinds of perf events by their numbers, with the names of their events: those of perf-list(1).
+const EVENTS: [(u32, &str, &[&str]); 2] = [
+    (
+        PERF_TYPE_HARDWARE,
+        "hardware",
+        &[
+            "cycles",
+            "instructions",
+            "cache-references",
+            "cache-misses",
+            "branches",
+            "branch-misses",
+            "bus-cycles",
+            "stalled-cycles-frontend",
+            "stalled-cycles-backend",
+            "ref-cycles",
+        ],
+    ),
+    (
+        PERF_TYPE_SOFTWARE,
+        "software",
+        &[
+            "cpu-clock",
+            "task-clock",
+            "page-faults",
+            "context-switches",
+            "cpu-migrations",
+            "minor-faults",
+            "major-faults",
+            "alignment-faults",
+            "emulation-faults",
+            "dummy",
+            "bpf-output",
+            "cgroup-switches",
+        ],
+    ),
+];
+
+/// Returns the name of a place with words for numbers, if it has one: `perf_event:1:0x0` is
+/// `perf_event:software:cpu-clock`.
+pub fn readable(place: &str) -> Option<String> {
+    let (kind, config) = place.strip_prefix("perf_event:")?.split_once(':')?;
+    let (kind, config) = (
+        kind.parse::<u32>().ok()?,
+        config
+            .strip_prefix("0x")
+            .and_then(|digits| usize::from_str_radix(digits, 16).ok())?,
+    );
+    let (_, kind, events) = EVENTS.iter().find(|(number, ..)| *number == kind)?;
+    Some(format!("perf_event:{kind}:{}", events.get(config)?))
 }
 
 /// Returns the name of a kernel type by its number; `None` if there is none, or the kernel does not

@@ -225,14 +225,24 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
     let mut attr = Attr::new(&request.attr);
     let size = request.attr.len().min(BY_ID);
     let own = ownership::ids(&session.handles, kind);
+    let mut others = 0_u64;
     loop {
         // SAFETY: these commands take only integers.
         match unsafe { sys::bpf(Command(request.command), &mut attr, size) } {
             Err(errno) => {
                 done.errno = errno.raw_os_error() as u32;
+                // A tool that has found its own has what it may have. Types are looked through for
+                // those of modules, which is no question for others'.
+                if u32_at(&request.attr, START) == 0 && others > 0 && kind != Kind::Btf {
+                    done.why = format!(
+                        "the guest has {others} that are not this tool's; its owner can let the tool see \
+                         them with foreign = true in [objects] of the policy"
+                    );
+                }
                 break;
             }
             Ok(_) => {
+                others += 1;
                 let id = u32_at(attr.bytes(), NEXT);
                 if own.contains(&id) || kind == Kind::Btf && is_kernels(id) {
                     break;

@@ -11,6 +11,7 @@ use rustix::fs::{Dir, FileType, OFlags};
 use crate::digests::{self, Digests};
 use crate::fs_roots::Root;
 use crate::glob;
+use crate::policy::Policy;
 use crate::refusal::Refusal;
 
 /// A group of served files.
@@ -151,6 +152,9 @@ const SERVED: &[Served] = &[
     },
 ];
 
+/// The served files of a process, below `/proc/PID`; for those that may see processes.
+const OF_PROCESS: &[&str] = &["*/cmdline", "*/comm", "*/maps", "*/stat", "*/status"];
+
 /// Bytes of content of one answer.
 pub const MOST: usize = 16 << 20;
 
@@ -209,14 +213,24 @@ impl Place {
             None | Some("") => Vec::new(),
             Some(rest) => rest.split('/').map(str::to_owned).collect(),
         };
-        let place = Self {
+        let mut place = Self {
             root: served.root,
             patterns: served.files,
             components,
         };
+        if place.is_of_process() {
+            place.patterns = OF_PROCESS;
+        }
         let odd = |component: &String| matches!(component.as_str(), "" | "." | "..");
         let good = !place.components.iter().any(odd) && place.fit(None) != Fit::No;
         good.then_some(place)
+    }
+
+    /// True if it is below a process's directory.
+    fn is_of_process(&self) -> bool {
+        let first = self.components.first();
+        let is_number = |name: &String| name.bytes().all(|letter| letter.is_ascii_digit());
+        self.root == Root::Proc && first.is_some_and(|name| !name.is_empty() && is_number(name))
     }
 
     /// Returns how far it fits, with one more component if there is one.
@@ -332,7 +346,7 @@ fn read_lasting(
 ///
 /// `ENOENT` for a file that is not served, `EOPNOTSUPP` for `trace_pipe`, `EACCES` for neither file
 /// nor directory, `EINVAL` for an offset that no file has, and the kernel's errors.
-pub fn look(request: &Look, digests: &Digests) -> Result<File, Refusal> {
+pub fn look(request: &Look, digests: &Digests, policy: &Policy) -> Result<File, Refusal> {
     if request.path.rsplit('/').next() == Some("trace_pipe") {
         let why = "trace_pipe takes lines away from whoever else reads it, and is not served";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
@@ -344,6 +358,10 @@ pub fn look(request: &Look, digests: &Digests) -> Result<File, Refusal> {
         );
         Refusal::new(libc::ENOENT, why)
     })?;
+    if place.is_of_process() && !policy.shows_processes() {
+        let why = "the guest's processes are not shown";
+        return Err(Refusal::forbidden("processes.visible", why));
+    }
     let stat = rustix::fs::fstat(place.open(OFlags::PATH)?)?;
     let mut file = File {
         mode: stat.st_mode,
@@ -411,6 +429,8 @@ mod tests {
             "/sys/bus/event_source/devices/kprobe",
             "/sys/devices/system/cpu/cpu12/topology/core_id",
             "/boot/config-6.12",
+            "/proc/1/maps",
+            "/proc/12",
         ] {
             assert!(is_served(path), "{path}");
         }
@@ -419,6 +439,9 @@ mod tests {
             "/",
             "/etc/passwd",
             "/proc/1/environ",
+            "/proc/1/root/etc",
+            "/proc/1/task/1/comm",
+            "/proc/self/maps",
             "/proc/self/mem",
             "/procx",
             "/proc/../etc/passwd",

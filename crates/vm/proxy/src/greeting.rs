@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::conversation::{self, Receiver, Sender};
@@ -12,6 +13,7 @@ use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{GuestMessage, HostMessage};
 use beeline_vm_protocol::peer::Peer;
+use beeline_vm_protocol::stream::{MOST_PATIENCE, PATIENCE};
 use serde_json::json;
 
 use crate::host::Host;
@@ -73,6 +75,9 @@ fn receive(waiting: Waiting, place: Place, host: &Arc<Host>) -> Result<(), Strin
             let _session = admitted.map_err(|refusal| refuse(&greeted, id, refusal))?;
             place.leave()?;
             greeted.receiver.limit(frame::LONGEST);
+            let patience = patience(hello.patience);
+            let set = greeted.receiver.set_patience(patience);
+            set.map_err(|error| error.to_string())?;
             let served = session::serve(greeted, id, hello.tool, host);
             served.map_err(|error| error.to_string())
         }
@@ -86,6 +91,15 @@ fn receive(waiting: Waiting, place: Place, host: &Arc<Host>) -> Result<(), Strin
             Ok(())
         }
         _ => Err("the conversation does not begin with one Hello".into()),
+    }
+}
+
+/// Returns how long a host may be silent that asks for so many seconds.
+fn patience(seconds: u32) -> Duration {
+    let asked = Duration::from_secs(seconds.into());
+    match seconds {
+        0 => PATIENCE,
+        _ => asked.clamp(Duration::from_secs(1), MOST_PATIENCE),
     }
 }
 

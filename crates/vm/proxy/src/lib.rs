@@ -35,6 +35,7 @@ mod memory;
 mod ownership;
 mod pages;
 mod perf;
+pub mod policies;
 pub mod policy;
 mod queues;
 mod refusal;
@@ -73,9 +74,10 @@ pub struct Options {
         reason = "clap prints the text as it stands"
     )]
     pub listen: Vec<Address>,
-    /// The owner's policy (TOML); without it hosts may do everything, but not with objects of
+    /// The owner's policy: observe (the kernel), observe-and-uprobes (also its users' programs),
+    /// everything, or a file (TOML); without it hosts may do everything, but not with objects of
     /// others
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "NAME|FILE")]
     pub policy: Option<PathBuf>,
     /// Say that no policy is meant: there is no warning then
     #[arg(long, conflicts_with = "policy")]
@@ -113,11 +115,19 @@ impl Options {
 pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
     let holder = Holder::start().context("no process can be made")?;
     let policy = match &options.policy {
-        Some(path) => Policy::read(path)?,
+        Some(name) => policies::find(name)?,
         None => Policy::default(),
     };
-    if policy.is_unlimited() && !options.allow_all {
-        say(&unlimited(options.policy.as_deref()));
+    let path = options.policy.as_deref();
+    let is_meant = options.allow_all || path == Some(Path::new(policies::EVERYTHING));
+    if policy.is_unlimited() && !is_meant {
+        say(&unlimited(path));
+    }
+    for hindrance in policies::hindrances(&policy) {
+        say(&format!(
+            "the policy does not allow {hindrance}: libbpf tries the kernel's features with them, and its tools \
+             will take this kernel for an old one"
+        ));
     }
     let audit = Audit::new(options.audit.as_deref()).context("the audit log cannot be opened")?;
     raise_limits();
@@ -147,8 +157,8 @@ fn unlimited(policy: Option<&Path>) -> String {
         None => "there is no --policy".to_owned(),
     };
     format!(
-        "{why}: hosts may do everything that root may do here; give --policy FILE to limit them (packaging/guest-policy.toml \
-         lets them observe only), or --allow-all if that is meant"
+        "{why}: hosts may do everything that root may do here; give --policy FILE to limit them (--policy observe \
+         lets them look at the kernel only), or --allow-all if that is meant"
     )
 }
 

@@ -1,7 +1,6 @@
 //! The guest owner's policy for hosts: a TOML file. Everything that it does not mention is allowed,
 //! except for objects of others.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use beeline_uapi::{HelperId, ProgramType};
@@ -29,6 +28,8 @@ pub struct Policy {
     pub maps: Maps,
     /// Objects made by others.
     pub objects: Objects,
+    /// The guest's processes.
+    pub processes: Processes,
 }
 
 /// `[programs]`.
@@ -76,12 +77,21 @@ pub struct Objects {
     pub foreign: bool,
 }
 
+/// `[processes]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Processes {
+    /// True if hosts may read names, command lines and maps of memory of all processes. The default
+    /// is true for a policy without other rules, and false for any other.
+    pub visible: Option<bool>,
+}
+
 /// The reason why a policy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its file cannot be read.
-    #[error("the policy {0} cannot be read: {1}")]
-    Unreadable(String, std::io::Error),
+    /// Its file cannot be read, and it has none of the names of policies.
+    #[error("the policy {0} cannot be read: {2}; it is a file, or one of {1}")]
+    Unreadable(String, String, std::io::Error),
     /// Its text is malformed; the error says where.
     #[error("the policy makes no sense: {0}")]
     Malformed(toml::de::Error),
@@ -91,17 +101,6 @@ pub enum Error {
 }
 
 impl Policy {
-    /// Reads a policy from a file.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unreadable`] if the file cannot be read, and those of [`Self::parse`].
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::Unreadable(path.display().to_string(), error))?;
-        Self::parse(&text)
-    }
-
     /// Parses a policy's text.
     ///
     /// # Errors
@@ -158,6 +157,12 @@ impl Policy {
         *programs == Programs::default() && *attach == Attach::default() && *maps == Maps::default()
     }
 
+    /// True if hosts may see the guest's processes.
+    pub fn shows_processes(&self) -> bool {
+        let by_default = self.is_unlimited();
+        self.processes.visible.unwrap_or(by_default)
+    }
+
     /// Returns its name, or that it has rules; empty if it allows all.
     pub fn title(&self) -> String {
         match self.name.as_str() {
@@ -197,7 +202,8 @@ impl Policy {
         Ok(())
     }
 
-    fn helper(&self, name: &str) -> Result<(), Refusal> {
+    /// Fails unless programs may call a helper.
+    pub(crate) fn helper(&self, name: &str) -> Result<(), Refusal> {
         let rules = &self.programs;
         let any = |patterns: &[String]| patterns.iter().any(|pattern| glob::fits(pattern, name));
         if any(&rules.deny_helpers) {
@@ -217,7 +223,16 @@ impl Policy {
     ///
     /// `EPERM`, with the rule.
     pub fn attach(&self, place: &str) -> Result<(), Refusal> {
-        let any = |patterns: &[String]| patterns.iter().any(|pattern| glob::fits(pattern, place));
+        let readable = attach_points::readable(place);
+        let fits = |pattern: &String| {
+            let mut names = [Some(place), readable.as_deref()].into_iter().flatten();
+            names.any(|name| glob::fits(pattern, name))
+        };
+        let any = |patterns: &[String]| patterns.iter().any(fits);
+        let place = match &readable {
+            Some(readable) => format!("{readable} ({place})"),
+            None => place.to_owned(),
+        };
         if any(&self.attach.deny) {
             let why = format!("{place} is not allowed");
             return Err(Refusal::forbidden("attach.deny", why));
@@ -410,6 +425,26 @@ mod tests {
         assert_eq!(policy.attach("kprobe:vfs_read"), Ok(()));
         assert_eq!(rule(policy.attach("kprobe:vfs_write")), "attach.deny");
         assert_eq!(rule(policy.attach("kprobe:do_exit")), "attach.allow");
+    }
+
+    #[test]
+    fn events_have_readable_names() {
+        let policy = Policy::parse(
+            "[attach]\nallow = [\"perf_event:software:*\", \"perf_event:0:*\"]\n\
+             deny = [\"perf_event:software:page-faults\", \"perf_event:hardware:cycles\"]",
+        );
+        let policy = policy.unwrap();
+        assert_eq!(policy.attach("perf_event:1:0x0"), Ok(()));
+        assert_eq!(policy.attach("perf_event:1:0xa"), Ok(()));
+        assert_eq!(policy.attach("perf_event:0:0x1"), Ok(()));
+        assert_eq!(rule(policy.attach("perf_event:1:0x2")), "attach.deny");
+        let refused = policy.attach("perf_event:0:0x0").unwrap_err();
+        assert_eq!(refused.rule, "attach.deny");
+        assert!(
+            refused.why.contains("perf_event:hardware:cycles"),
+            "{refused:?}"
+        );
+        assert_eq!(rule(policy.attach("perf_event:4:0x0")), "attach.allow");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use beeline_uapi::Command;
 use beeline_uapi::fields::u32_at;
 use beeline_uapi::linux::PAGE_SIZE;
 use beeline_uapi::perf::ioc;
+use beeline_vm_protocol::clocks;
 use beeline_vm_protocol::conversation::{Receiver, Sender};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{changes_elements, layout};
@@ -247,7 +248,11 @@ impl Session {
                 }
                 Answer::Done(Done {})
             }
-            Request::Look(request) => Answer::File(files::look(&request, &self.host.digests)?),
+            Request::Look(request) => Answer::File(files::look(
+                &request,
+                &self.host.digests,
+                &self.host.policy,
+            )?),
             Request::Iterate(request) => {
                 Answer::Iterated(elements::iterate(&request, &self.handles, cpus)?)
             }
@@ -268,6 +273,7 @@ impl Session {
                 Answer::Described(iterators::describe(request.handle, &self.handles)?)
             }
             Request::Read(request) => Answer::Content(iterators::read(&request, &self.handles)?),
+            Request::ReadClocks(_) => Answer::Clocks(clocks::read()),
             Request::Hello(_)
             | Request::Join(_)
             | Request::Credit(_)

@@ -166,6 +166,7 @@ fn bytes_that_are_no_messages_end_their_connection_only() {
         body: Some(Request::Hello(Hello {
             version: VERSION,
             tool: "x".repeat(100_000),
+            ..Hello::default()
         })),
     });
     let old = framed(&HostMessage {
@@ -173,6 +174,7 @@ fn bytes_that_are_no_messages_end_their_connection_only() {
         body: Some(Request::Hello(Hello {
             version: 9999,
             tool: String::new(),
+            ..Hello::default()
         })),
     });
     let request = framed(&HostMessage {
@@ -218,6 +220,7 @@ fn messages_with_random_changes_do_no_harm() {
         body: Some(Request::Hello(Hello {
             version: VERSION,
             tool: String::new(),
+            ..Hello::default()
         })),
     };
     let map = bpf(

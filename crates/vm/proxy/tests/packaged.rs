@@ -1,5 +1,5 @@
-//! The policy file that is packaged lets hosts observe, and nothing else; and the packaged unit uses
-//! it.
+//! The policies that come with the proxy let hosts observe, and nothing else, or everything; and the
+//! packaged unit uses one of them.
 
 mod harness;
 
@@ -19,7 +19,9 @@ fn packaged(name: &str) -> PathBuf {
 }
 
 fn proxy() -> Proxy {
-    Proxy::with_policy(&std::fs::read_to_string(packaged("guest-policy.toml")).unwrap())
+    Proxy::with_policy(
+        &std::fs::read_to_string(packaged("policies/observe-and-uprobes.toml")).unwrap(),
+    )
 }
 
 /// A program that calls a helper. The kernel may have its own opinion of the arguments.
@@ -54,7 +56,7 @@ fn observing_programs_are_loaded() {
     }
     let proxy = proxy();
     let mut host = Host::connect(&proxy);
-    assert_eq!(host.welcome.policy, "observe");
+    assert_eq!(host.welcome.policy, "observe-and-uprobes");
     let types = [
         ProgramType::KPROBE,
         ProgramType::TRACEPOINT,
@@ -217,7 +219,13 @@ fn a_proxy_without_rules_says_so_in_one_line() {
     }
     for options in [
         &["--allow-all"][..],
-        &["--policy", packaged("guest-policy.toml").to_str().unwrap()],
+        &["--policy", "observe"],
+        &["--policy", "observe-and-uprobes"],
+        &["--policy", "everything"],
+        &[
+            "--policy",
+            packaged("policies/observe.toml").to_str().unwrap(),
+        ],
     ] {
         let said = says(options);
         assert!(!said.contains(WARNING), "{said}");
@@ -227,21 +235,54 @@ fn a_proxy_without_rules_says_so_in_one_line() {
     assert!(both.contains("cannot be used with"), "{both}");
 }
 
+/// What a libbpf tool needs that names no policy: a refused trial would make it take the kernel for
+/// an old one.
 #[test]
-fn the_unit_uses_the_packaged_policy() {
+fn a_policy_that_stops_libbpf_is_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let narrow = dir.path().join("narrow");
+    std::fs::write(&narrow, "[programs]\ntypes = [\"kprobe\"]\n").unwrap();
+    let said = says(&["--policy", narrow.to_str().unwrap()]);
+    assert!(said.contains("socket_filter"), "{said}");
+    for (name, _) in beeline_vm_proxy::policies::ALL {
+        let said = says(&["--policy", name]);
+        assert!(!said.contains("libbpf"), "{said}");
+    }
+}
+
+#[test]
+fn a_tool_that_finds_no_objects_is_told_that_there_are_others() {
+    if !may() {
+        return;
+    }
+    let proxy = proxy();
+    let (mut host, mut other) = (Host::connect(&proxy), Host::connect(&proxy));
+    let map = host.make_map(MapType::HASH, [4, 8, 1, 0]);
+    let next = |host: &mut Host| host.bpf(Command::MAP_GET_NEXT_ID, words(&[0, 0, 0], 12), vec![]);
+    let done = next(&mut other);
+    assert_eq!(done.errno, libc::ENOENT as u32, "{done:?}");
+    assert!(done.why.contains("foreign = true"), "{done:?}");
+    let done = next(&mut host);
+    assert_eq!((done.errno, &done.why[..]), (0, ""), "{done:?}");
+    let id = host.id(map);
+    let behind = host.bpf(Command::MAP_GET_NEXT_ID, words(&[id, 0, 0], 12), vec![]);
+    assert_eq!((behind.errno, &behind.why[..]), (libc::ENOENT as u32, ""));
+}
+
+#[test]
+fn the_unit_uses_a_policy_of_the_proxys() {
     let options = unit_options();
     let value = |name: &str| {
         let at = options.iter().position(|option| option == name);
         options[at.unwrap_or_else(|| panic!("no {name}: {options:?}")) + 1].clone()
     };
-    assert_eq!(value("--policy"), "/etc/beeline/guest-policy.toml");
+    assert_eq!(value("--policy"), "observe-and-uprobes");
     assert!(value("--audit").starts_with("/var/log/beeline/"));
     assert!(!options.iter().any(|option| option == "--allow-all"));
     // The words of it are those of the proxy.
     let dir = tempfile::tempdir().unwrap();
     let audit = dir.path().join("audit");
     let given = options.iter().map(|option| match option.as_str() {
-        "/etc/beeline/guest-policy.toml" => packaged("guest-policy.toml"),
         path if path.starts_with("/var/log/") => audit.clone(),
         "vsock:any:8790" => "unix:/nowhere/other".into(),
         other => other.into(),

@@ -51,7 +51,14 @@ fn framed(id: u64, body: Request) -> Vec<u8> {
 
 fn hello() -> Vec<u8> {
     let (version, tool) = (VERSION, "an attack".into());
-    framed(1, Request::Hello(Hello { version, tool }))
+    framed(
+        1,
+        Request::Hello(Hello {
+            version,
+            tool,
+            ..Hello::default()
+        }),
+    )
 }
 
 fn receive(mut stream: &TcpStream) -> Option<Answer> {

@@ -5,6 +5,7 @@
 //! the directory's path.
 
 mod fetch;
+mod processes;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{Describe, File};
 
 pub(crate) use fetch::Fetched;
+use processes::Leads;
 
 use super::descriptors::Descriptors;
 use super::iterators::Iterators;
@@ -154,19 +156,22 @@ impl<'a> Files<'a> {
             && self.bpffs.inside_of(directory, &path).is_none()
     }
 
-    /// Returns the guest's file that a path leads to; `None` for the host's.
-    fn guests_path(&self, directory: u64, path: u64) -> Option<PathBuf> {
-        let path = self
-            .call
-            .memory
-            .string(path, libc::PATH_MAX as usize)
-            .ok()?;
-        if path.is_empty() {
-            return None;
-        }
-        let path = plain(&self.call.absolute(directory as i32, &path).ok()?);
+    /// Returns the guest's file that a path leads to; `None` for the host's. ENOENT for one that is
+    /// neither's: of a process.
+    fn guests_path(&self, directory: u64, path: u64) -> Result<Option<PathBuf>, Errno> {
+        let given = self.call.memory.string(path, libc::PATH_MAX as usize);
+        let given = given.ok().filter(|path| !path.is_empty());
+        let path = given.and_then(|path| self.call.absolute(directory as i32, &path).ok());
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let path = plain(&path);
         let path = self.fetched.shown(&path).unwrap_or(path);
-        is_guests(&path).then_some(path)
+        match processes::leads(&path, self.call.tid) {
+            Some(Leads::ToGuest) => Ok(Some(path)),
+            Some(Leads::Nowhere) => Err(Errno(libc::ENOENT)),
+            None => Ok(is_guests(&path).then_some(path)),
+        }
     }
 
     /// Returns everything about a file but its content.
@@ -191,7 +196,7 @@ impl<'a> Files<'a> {
                 cloexec,
             });
         }
-        let Some(path) = self.guests_path(at, path) else {
+        let Some(path) = self.guests_path(at, path)? else {
             return Ok(Reply::Continue);
         };
         if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
@@ -226,7 +231,7 @@ impl<'a> Files<'a> {
         if let Some(inside) = self.bpffs.inside(at, path) {
             return self.call.access_place(&self.names.place(&inside)?, mode);
         }
-        let Some(path) = self.guests_path(at, path) else {
+        let Some(path) = self.guests_path(at, path)? else {
             return Ok(Reply::Continue);
         };
         self.about(&path)?;
@@ -241,7 +246,7 @@ impl<'a> Files<'a> {
         if let Some(inside) = self.bpffs.inside(at, path) {
             return self.call.stat_place(&self.names.place(&inside)?, buffer);
         }
-        let Some(path) = self.guests_path(at, path) else {
+        let Some(path) = self.guests_path(at, path)? else {
             return Ok(Reply::Continue);
         };
         let file = self.about(&path)?;
@@ -263,7 +268,7 @@ impl<'a> Files<'a> {
                 .call
                 .statx_place(&self.names.place(&inside)?, mask, buffer);
         }
-        let Some(path) = self.guests_path(at, path) else {
+        let Some(path) = self.guests_path(at, path)? else {
             return Ok(Reply::Continue);
         };
         let file = self.about(&path)?;
@@ -287,7 +292,7 @@ impl<'a> Files<'a> {
         if let Some(inside) = self.bpffs.inside(HERE, path) {
             return self.bpffs.statfs_inside(&inside, buffer);
         }
-        let Some(path) = self.guests_path(libc::AT_FDCWD as u64, path) else {
+        let Some(path) = self.guests_path(libc::AT_FDCWD as u64, path)? else {
             return Ok(Reply::Continue);
         };
         let is_tracefs = path.starts_with("/sys/kernel/tracing")
@@ -303,9 +308,12 @@ impl<'a> Files<'a> {
     /// recognise an object's kind.
     fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         const LONGEST: usize = 64;
+        let given = path;
         let path = self.call.memory.string(path, LONGEST).unwrap_or_default();
         let fd = self.call.own_descriptor(&path, "fd");
         let Some(object) = fd.and_then(|fd| self.descriptors.find(fd)) else {
+            // The links of the guest's processes lead to files of the guest's.
+            self.guests_path(libc::AT_FDCWD as u64, given)?;
             return Ok(Reply::Continue);
         };
         let kind = match object.kind {

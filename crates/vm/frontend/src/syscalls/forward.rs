@@ -72,7 +72,9 @@ impl<'a> Forward<'a> {
     /// Gives the tool what the guest's kernel wrote, and returns the result of the call.
     pub(super) fn give_back(&self, taken: &Taken, done: &BpfDone) -> Result<i64, Errno> {
         taken.give_back(&self.call.memory, self.call.args[1], done)?;
-        value_of(done, taken.layout, |line| self.kernel.connection.say(&line))
+        value_of(done, taken.layout, |line| {
+            self.kernel.connection.say_refusal(&line)
+        })
     }
 }
 

@@ -205,6 +205,7 @@ impl Host {
         let hello = Hello {
             version: VERSION,
             tool: "a test".into(),
+            ..Hello::default()
         };
         match host.ask(Request::Hello(hello)) {
             Ok(Answer::Welcome(welcome)) => host.welcome = welcome,

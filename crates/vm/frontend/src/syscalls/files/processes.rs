@@ -1,0 +1,102 @@
+//! `/proc/PID`: the processes that a tool hears of from its programs are the guest's.
+//!
+//! A process of the tool's own session is this machine's, whichever number it has. Of all others the
+//! guest shows a few files, by which tools name processes. No other file is there: this machine's
+//! process of that number is a stranger, and a tool that took its memory's map or its program for
+//! the guest's would print wrong names.
+
+use std::path::{Component, Path};
+
+use beeline_inject::procfs::{self, Stat};
+
+/// The files that the guest's proxy shows, if the policy lets it.
+const SHOWN: [&str; 5] = ["cmdline", "comm", "maps", "stat", "status"];
+
+/// The most ancestors that are looked at.
+const MOST_ANCESTORS: usize = 1024;
+
+/// Where a path below `/proc/PID` leads.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Leads {
+    /// To the directory itself, or to one of the files that the guest shows.
+    ToGuest,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// Returns where a path leads that a thread of the tool's has given; `None` if it is of no process,
+/// or of one of the session's.
+pub(super) fn leads(path: &Path, tid: i32) -> Option<Leads> {
+    let (pid, rest) = parse(path)?;
+    match is_of_session(pid, tid) {
+        true => None,
+        false => Some(rest),
+    }
+}
+
+fn parse(path: &Path) -> Option<(i32, Leads)> {
+    let mut parts = path.strip_prefix("/proc").ok()?.components();
+    let pid = parts.next()?.as_os_str().to_str()?;
+    let is_number = pid.bytes().all(|letter| letter.is_ascii_digit());
+    let pid = pid.parse().ok().filter(|_| is_number)?;
+    let leads = match (parts.next(), parts.next()) {
+        (None, _) => Leads::ToGuest,
+        (Some(Component::Normal(name)), None) if SHOWN.iter().any(|shown| name == *shown) => {
+            Leads::ToGuest
+        }
+        _ => Leads::Nowhere,
+    };
+    Some((pid, leads))
+}
+
+/// True for the caller, and for what this process has started, and they.
+fn is_of_session(pid: i32, tid: i32) -> bool {
+    let process = procfs::process_of(pid);
+    if process.is_some() && process == procfs::process_of(tid) {
+        return true;
+    }
+    let own = std::process::id() as i32;
+    let parent = |pid: &i32| Stat::of(*pid)?.parent();
+    let mut line = std::iter::successors(Some(pid), parent).take(MOST_ANCESTORS);
+    line.any(|ancestor| ancestor == own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_processes_are_told_from_others() {
+        let whose = |path: &str| parse(Path::new(path));
+        assert_eq!(whose("/proc/12"), Some((12, Leads::ToGuest)));
+        assert_eq!(whose("/proc/12/comm"), Some((12, Leads::ToGuest)));
+        for path in ["/proc/12/mem", "/proc/12/root/etc", "/proc/12/maps/x"] {
+            assert_eq!(whose(path), Some((12, Leads::Nowhere)), "{path}");
+        }
+        for path in [
+            "/proc/self/maps",
+            "/proc",
+            "/proc/1x/maps",
+            "/proc/+1/maps",
+            "/sys/1/maps",
+        ] {
+            assert_eq!(whose(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_sessions_processes_are_this_machines() {
+        let own = std::process::id() as i32;
+        let path = format!("/proc/{own}/maps");
+        assert_eq!(leads(Path::new(&path), own), None);
+        assert_eq!(leads(Path::new("/proc/1/maps"), own), Some(Leads::ToGuest));
+        let mut child = std::process::Command::new("sleep")
+            .arg("9")
+            .spawn()
+            .unwrap();
+        let path = format!("/proc/{}/exe", child.id());
+        assert_eq!(leads(Path::new(&path), own), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
