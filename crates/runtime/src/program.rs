@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use beeline_codegen::Code;
+use beeline_hook::Filter;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::sharding::Use;
@@ -40,6 +41,9 @@ pub struct Program {
     first: Arc<Compiled>,
     /// Better code that came later.
     better: OnceLock<Arc<Compiled>>,
+    /// The code that says if it has to run at all, which needs no slot; `None` if nothing but the
+    /// program can say that.
+    filter: Option<Arc<Compiled>>,
     /// Its maps. Compiled code names them by their place here.
     pub maps: Vec<Arc<MapObject>>,
     /// Its needs when it is run.
@@ -176,6 +180,12 @@ impl Needs {
             task: calls(&TASK),
         }
     }
+
+    /// True if a trampoline can show a filter of the program all that this looks at.
+    fn may_be_filtered(&self, spec: &ProgramSpec) -> bool {
+        let shown = !self.reads_context || self.registers & !Filter::WORDS == 0;
+        spec.prog_type == ProgramType::KPROBE && self.slot && shown
+    }
 }
 
 /// Returns the words of its context that the program reads, bit n for word n. The last bit stands
@@ -256,6 +266,9 @@ impl Program {
             Arc::new(Compiled::none())
         };
         check_stack(&first.code).map_err(|why| LoadError::new(libc::E2BIG, why))?;
+        let needs = Needs::of(&facts, &first.code);
+        let has_filter = engines.are_verified() && missing.is_none() && needs.may_be_filtered(spec);
+        let filter = has_filter.then(|| engines.filter(&source)).flatten();
         let program = Self {
             id,
             prog_type: spec.prog_type,
@@ -264,11 +277,12 @@ impl Program {
             tag: crate::tag::of(&spec.insns),
             shown: with_map_ids(&spec.insns, maps),
             source: Arc::new(source),
-            needs: Needs::of(&facts, &first.code),
+            needs,
             context_end: context_end(&facts),
             missing,
             first,
             better: OnceLock::new(),
+            filter: filter.filter(|filter| filter.code.stack_bytes <= BORROWED_STACK),
             maps: used,
             trace: None,
             bound: Mutex::default(),
@@ -306,6 +320,11 @@ impl Program {
         &self.first
     }
 
+    /// Returns the code that says if the program has to run at all, if there is any.
+    pub fn filter(&self) -> Option<&Arc<Compiled>> {
+        self.filter.as_ref()
+    }
+
     /// Replaces the code for targets in which the program is placed from now on.
     ///
     /// # Errors
@@ -333,8 +352,9 @@ impl Program {
     fn bytes(&self) -> u64 {
         const ITSELF: usize = 8 << 10;
         let for_kernel = self.for_kernel.as_ref().map_or(0, |it| it.bytes());
-        let bytes = ITSELF + for_kernel + self.shown.len() + self.source.size() + self.first.size();
-        bytes as u64
+        let filter = self.filter.as_ref().map_or(0, |filter| filter.size());
+        let code = self.source.size() + self.first.size() + filter;
+        (ITSELF + for_kernel + self.shown.len() + code) as u64
     }
 
     fn charge(&self) -> MutexGuard<'_, Charge> {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Release;
 
 use beeline_agent::abi;
 use beeline_agent::abi::syscalls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
+use beeline_hook::{Filter, Registers};
 use beeline_isa::abi::Run;
 use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 
@@ -57,6 +58,56 @@ impl Environment {
         })?;
         self.links.entry(program.id).or_default().push(link);
         Ok(link)
+    }
+
+    /// Places the filter of a link's program for a site, and what the filter looks at. Returns
+    /// `None` if the program has none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] if the pool is full.
+    pub fn place_filter(
+        &mut self,
+        program: &Program,
+        link: u64,
+        site: u64,
+    ) -> Result<Option<Filter>, Error> {
+        let Some(filter) = program.filter() else {
+            return Ok(None);
+        };
+        let entry = self.place_code(filter)?.1;
+        // SAFETY: `place_link` placed a `Link` there.
+        let run = unsafe { self.home.get::<abi::Link>(link) }.run;
+        let argument = match filter.code.uses_run {
+            true => Some(self.place_context(run, site)?),
+            false => None,
+        };
+        Ok(Some(Filter {
+            entry,
+            argument,
+            reads: program.needs.registers,
+            clobbers: Registers::of_numbers(filter.code.clobbers.bits()),
+        }))
+    }
+
+    /// Places the context of a run without a slot, which is the same for every hit.
+    fn place_context(&mut self, run: Run, site: u64) -> Result<u64, Error> {
+        let context = abi::Context {
+            run,
+            target: self.target as *const abi::Target,
+            slot: std::ptr::null_mut(),
+            regs: std::ptr::null(),
+            site: site as *const abi::Site,
+            cpu: 0,
+            tick: 0,
+            cookie: 0,
+            tail_calls: 0,
+            signals: abi::PendingSignals::default(),
+            unblocked: 0,
+            overridden: abi::Overridden::default(),
+            packet: std::ptr::null_mut(),
+        };
+        self.home.value(context).map_err(os("filling a pool"))
     }
 
     /// Places an [`abi::Link`] for a function of the agent itself, at an offset in it.
