@@ -19,7 +19,10 @@ mod sites;
 pub mod syscalls;
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, SeqCst},
+};
 
 pub use beeline_isa::abi::TID_UNKNOWN;
 use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
@@ -413,12 +416,40 @@ pub const SEEKS_FUNCTIONS: u32 = 2;
 /// The most CPUs that a session can serve.
 pub const MAX_CPUS: usize = 1024;
 
-/// The word that names the owner of one CPU's slot, or 0. Each is on its own cache line.
+/// The word that names the holder of one CPU's slot. Each is on its own cache line.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Lease {
-    /// [`Target::owner`] of the holder.
-    pub owner: AtomicU32,
+    /// [`Target::owner`] in the low half, which is 0 while the slot is free; the thread, as watched
+    /// returns name it, in the high half.
+    pub holder: AtomicU64,
+}
+
+impl Lease {
+    /// Returns the word for a thread of an owner.
+    #[inline(always)]
+    pub(crate) fn word(owner: u32, thread: u32) -> u64 {
+        u64::from(thread) << 32 | u64::from(owner)
+    }
+
+    /// Returns the owner that a word names, or 0.
+    #[inline(always)]
+    pub(crate) fn owner_of(word: u64) -> u32 {
+        word as u32
+    }
+
+    /// Returns the owner that holds it, or 0.
+    pub fn owner(&self) -> u32 {
+        Self::owner_of(self.holder.load(SeqCst))
+    }
+
+    /// Takes it from an owner, if that holds it.
+    pub fn take_from(&self, owner: u32) {
+        let word = self.holder.load(SeqCst);
+        if Self::owner_of(word) == owner {
+            let _ = self.holder.compare_exchange(word, 0, SeqCst, SeqCst);
+        }
+    }
 }
 
 /// The head of an array of [`Link`] addresses. In the pool, never changed once published.

@@ -279,7 +279,7 @@ struct Errand<'a, T> {
 }
 
 impl<T> Job for Errand<'_, T> {
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn run(&mut self) {
         self.result = (self.work)(self.call);
     }
@@ -343,7 +343,7 @@ struct ProgramsAtCall<'a, S> {
 }
 
 impl<S: Seen> Job for ProgramsAtCall<'_, S> {
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn run(&mut self) {
         let seen = self.seen;
         let mut context = new_context(
