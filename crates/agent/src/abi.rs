@@ -458,7 +458,7 @@ impl Lease {
 pub struct LinkList {
     /// The number of `usize` addresses of [`Link`]s that follow.
     pub count: usize,
-    /// The needs of all the programs: the bits of all [`Link::needs`].
+    /// The needs of all the programs: the bits of all [`Link::needs`], and [`FILTERED`].
     pub needs: usize,
 }
 
@@ -473,6 +473,9 @@ pub const NEEDS_REGISTERS: usize = 2;
 /// children. It finds its target by the table of helpers, and looks only at registers that
 /// trampolines always show.
 pub const ALWAYS: usize = 4;
+
+/// In [`LinkList::needs`]: all the programs have filters, which nobody has asked before.
+pub const FILTERED: usize = 8;
 
 /// A program attached to a site. In the pool.
 #[repr(C)]
@@ -492,6 +495,8 @@ pub struct Link {
     /// The context that the program gets: [`syscalls::CONTEXT_REGISTERS`] or one of the others
     /// there.
     pub context: usize,
+    /// The code that says if the program has to run at all; null if there is none.
+    pub filter: *const Filter,
     /// 0 while the link is disabled.
     pub enabled: AtomicUsize,
     /// The engine that made the code at `entry`, for people: up to eight characters, NUL-padded.
@@ -500,7 +505,35 @@ pub struct Link {
     pub name: [u8; BPF_OBJ_NAME_LEN],
 }
 
+/// Code that returns 0 if its link's program would end without any effect. It needs no slot. In the
+/// pool.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Filter {
+    /// The context of every run of it: the link's environment, without a slot.
+    pub context: Context,
+    /// The address of the code, an [`Entry`].
+    pub entry: usize,
+}
+
+impl Filter {
+    /// Returns the code, and its environment.
+    #[inline(always)]
+    pub(crate) fn code(&self) -> (Entry, *const Run) {
+        // SAFETY: only the runtime writes the pool, and it stores an address of compiled code here.
+        let entry = unsafe { core::mem::transmute::<usize, Entry>(self.entry) };
+        (entry, (&raw const self.context).cast())
+    }
+}
+
 impl Link {
+    /// Returns the filter of its program, if there is one.
+    #[inline(always)]
+    pub(crate) fn filter(&self) -> Option<&Filter> {
+        // SAFETY: only the runtime writes the pool, and filters stay as long as their links.
+        unsafe { self.filter.as_ref() }
+    }
+
     /// Returns the code to call now.
     #[inline(always)]
     pub fn entry(&self) -> Entry {

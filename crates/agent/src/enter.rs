@@ -5,8 +5,9 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    ALWAYS, Context, Control, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT, Overridden,
-    PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site, Slot, Target,
+    ALWAYS, Context, Control, FILTERED, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
+    Overridden, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
+    Slot, Target,
 };
 use crate::helpers::signal;
 use crate::lease::{lease, owner, release};
@@ -227,6 +228,10 @@ fn lease_and_run(
     regs: *const PtRegs,
     links: *const LinkList,
 ) {
+    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
+    if unsafe { (*links).needs & FILTERED != 0 && !is_wanted(links, regs) } {
+        return;
+    }
     let Some(leased) = Leased::new(target) else {
         run_natives(links, regs);
         miss(target);
@@ -238,6 +243,24 @@ fn lease_and_run(
     };
     // SAFETY: the context is one for this slot.
     unsafe { leased.run(control, &mut programs) };
+}
+
+/// True if a filter lets any program of a list run, all of which have filters.
+///
+/// # Safety
+///
+/// The list must be a published one, and `regs` a trampoline's.
+#[inline(never)]
+unsafe fn is_wanted(links: *const LinkList, regs: *const PtRegs) -> bool {
+    // SAFETY: the caller promises that the list is published and that the registers are a
+    // trampoline's.
+    unsafe { ready(links, regs) }.any(|link| {
+        link.filter().is_none_or(|filter| {
+            let (entry, run) = filter.code();
+            // SAFETY: the filter was checked and compiled for this context, and needs no slot.
+            unsafe { entry(regs.cast(), run) != 0 }
+        })
+    })
 }
 
 /// The programs of a site that was reached. On the thread's own stack.

@@ -1,13 +1,13 @@
 //! Slots and their leases: how a thread takes a slot, waits for one, and gives it back.
 //!
 //! The word of a [`Lease`] is in memory that all processes of a domain can write. It keeps the
-//! targets of a session, and the threads of one, off each other's per-CPU values. [`Slot::holder`]
+//! targets of a session, and the threads of one, off each other's per-CPU values. [`crate::abi::Slot::holder`]
 //! is the process's own, and says which thread is in.
 
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::abi::{Lease, ROOMY_STACKS, Slot, TID_UNKNOWN, Target};
+use crate::abi::{Lease, ROOMY_STACKS, TID_UNKNOWN, Target};
 use crate::{arch, helpers, sys};
 
 /// Spins on a taken slot before the CPU is given to another thread.
@@ -186,3 +186,6 @@ fn short_name(this: usize) -> u32 {
     // Never 0.
     (this ^ this >> 32) as u32 | 1
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use beeline_codegen::Code;
-use beeline_hook::Filter;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::sharding::Use;
@@ -181,10 +180,14 @@ impl Needs {
         }
     }
 
-    /// True if a trampoline can show a filter of the program all that this looks at.
+    /// True if the program may have a filter: it needs a slot, and its result does not matter.
     fn may_be_filtered(&self, spec: &ProgramSpec) -> bool {
-        let shown = !self.reads_context || self.registers & !Filter::WORDS == 0;
-        spec.prog_type == ProgramType::KPROBE && self.slot && shown
+        const TYPES: [ProgramType; 3] = [
+            ProgramType::KPROBE,
+            ProgramType::TRACEPOINT,
+            ProgramType::RAW_TRACEPOINT,
+        ];
+        self.slot && TYPES.contains(&spec.prog_type)
     }
 }
 

@@ -7,9 +7,7 @@ use std::sync::atomic::Ordering::Release;
 
 use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
 use beeline_agent::abi::{self, Site};
-use beeline_hook::{
-    Direct, Filter, Full, INT3, Kind, Reason, Registers, Trampoline, TrampolineSpec,
-};
+use beeline_hook::{Direct, Full, INT3, Kind, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_inject::{Process, Region};
 
 use super::hooked::{Attached, Hooked, Origin, Quick, mark_exit, place_record};
@@ -344,7 +342,7 @@ impl Sites {
                 Some(Quick::Direct(Direct { entry, clobbers }))
             }
             Body::Program(program) if !request.retprobe && !is_breakpoint => environment
-                .place_filter(program, link, record)?
+                .trampoline_filter(program, link)
                 .map(Quick::Filtered),
             _ => None,
         };
@@ -463,8 +461,9 @@ impl Sites {
                 .collect::<Vec<_>>()
         };
         let environment = self.memory.environment_mut()?;
-        let entry = environment.place_list(&links(&site.entry))?;
-        let returns = environment.place_list(&links(&site.returns))?;
+        // The filter of a single program is the trampoline's to ask.
+        let entry = environment.place_list(&links(&site.entry), site.entry.len() > 1)?;
+        let returns = environment.place_list(&links(&site.returns), true)?;
         // SAFETY: the record was placed in the home pool as a `Site`.
         let record = unsafe { environment.home.get::<Site>(site.record) };
         record.entry.store(entry as usize, Release);
