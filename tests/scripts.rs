@@ -49,6 +49,25 @@ scripts! {
         "uprobe:{prog}:wl_threaded { @ = count(); @plain[tid] = count(); } END { clear(@plain); }", ["@: 1000"];
 }
 
+// Filters.
+scripts! {
+    filters_by_arguments: Exact,
+        "uprobe:{prog}:wl_add /arg0 == 7 || arg1 > 1800/ { @ = count(); }", ["@: 100"];
+    filters_by_ids: Exact,
+        "uprobe:{prog}:wl_add /pid == {pid} && tid == pid/ { @own = count(); }
+         uprobe:{prog}:wl_eight /pid != {pid}/ { @other = count(); } END { printf(\"end\\n\"); }",
+        ["@own: 1000", "end"];
+    filters_at_one_place: Exact,
+        "uprobe:{prog}:wl_add /arg0 < 10/ { @few = count(); }
+         uprobe:{prog}:wl_add /arg0 >= 10/ { @many = sum(arg0); }
+         uretprobe:{prog}:wl_add { @returns = count(); }",
+        ["@few: 10", "@many: 499455", "@returns: 1000"];
+    filters_of_returns: Exact,
+        "uretprobe:{prog}:wl_add /retval == 0/ { @zero = count(); }
+         uretprobe:{prog}:wl_add /retval != 0/ { @other = count(); }",
+        [];
+}
+
 // The data that a probe can read.
 scripts! {
     arguments_0_to_5_are_the_callers: Sorted,

@@ -53,7 +53,7 @@ enum Topic {
     Entry,
     /// An empty program at a function's return, by the kind of its first instruction.
     Return,
-    /// bpftrace's `@[comm] = count()`.
+    /// bpftrace's one-liners: counting, histograms, the time of a call, a filter.
     Count,
     /// Ten million calls of getpid() in libc.
     Getpid,

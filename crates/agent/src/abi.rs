@@ -19,7 +19,10 @@ mod sites;
 pub mod syscalls;
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire};
+use core::sync::atomic::{
+    AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, SeqCst},
+};
 
 pub use beeline_isa::abi::TID_UNKNOWN;
 use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
@@ -413,12 +416,40 @@ pub const SEEKS_FUNCTIONS: u32 = 2;
 /// The most CPUs that a session can serve.
 pub const MAX_CPUS: usize = 1024;
 
-/// The word that names the owner of one CPU's slot, or 0. Each is on its own cache line.
+/// The word that names the holder of one CPU's slot. Each is on its own cache line.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Lease {
-    /// [`Target::owner`] of the holder.
-    pub owner: AtomicU32,
+    /// [`Target::owner`] in the low half, which is 0 while the slot is free; the thread, as watched
+    /// returns name it, in the high half.
+    pub holder: AtomicU64,
+}
+
+impl Lease {
+    /// Returns the word for a thread of an owner.
+    #[inline(always)]
+    pub(crate) fn word(owner: u32, thread: u32) -> u64 {
+        u64::from(thread) << 32 | u64::from(owner)
+    }
+
+    /// Returns the owner that a word names, or 0.
+    #[inline(always)]
+    pub(crate) fn owner_of(word: u64) -> u32 {
+        word as u32
+    }
+
+    /// Returns the owner that holds it, or 0.
+    pub fn owner(&self) -> u32 {
+        Self::owner_of(self.holder.load(SeqCst))
+    }
+
+    /// Takes it from an owner, if that holds it.
+    pub fn take_from(&self, owner: u32) {
+        let word = self.holder.load(SeqCst);
+        if Self::owner_of(word) == owner {
+            let _ = self.holder.compare_exchange(word, 0, SeqCst, SeqCst);
+        }
+    }
 }
 
 /// The head of an array of [`Link`] addresses. In the pool, never changed once published.
@@ -427,7 +458,7 @@ pub struct Lease {
 pub struct LinkList {
     /// The number of `usize` addresses of [`Link`]s that follow.
     pub count: usize,
-    /// The needs of all the programs: the bits of all [`Link::needs`].
+    /// The needs of all the programs: the bits of all [`Link::needs`], and [`FILTERED`].
     pub needs: usize,
 }
 
@@ -442,6 +473,9 @@ pub const NEEDS_REGISTERS: usize = 2;
 /// children. It finds its target by the table of helpers, and looks only at registers that
 /// trampolines always show.
 pub const ALWAYS: usize = 4;
+
+/// In [`LinkList::needs`]: all the programs have filters, which nobody has asked before.
+pub const FILTERED: usize = 8;
 
 /// A program attached to a site. In the pool.
 #[repr(C)]
@@ -461,6 +495,8 @@ pub struct Link {
     /// The context that the program gets: [`syscalls::CONTEXT_REGISTERS`] or one of the others
     /// there.
     pub context: usize,
+    /// The code that says if the program has to run at all; null if there is none.
+    pub filter: *const Filter,
     /// 0 while the link is disabled.
     pub enabled: AtomicUsize,
     /// The engine that made the code at `entry`, for people: up to eight characters, NUL-padded.
@@ -469,7 +505,35 @@ pub struct Link {
     pub name: [u8; BPF_OBJ_NAME_LEN],
 }
 
+/// Code that returns 0 if its link's program would end without any effect. It needs no slot. In the
+/// pool.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Filter {
+    /// The context of every run of it: the link's environment, without a slot.
+    pub context: Context,
+    /// The address of the code, an [`Entry`].
+    pub entry: usize,
+}
+
+impl Filter {
+    /// Returns the code, and its environment.
+    #[inline(always)]
+    pub(crate) fn code(&self) -> (Entry, *const Run) {
+        // SAFETY: only the runtime writes the pool, and it stores an address of compiled code here.
+        let entry = unsafe { core::mem::transmute::<usize, Entry>(self.entry) };
+        (entry, (&raw const self.context).cast())
+    }
+}
+
 impl Link {
+    /// Returns the filter of its program, if there is one.
+    #[inline(always)]
+    pub(crate) fn filter(&self) -> Option<&Filter> {
+        // SAFETY: only the runtime writes the pool, and filters stay as long as their links.
+        unsafe { self.filter.as_ref() }
+    }
+
     /// Returns the code to call now.
     #[inline(always)]
     pub fn entry(&self) -> Entry {

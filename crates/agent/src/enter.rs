@@ -1,18 +1,18 @@
 //! The way from a trampoline into the programs of a site, and back.
 
-use core::hint::spin_loop;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    ALWAYS, Context, Control, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT, Overridden,
-    PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site, Slot,
-    TID_UNKNOWN, Target,
+    ALWAYS, Context, Control, FILTERED, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
+    Overridden, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
+    Slot, Target,
 };
 use crate::helpers::signal;
+use crate::lease::{lease, owner, release};
 use crate::packet::Packet;
-use crate::{arch, helpers, stack_check, sys};
+use crate::{arch, helpers, stack_check};
 
 /// Runs the programs of a hooked address that was reached. Returns 1 if the trampoline shall watch
 /// the function's return, else 0.
@@ -31,7 +31,14 @@ pub unsafe extern "C" fn beeline_enter(regs: *const PtRegs, site: *const Site) -
     match (site.entry.load(Acquire), site.returns.load(Relaxed)) {
         (0, 0) => 0,
         (0, _) => watch_return(target, site, regs),
-        (entry, _) => enter_running(target, control, site, regs, entry as *const LinkList),
+        (entry, _) => {
+            let links = entry as *const LinkList;
+            // SAFETY: a list is published complete and never changed.
+            match unsafe { (*links).needs } & NEEDS_SLOT {
+                0 => enter_unleased(target, site, regs, links),
+                _ => enter_leased(target, control, site, regs, links),
+            }
+        }
     }
 }
 
@@ -58,17 +65,32 @@ fn run_natives(links: *const LinkList, regs: *const PtRegs) {
     }
 }
 
-/// As [`beeline_enter`], with programs to run. It is a separate function, so that a site with only
-/// watched returns needs no frame.
+/// As [`beeline_enter`], with programs to run that need no slot. It is a separate function, as is
+/// the next one, so that a site with only watched returns needs no frame.
 #[inline(never)]
-fn enter_running(
+fn enter_unleased(
+    target: &Target,
+    site: &Site,
+    regs: *const PtRegs,
+    links: *const LinkList,
+) -> u64 {
+    run_unleased(regs, links);
+    match site.returns.load(Relaxed) {
+        0 => 0,
+        _ => watch_return(target, site, regs),
+    }
+}
+
+/// As [`beeline_enter`], with programs to run in a slot.
+#[inline(never)]
+fn enter_leased(
     target: &Target,
     control: &Control,
     site: &Site,
     regs: *const PtRegs,
-    entry: *const LinkList,
+    links: *const LinkList,
 ) -> u64 {
-    run_all(target, control, site, regs, entry);
+    lease_and_run(target, control, site, regs, links);
     match site.returns.load(Relaxed) {
         0 => 0,
         _ => watch_return(target, site, regs),
@@ -168,9 +190,15 @@ fn run_all(
     links: *const LinkList,
 ) {
     // SAFETY: a list is published complete and never changed.
-    if unsafe { (*links).needs } & NEEDS_SLOT != 0 {
-        return run_leased(target, control, site, regs, links);
+    match unsafe { (*links).needs } & NEEDS_SLOT {
+        0 => run_unleased(regs, links),
+        _ => run_leased(target, control, site, regs, links),
     }
+}
+
+/// Runs every program of a list of those that need no slot.
+#[inline(always)]
+fn run_unleased(regs: *const PtRegs, links: *const LinkList) {
     // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
     for link in unsafe { ready(links, regs) } {
         // SAFETY: the program was checked and compiled for this context, and does not look at its
@@ -179,7 +207,7 @@ fn run_all(
     }
 }
 
-/// Leases a slot and runs every program of the list in it.
+/// [`lease_and_run`], with a frame of its own.
 #[inline(never)]
 fn run_leased(
     target: &Target,
@@ -188,6 +216,22 @@ fn run_leased(
     regs: *const PtRegs,
     links: *const LinkList,
 ) {
+    lease_and_run(target, control, site, regs, links);
+}
+
+/// Leases a slot and runs every program of the list in it.
+#[inline(always)]
+fn lease_and_run(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    links: *const LinkList,
+) {
+    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
+    if unsafe { (*links).needs & FILTERED != 0 && !is_wanted(links, regs) } {
+        return;
+    }
     let Some(leased) = Leased::new(target) else {
         run_natives(links, regs);
         miss(target);
@@ -199,6 +243,24 @@ fn run_leased(
     };
     // SAFETY: the context is one for this slot.
     unsafe { leased.run(control, &mut programs) };
+}
+
+/// True if a filter lets any program of a list run, all of which have filters.
+///
+/// # Safety
+///
+/// The list must be a published one, and `regs` a trampoline's.
+#[inline(never)]
+unsafe fn is_wanted(links: *const LinkList, regs: *const PtRegs) -> bool {
+    // SAFETY: the caller promises that the list is published and that the registers are a
+    // trampoline's.
+    unsafe { ready(links, regs) }.any(|link| {
+        link.filter().is_none_or(|filter| {
+            let (entry, run) = filter.code();
+            // SAFETY: the filter was checked and compiled for this context, and needs no slot.
+            unsafe { entry(regs.cast(), run) != 0 }
+        })
+    })
 }
 
 /// The programs of a site that was reached. On the thread's own stack.
@@ -231,6 +293,9 @@ impl Job for ProgramsAtSite {
 pub(crate) trait Job {
     /// Does the work, on a stack with room for programs.
     ///
+    /// A job that takes much of that stack for itself must not be inlined: it would take it of a
+    /// stack without room, too.
+    ///
     /// # Safety
     ///
     /// The job's slot must be leased by the caller.
@@ -241,7 +306,7 @@ pub(crate) trait Job {
 }
 
 unsafe extern "C" fn run_job<J: Job>(job: *mut u8) {
-    // SAFETY: `Leased::run` passes a job of this type, and has leased its slot.
+    // SAFETY: `run_with_room` passes a job of this type, and its caller has leased its slot.
     unsafe { (*job.cast::<J>()).run() }
 }
 
@@ -276,10 +341,8 @@ impl<'a> Leased<'a> {
     /// The job must be for this slot.
     #[inline(always)]
     pub(crate) unsafe fn run<J: Job>(self, control: &Control, job: &mut J) {
-        let place = (&raw mut *job).cast();
-        // SAFETY: the slot is leased, and the function takes such a job. The caller promises that
-        // the job is for this slot.
-        unsafe { call_with_room(self.target, self.slot, run_job::<J>, place) };
+        // SAFETY: the slot is leased, and the caller promises that the job is for it.
+        unsafe { run_with_room(self.target, self.slot, job) };
         // A child forked by a signal handler that interrupted the program has a copy of it, but not
         // the lease.
         if control.pid.load(Relaxed) != 0 {
@@ -291,8 +354,8 @@ impl<'a> Leased<'a> {
     }
 }
 
-/// Calls a function that runs programs: on the thread's stack if that has room for their frames,
-/// else on the slot's.
+/// Does a job: on the thread's stack if that has room for the frames of programs, else on the
+/// slot's.
 ///
 /// On an alternate signal stack without room the hit is missed. The kernel would take a thread that
 /// has gone to its slot's stack to have left the alternate one, and put the next signal's frame
@@ -300,25 +363,21 @@ impl<'a> Leased<'a> {
 ///
 /// # Safety
 ///
-/// The slot must be leased by the caller, and the argument must be what the function takes.
+/// The slot must be leased by the caller, and the job must be for it.
 #[inline(always)]
-unsafe fn call_with_room(
-    target: &Target,
-    slot: *mut Slot,
-    function: unsafe extern "C" fn(*mut u8),
-    argument: *mut u8,
-) {
+unsafe fn run_with_room<J: Job>(target: &Target, slot: *mut Slot, job: &mut J) {
+    let place = (&raw mut *job).cast::<u8>();
     if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
         // SAFETY: the caller promises that it has leased the slot.
-        if unsafe { !stack_check::has_room(target, slot, argument as usize) } {
+        if unsafe { !stack_check::has_room(target, slot, place as usize) } {
             return miss(target);
         }
-        // SAFETY: the caller promises that the argument is what the function takes.
-        unsafe { function(argument) };
+        // SAFETY: the caller promises that it has leased the slot, the job's.
+        unsafe { job.run() };
     } else {
-        // SAFETY: the slot is the caller's until the lease ends, and with it its stack. The caller
-        // promises that the argument is what the function takes.
-        unsafe { arch::call_on_stack((*slot).stack_top, function, argument) };
+        // SAFETY: the slot is the caller's until the lease ends, and with it its stack. The
+        // function takes such a job.
+        unsafe { arch::call_on_stack((*slot).stack_top, run_job::<J>, place) };
     }
 }
 
@@ -425,153 +484,4 @@ pub(crate) unsafe fn run(context: &mut Context, link: &Link, argument: *const u8
     let result = unsafe { link.entry()(argument, (&raw const *context).cast()) };
     helpers::release_lock(context);
     result
-}
-
-/// Spins on a taken slot before the CPU is given to another thread.
-const SPINS: u32 = 200;
-/// The number of times that the CPU is yielded before a hit is counted as missed: about a tenth of
-/// a second.
-const YIELDS: u32 = 1_500;
-/// The number of those that only yield to the next thread. The others sleep for a moment, as the
-/// holder may have a lower priority.
-const SHORT_YIELDS: u32 = 20;
-
-/// Takes a free slot, the current CPU's if possible.
-#[inline(always)]
-fn lease(target: &Target) -> Option<(&Lease, u32)> {
-    let leases = &target.session().leases;
-    let locks = &target.control().locks;
-    if locks.load(Relaxed) != 0 && helpers::thread_holds_one(target, this_thread(target)) {
-        return None;
-    }
-    let cpu = arch::cpu(target.flags.load(Relaxed));
-    if cpu < target.cpus
-        && let Some(lease) = leases.get(cpu as usize)
-        && take(target, lease, cpu)
-    {
-        return Some((lease, cpu));
-    }
-    lease_any(target, cpu)
-}
-
-#[cold]
-#[inline(never)]
-fn lease_any(target: &Target, cpu: u32) -> Option<(&Lease, u32)> {
-    let leases = &target.session().leases;
-    let this = this_thread(target);
-    for round in 0..SPINS + YIELDS {
-        let mut is_nested = false;
-        for i in 0..target.cpus {
-            let index = cpu.wrapping_add(i).checked_rem(target.cpus)?;
-            let lease = leases.get(index as usize)?;
-            if take(target, lease, index) {
-                return Some((lease, index));
-            }
-            // SAFETY: the index is below `target.cpus`, the number of slots that the runtime laid
-            // out.
-            let holder = unsafe { &*target.slots.add(index as usize) }
-                .holder
-                .load(Relaxed);
-            is_nested |= holder == this;
-        }
-        match round {
-            0..SPINS => spin_loop(),
-            // This is a signal handler that interrupted a program of this very thread: it would
-            // wait for itself, or for other threads with handlers that wait for this one.
-            _ if is_nested => return None,
-            _ if round < SPINS + SHORT_YIELDS => sys::yield_cpu(),
-            _ if round == SPINS + SHORT_YIELDS => tell_blocked(target),
-            _ => sys::pause(),
-        }
-    }
-    None
-}
-
-/// Has the runtime take back slots that nobody alive holds. Any process of the domain can have
-/// written any owner.
-fn tell_blocked(target: &Target) {
-    let session = target.session();
-    session.blocked.store(1, Relaxed);
-    session.asked.fetch_add(1, Release);
-    sys::wake(&session.asked);
-}
-
-/// True if the thread that leased the slot `cpu` also holds another one.
-pub fn is_nested(target: &Target, cpu: u32) -> bool {
-    let this = this_thread(target);
-    (0..target.cpus).filter(|index| *index != cpu).any(|index| {
-        // SAFETY: the runtime laid out `target.cpus` slots.
-        let slot = unsafe { &*target.slots.add(index as usize) };
-        slot.holder.load(Relaxed) == this
-    })
-}
-
-#[inline(always)]
-fn take(target: &Target, lease: &Lease, index: u32) -> bool {
-    if lease.owner.load(Relaxed) != 0 {
-        return false;
-    }
-    // SAFETY: callers check the index against `target.cpus`.
-    let holder = unsafe { &(*target.slots.add(index as usize)).holder };
-    // The slot's own word, which no other process can write, keeps two threads off one stack. The
-    // lease keeps the targets of a session off each other's per-CPU values.
-    if holder
-        .compare_exchange(0, this_thread(target), Acquire, Relaxed)
-        .is_err()
-    {
-        return false;
-    }
-    if lease
-        .owner
-        .compare_exchange(0, target.owner, Acquire, Relaxed)
-        .is_err()
-    {
-        holder.store(0, Release);
-        return false;
-    }
-    true
-}
-
-/// Gives a slot back.
-#[inline(always)]
-fn release(target: &Target, lease: &Lease, index: u32) {
-    lease.owner.store(0, Release);
-    // SAFETY: `take` was given the same index, which is below `target.cpus`.
-    unsafe { &(*target.slots.add(index as usize)).holder }.store(0, Release);
-}
-
-/// Frees the slots of a child that shared the memory of this thread's process, and this thread's
-/// stack and thread pointer. The child is gone, and if it was killed in a program its slots are
-/// still taken.
-pub(crate) fn forget_slots_of(child: &Target) {
-    let this = this_thread(child);
-    let leases = &child.session().leases;
-    for (index, lease) in (0..child.cpus).zip(leases) {
-        // SAFETY: the runtime laid out `cpus` slots.
-        let holder = unsafe { &(*child.slots.add(index as usize)).holder };
-        if holder.load(Relaxed) == this {
-            release(child, lease, index);
-        }
-    }
-}
-
-/// Returns a word that differs between the threads that live in a process: the thread's id if it is
-/// available, which is quicker than the thread pointer.
-#[inline(always)]
-pub(crate) fn this_thread(target: &Target) -> usize {
-    let name = match target.tid_offset {
-        TID_UNKNOWN => arch::thread_pointer(),
-        // SAFETY: the runtime found each thread's own id at this offset.
-        offset => unsafe { arch::thread_word(offset) as usize },
-    };
-    // Never 0, which stands for no thread. User space has addresses of 47 bits.
-    name << 1 | 1
-}
-
-/// Returns [`this_thread`] in the form that watched returns use.
-#[inline(always)]
-pub(crate) fn owner(target: &Target) -> u32 {
-    let name = this_thread(target);
-    // Never 0.
-    (name ^ name >> 32) as u32 | 1
 }

@@ -29,6 +29,7 @@ pub mod foreseen;
 pub mod frames;
 mod handlers;
 pub mod helpers;
+mod lease;
 pub mod objects;
 pub mod packet;
 pub mod returns;

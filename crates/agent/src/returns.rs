@@ -12,6 +12,10 @@
 //!
 //! The entries of a slot are owned by the one thread that makes the call. Threads meet only when
 //! they claim an empty entry, by a compare-and-swap of its key.
+//!
+//! The first entry of a bucket is *kept*: it is the first slot's that claims it from its home, for
+//! good, and idle between that slot's calls. No other slot gets it then, so the slot's next call
+//! needs no compare-and-swap, which takes as long as all else that is done for a return.
 
 use core::ops::Range;
 use core::sync::atomic::{
@@ -31,7 +35,7 @@ pub struct Entry {
     pub address: AtomicU64,
     /// The address that the slot holds instead: the site's [`crate::abi::Site::return_entry`].
     pub hijack: AtomicU64,
-    /// [`depth_of`] it, `AWAY`, and the owner in the upper half.
+    /// [`depth_of`] it, `AWAY`, and the owner in the upper half; 0 where the entry is idle.
     pub state: AtomicU64,
 }
 
@@ -52,7 +56,7 @@ const YIELDS: u32 = 15_000;
 const SHORT_YIELDS: u32 = 100;
 
 /// Returns the entry's depth from an [`Entry::state`]: 1 for a slot's first entry, one more for
-/// each that stands upon another.
+/// each that stands upon another, 0 for one that is idle.
 #[inline]
 pub fn depth_of(state: u64) -> u64 {
     state & (AWAY - 1)
@@ -61,7 +65,7 @@ pub fn depth_of(state: u64) -> u64 {
 /// Entries in one bucket; with its count they fill two cache lines.
 const WAYS: usize = 3;
 /// Buckets, a power of two.
-const BUCKETS: usize = 1024;
+const BUCKETS: usize = 2048;
 /// The number of buckets that a key may lie in: its home, and those after it where that is full.
 const PROBES: usize = 8;
 
@@ -133,7 +137,7 @@ impl ReturnTable {
         match (own.next(), own.next(), home.spilled.load(Relaxed)) {
             (Some(only), None, 0) => {
                 let address = only.address.load(Relaxed);
-                only.key.store(0, Release);
+                home.free(only);
                 Some(address)
             }
             _ => self.take_newest(key),
@@ -174,7 +178,8 @@ impl ReturnTable {
 
     /// Returns the highest slot in a range that is watched.
     pub fn highest(&self, within: &Range<usize>) -> Option<usize> {
-        let keys = self.entries().map(|entry| entry.key.load(Relaxed));
+        let watched = self.entries().filter(|entry| entry.depth() != 0);
+        let keys = watched.map(|entry| entry.key.load(Relaxed));
         keys.filter(|key| within.contains(key)).max()
     }
 
@@ -348,7 +353,7 @@ impl ReturnTable {
         // Counted first: from here on the key's own thread looks everywhere for it.
         home.spilled.fetch_add(1, Relaxed);
         let found = (1..PROBES).find_map(|distance| {
-            let entry = self.bucket(key, distance).claim(key)?;
+            let entry = self.bucket(key, distance).claim_free(key)?;
             self.note_use(index_of(key, distance));
             Some(entry)
         });
@@ -359,8 +364,8 @@ impl ReturnTable {
     }
 
     fn free(&self, entry: &Entry, key: usize) {
-        entry.key.store(0, Release);
         let home = self.bucket(key, 0);
+        home.free(entry);
         if !home
             .entries
             .as_ptr_range()
@@ -409,146 +414,44 @@ impl Entry {
 }
 
 impl Bucket {
+    /// Returns the entries of the key's calls.
     #[inline]
     fn of(&self, key: usize) -> impl Iterator<Item = &Entry> {
         self.entries
             .iter()
-            .filter(move |entry| entry.key.load(Relaxed) == key)
+            .filter(move |entry| entry.key.load(Relaxed) == key && entry.depth() != 0)
     }
 
+    /// Claims an entry for a key that has its home here: the kept one, or a free one.
     #[inline]
     fn claim(&self, key: usize) -> Option<&Entry> {
+        let [kept, ..] = &self.entries;
+        if kept.key.load(Relaxed) == key && kept.depth() == 0 {
+            return Some(kept);
+        }
+        self.claim_free(key)
+    }
+
+    /// Claims a free entry.
+    #[inline]
+    fn claim_free(&self, key: usize) -> Option<&Entry> {
         self.entries.iter().find(|entry| {
             entry.key.load(Relaxed) == 0
                 && entry.key.compare_exchange(0, key, Acquire, Relaxed).is_ok()
         })
     }
+
+    /// Makes an entry free, or idle if it is the one that is kept here. The bucket is the home of
+    /// the entry's key.
+    #[inline(always)]
+    fn free(&self, entry: &Entry) {
+        entry.state.store(0, Release);
+        let [kept, ..] = &self.entries;
+        if !core::ptr::eq(entry, kept) {
+            entry.key.store(0, Release);
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    extern crate std;
-    use std::boxed::Box;
-
-    use super::*;
-
-    fn table() -> Box<ReturnTable> {
-        // SAFETY: all zeros are a valid table.
-        unsafe { Box::<ReturnTable>::new_zeroed().assume_init() }
-    }
-
-    #[test]
-    fn a_tail_call_is_taken_before_the_call_it_stands_upon() {
-        let table = table();
-        assert!(table.insert(0x7000, 1, 100, 1));
-        assert!(table.insert(0x7000, 100, 200, 1));
-        assert!(table.insert(0x7000, 200, 200, 1));
-        assert_eq!(
-            (table.original(0x7000, 200), table.original(0x7000, 7)),
-            (1, 7)
-        );
-        assert_eq!(
-            [(); 4].map(|()| table.take(0x7000)),
-            [Some(200), Some(100), Some(1), None]
-        );
-    }
-
-    #[test]
-    fn records_that_a_longjmp_left_are_reused() {
-        let table = table();
-        assert!(table.insert(0x7000, 1, 100, 1));
-        assert!(table.insert(0x7000, 100, 200, 1));
-        assert!(table.insert(0x7000, 7, 100, 1));
-        assert_eq!(table.take(0x7000), Some(7));
-        assert_eq!(table.take(0x7000), None);
-    }
-
-    #[test]
-    fn a_full_neighbourhood_is_refused() {
-        let table = table();
-        let depth = (0..1000)
-            .take_while(|_| table.insert(0x7000, 100, 100, 1))
-            .count();
-        assert_eq!(depth, WAYS * PROBES);
-        assert!((0..depth).all(|_| table.take(0x7000).is_some()));
-    }
-
-    #[test]
-    fn records_that_overflow_their_bucket_are_found_elsewhere() {
-        let table = table();
-        let home_of = |key: usize| core::ptr::from_ref(table.bucket(key, 0));
-        let keys: std::vec::Vec<usize> = (1..)
-            .map(|n| n * 8)
-            .filter(|key| home_of(*key) == home_of(8))
-            .take(WAYS + 2)
-            .collect();
-        for key in &keys {
-            assert!(table.insert(*key, *key as u64, 100, 1));
-        }
-        assert_eq!(table.bucket(8, 0).spilled.load(Relaxed), 2);
-        for key in &keys {
-            assert_eq!(
-                (table.take(*key), table.take(*key)),
-                (Some(*key as u64), None)
-            );
-        }
-        assert_eq!(table.bucket(8, 0).spilled.load(Relaxed), 0);
-    }
-
-    #[test]
-    fn slots_hold_their_callers_again_for_an_unwinder_and_are_forgotten_by_the_next() {
-        let table = table();
-        // Two calls, where the inner one was jumped to by another; and one that is not watched.
-        let stack = [200u64, 7, 300, 5];
-        let key = |place: usize| stack.as_ptr_range().start.addr() + 8 * place;
-        assert!(table.insert(key(0), 1, 100, 9) && table.insert(key(0), 100, 200, 9));
-        assert!(table.insert(key(1), 2, 100, 9)); // left behind by longjmp
-        assert!(table.insert(key(2), 3, 300, 8));
-        let all = key(0)..key(4);
-        assert_eq!(table.highest(&all), Some(key(2)));
-        assert_eq!(
-            table.put_back(key(0), 9, |key, is_own| is_own && all.contains(&key)),
-            0
-        );
-        // SAFETY: these are the array's own words.
-        let now = |place: usize| unsafe { stack.as_ptr().add(place).read_volatile() };
-        assert_eq!([now(0), now(1), now(2)], [1, 7, 300]);
-        assert_eq!(table.put_back(key(0), 8, |_, is_own| is_own), 0);
-        assert_eq!(now(2), 3);
-        table.watch_again(8, |key| all.contains(&key));
-        assert_eq!([now(0), now(2)], [1, 300]);
-        table.watch_again(9, |key| all.contains(&key));
-        assert_eq!([now(0), now(1), now(2)], [200, 7, 300]);
-        assert_eq!(table.put_back(key(0), 9, |_, _| true), 1);
-        assert_eq!([now(0), now(2)], [1, 3]);
-        // It belonged to another thread before, and is left alone from now on, as is one that
-        // another thread asks for as well.
-        table.watch_again(8, |key| all.contains(&key));
-        assert_eq!(now(2), 3);
-        assert_eq!(table.put_back(key(0), 8, |_, _| true), 2);
-        table.watch_again(9, |key| all.contains(&key));
-        assert_eq!(now(0), 1);
-        // A thread that has returned by the trampoline just then.
-        assert_eq!(table.take(key(2)), Some(3));
-        // Ended calls are forgotten.
-        assert!(table.insert(key(3), 4, 5, 9));
-        assert_eq!(table.put_back(key(3), 9, |_, _| true), 0);
-        assert_eq!(table.put_back(key(3) + 8, 9, |_, _| true), 0);
-        assert_eq!(table.take(key(3)), None);
-    }
-
-    #[test]
-    fn places_are_where_the_entries_are() {
-        let table = table();
-        assert!(table.insert(0x7000, 1, 100, 1));
-        let words = core::ptr::from_ref(&*table).cast::<u8>();
-        // SAFETY: places lie inside the table, and its keys are aligned words.
-        let key = |place: usize| unsafe { words.add(place).cast::<usize>().read() };
-        assert_eq!(
-            ReturnTable::places()
-                .filter(|place| key(*place) == 0x7000)
-                .count(),
-            1
-        );
-    }
-}
+mod tests;

@@ -16,14 +16,15 @@ mod seen;
 mod upcall;
 mod waits;
 
-use core::sync::atomic::Ordering::Acquire;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_maps::PAGE;
 use beeline_uapi::nr;
 
 use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, MARKABLE, Record};
 use crate::abi::{
-    Control, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs, Slot, Target,
+    Control, FILTERED, IS_CHILD, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs,
+    Slot, Target,
 };
 use crate::enter::{Job, Leased, links_of, miss, new_context, run};
 use crate::helpers::{signal, time};
@@ -279,7 +280,7 @@ struct Errand<'a, T> {
 }
 
 impl<T> Job for Errand<'_, T> {
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn run(&mut self) {
         self.result = (self.work)(self.call);
     }
@@ -304,6 +305,20 @@ fn run_unleased(links: &LinkList, seen: &impl Seen) -> Overridden {
     overridden
 }
 
+/// True if a filter lets any program of a list run, all of which have filters.
+#[inline(always)]
+fn is_wanted(links: &LinkList, seen: &impl Seen) -> bool {
+    // SAFETY: a list is published complete and never changed.
+    let mut links = unsafe { links_of(links) }.filter(|link| seen.is_enough(link));
+    links.any(|link| {
+        link.filter().is_none_or(|filter| {
+            let (entry, run) = filter.code();
+            // SAFETY: the filter is the link's, and needs no slot.
+            unsafe { seen.run_here(link, entry, run) != 0 }
+        })
+    })
+}
+
 /// Leases a slot and runs every program of the list in it.
 #[inline(never)]
 fn run_leased<S: Seen>(
@@ -312,6 +327,11 @@ fn run_leased<S: Seen>(
     links: &LinkList,
     seen: &S,
 ) -> Overridden {
+    // A child that shares the memory has ids of its own, which filters do not know.
+    let knows_ids = target.flags.load(Relaxed) & IS_CHILD == 0;
+    if links.needs & FILTERED != 0 && knows_ids && !is_wanted(links, seen) {
+        return Overridden::default();
+    }
     let Some(leased) = Leased::new(target) else {
         miss(target);
         return Overridden::default();
@@ -343,7 +363,7 @@ struct ProgramsAtCall<'a, S> {
 }
 
 impl<S: Seen> Job for ProgramsAtCall<'_, S> {
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn run(&mut self) {
         let seen = self.seen;
         let mut context = new_context(

@@ -18,9 +18,8 @@ use beeline_isa::abi::Run;
 use beeline_uapi::nr;
 
 use crate::abi::{PtRegs, Target};
-use crate::enter;
 use crate::returns::ReturnTable;
-use crate::{arch, sys};
+use crate::{arch, enter, lease, sys};
 
 /// The most bytes between a file's code and the functions of its own that it calls.
 const SAME_FILE: u64 = 1 << 20;
@@ -128,7 +127,7 @@ fn put_back(target: &Target, sp: usize) {
     if !is_traced(target) {
         table.forget_lock();
     }
-    let lost = table.put_back(below, enter::owner(target), is_wanted);
+    let lost = table.put_back(below, lease::owner(target), is_wanted);
     count_lost(target, lost);
 }
 
@@ -147,7 +146,7 @@ fn count_lost(target: &Target, lost: u64) {
 fn watch_again(target: &Target, sp: usize, from: usize) {
     // In a forked child returns are not reported, but they work.
     let table = target.returns();
-    let owner = enter::owner(target);
+    let owner = lease::owner(target);
     if !table.has_away(owner) {
         return;
     }

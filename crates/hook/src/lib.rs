@@ -51,5 +51,6 @@ pub use syscalls::{
     Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
 };
 pub use trampoline::{
-    Direct, EmitError, Full, RelocateError, SystemCall, Trampoline, TrampolineSpec, displaced, emit,
+    Direct, EmitError, Filter, Full, RelocateError, SystemCall, Trampoline, TrampolineSpec,
+    displaced, emit,
 };

@@ -10,7 +10,7 @@ use crate::arch;
 use crate::plan::Plan;
 
 pub use error::{EmitError, RelocateError};
-pub use spec::{Direct, Full, SystemCall, TrampolineSpec};
+pub use spec::{Direct, Filter, Full, SystemCall, TrampolineSpec};
 
 /// Code for one address. Only its bytes have to be mapped, readable and executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Trampoline {
 /// - [`EmitError::ReturnInside`]: [`Full::leave`] is given, and the site is not its function's
 ///   start.
 /// - [`EmitError::NoSystemCall`]: a [`SystemCall`] is given, and the site is none.
-/// - [`EmitError::ClobbersStackPointer`]: a [`Direct`] changes the stack pointer.
+/// - [`EmitError::ClobbersStackPointer`]: a [`Direct`] or a [`Filter`] changes the stack pointer.
 /// - [`EmitError::Assemble`]: a defect of this crate.
 pub fn emit(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Trampoline, EmitError> {
     let head = arch::trampoline_head(plan, at, spec)?;

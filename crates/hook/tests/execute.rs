@@ -6,8 +6,8 @@ mod support;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_hook::{
-    Direct, EmitError, Flags, Full, Function, INT3, Kind, Plan, Reason, Registers, Trampoline,
-    TrampolineSpec, displaced, emit, jump_patch, plan,
+    Direct, EmitError, Filter, Flags, Full, Function, INT3, Kind, Plan, Reason, Registers,
+    Trampoline, TrampolineSpec, displaced, emit, jump_patch, plan,
 };
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
@@ -220,6 +220,26 @@ fn direct() -> TrampolineSpec {
     })
 }
 
+/// Asks a filter before [`full`] or [`blind`]: one that looks at rdi and, like any other, spoils
+/// what it may.
+fn filtered(passes: bool, is_shown: bool) -> TrampolineSpec {
+    let hook = if is_shown { full(false) } else { blind(false) };
+    let TrampolineSpec::Full(hook) = hook else {
+        unreachable!()
+    };
+    let entry = match passes {
+        true => hook::test_hook_light as *const () as u64,
+        false => hook::test_hook_decline as *const () as u64,
+    };
+    let filter = Filter {
+        entry,
+        argument: Some(hook::PLAIN),
+        reads: 1 << 14,
+        clobbers: Registers::CALLER_SAVED,
+    };
+    TrampolineSpec::Filtered(filter, hook)
+}
+
 /// Puts the sample into the pool and hooks it there; returns its address.
 fn hooked(
     pool: &mut Pool,
@@ -333,6 +353,68 @@ fn blind_hooks_change_nothing() {
 #[test]
 fn light_hooks_change_nothing() {
     same_at_every_site(direct());
+}
+
+#[test]
+fn hooks_behind_a_filter_change_nothing() {
+    same_at_every_site(filtered(true, true));
+    same_at_every_site(filtered(true, false));
+}
+
+#[test]
+fn filters_that_let_nothing_pass_change_nothing() {
+    same_at_every_site(filtered(false, true));
+    same_at_every_site(filtered(false, false));
+}
+
+/// A filter gets the registers that it looks at, and only if it lets the hit pass is the hook
+/// called, which gets all.
+#[test]
+fn a_filter_decides_by_the_registers() {
+    let _turn = hook::TURN
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut pool = Pool::new(1 << 16);
+    // mov rax, [rdi+112]; sub rax, rsi; mov rdi, rax; ret
+    let entry = pool.push(b"\x48\x8b\x47\x70\x48\x29\xf0\x48\x89\xc7\xc3");
+    let (_, sample) = SAMPLES[0];
+    for leave in [false, true] {
+        let TrampolineSpec::Full(hook) = full(leave) else {
+            unreachable!()
+        };
+        let hook = Full {
+            descriptor: hook::PLAIN,
+            ..hook
+        };
+        let filter = Filter {
+            entry,
+            argument: Some(7),
+            reads: 1 << 14,
+            clobbers: Registers::of_numbers(1 << 0 | 1 << 7),
+        };
+        let spec = TrampolineSpec::Filtered(filter, hook);
+        let plain = pool.next();
+        pool.push(&assemble(sample, plain));
+        let (start, ..) = hooked(&mut pool, sample, 0, |plan, at| {
+            emit(plan, at, &spec).unwrap()
+        });
+        for (first, hits) in [(7, 0), (8, 1)] {
+            let mut before = State::sample(0);
+            before.general[7] = first;
+            hook::reset();
+            // SAFETY: samples return and keep the stack.
+            let (wanted, got) = unsafe { (before.call(plain), before.call(start)) };
+            assert_eq!(got, wanted);
+            assert_eq!((hook::entered(), hook::misaligned()), (hits, 0));
+        }
+        let numbers = [15, 14, 13, 12, 5, 3, 11, 10, 9, 8, 0, 1, 2, 6, 7];
+        let mut before = State::sample(0);
+        before.general[7] = 8;
+        assert_eq!(
+            hook::regs()[..15],
+            numbers.map(|number| before.general[number])
+        );
+    }
 }
 
 /// A moved body alone, as a signal handler uses it.

@@ -237,6 +237,13 @@ impl Engines {
         }
     }
 
+    /// Returns the code of the program's filter, if it has one. The program must be a verified one.
+    pub(crate) fn filter(&self, source: &Source) -> Option<Arc<Compiled>> {
+        let insns = beeline_codegen::filter(&source.insns)?;
+        let filter = Source::new(insns, source.maps.clone());
+        self.by_baseline(&filter).ok()
+    }
+
     /// True if better code than this will come.
     pub(crate) fn tiers_up(&self, first: &Compiled) -> bool {
         let Some(optimizer) = &self.optimizer else {

@@ -40,6 +40,9 @@ pub struct Program {
     first: Arc<Compiled>,
     /// Better code that came later.
     better: OnceLock<Arc<Compiled>>,
+    /// The code that says if it has to run at all, which needs no slot; `None` if nothing but the
+    /// program can say that.
+    filter: Option<Arc<Compiled>>,
     /// Its maps. Compiled code names them by their place here.
     pub maps: Vec<Arc<MapObject>>,
     /// Its needs when it is run.
@@ -180,6 +183,16 @@ impl Needs {
             task: calls(&TASK),
         }
     }
+
+    /// True if the program may have a filter: it needs a slot, and its result does not matter.
+    fn may_be_filtered(&self, spec: &ProgramSpec) -> bool {
+        const TYPES: [ProgramType; 3] = [
+            ProgramType::KPROBE,
+            ProgramType::TRACEPOINT,
+            ProgramType::RAW_TRACEPOINT,
+        ];
+        self.slot && TYPES.contains(&spec.prog_type)
+    }
 }
 
 /// Returns the words of its context that the program reads, bit n for word n. The last bit stands
@@ -264,6 +277,9 @@ impl Program {
             Arc::new(Compiled::none())
         };
         check_stack(&first.code).map_err(|why| LoadError::new(libc::E2BIG, why))?;
+        let needs = Needs::of(&facts, &first.code);
+        let has_filter = engines.are_verified() && missing.is_none() && needs.may_be_filtered(spec);
+        let filter = has_filter.then(|| engines.filter(&source)).flatten();
         let program = Self {
             id,
             prog_type: spec.prog_type,
@@ -272,11 +288,12 @@ impl Program {
             tag: crate::tag::of(&spec.insns),
             shown: with_map_ids(&spec.insns, maps),
             source: Arc::new(source),
-            needs: Needs::of(&facts, &first.code),
+            needs,
             context_end: context_end(&facts),
             missing,
             first,
             better: OnceLock::new(),
+            filter: filter.filter(|filter| filter.code.stack_bytes <= BORROWED_STACK),
             maps: used,
             trace: None,
             bound: Mutex::default(),
@@ -329,6 +346,11 @@ impl Program {
         &self.first
     }
 
+    /// Returns the code that says if the program has to run at all, if there is any.
+    pub fn filter(&self) -> Option<&Arc<Compiled>> {
+        self.filter.as_ref()
+    }
+
     /// Replaces the code for targets in which the program is placed from now on.
     ///
     /// # Errors
@@ -356,8 +378,9 @@ impl Program {
     fn bytes(&self) -> u64 {
         const ITSELF: usize = 8 << 10;
         let for_kernel = self.for_kernel.as_ref().map_or(0, |it| it.bytes());
-        let bytes = ITSELF + for_kernel + self.shown.len() + self.source.size() + self.first.size();
-        bytes as u64
+        let filter = self.filter.as_ref().map_or(0, |filter| filter.size());
+        let code = self.source.size() + self.first.size() + filter;
+        (ITSELF + for_kernel + self.shown.len() + code) as u64
     }
 
     fn charge(&self) -> MutexGuard<'_, Charge> {

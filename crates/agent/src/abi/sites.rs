@@ -148,7 +148,7 @@ pub struct Witness {
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x09");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x0a");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry
 /// (`push %rbp` or `endbr64`), so the caller is found at the stack pointer and not in the frame

@@ -42,15 +42,28 @@ pub fn spin_unlock(context: &mut Context, lock: Writable) {
 }
 
 /// Frees the lock that the run holds, if any.
+#[inline(always)]
 pub fn release(context: &Context) {
     // SAFETY: the slot is leased by this run.
     let slot = unsafe { &*context.slot };
     let lock = slot.lock.load(Relaxed) as *mut u8;
     if !lock.is_null() {
         // SAFETY: `spin_lock` has taken this lock.
-        unsafe { beeline_maps::spin_unlock(lock, &maps::caller(context)) };
-        forget(slot, context.target().control());
+        unsafe { unlock(context, lock) };
     }
+}
+
+/// # Safety
+///
+/// The run must hold this lock.
+#[cold]
+#[inline(never)]
+unsafe fn unlock(context: &Context, lock: *mut u8) {
+    // SAFETY: the slot is leased by this run.
+    let slot = unsafe { &*context.slot };
+    // SAFETY: the caller promises that the run holds the lock.
+    unsafe { beeline_maps::spin_unlock(lock, &maps::caller(context)) };
+    forget(slot, context.target().control());
 }
 
 fn forget(slot: &Slot, control: &Control) {

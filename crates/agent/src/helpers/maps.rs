@@ -9,7 +9,7 @@ use beeline_uapi::Errno;
 use super::convention::{Readable, Writable, shim};
 use super::objects;
 use crate::abi::{Context, MapHandle, Target};
-use crate::{enter, sys};
+use crate::{lease, sys};
 
 /// `bpf_map_lookup_elem(map, key)`: the value's address, or null; an inner map's handle if the
 /// elements are maps.
@@ -163,7 +163,7 @@ pub fn caller(context: &Context) -> Caller {
 /// that program holds, or for another thread's handler that waits for what this thread holds.
 fn relax(caller: &Caller) -> bool {
     // SAFETY: `caller` put the run's target there.
-    if enter::is_nested(unsafe { &*(caller.context as *const Target) }, caller.cpu) {
+    if lease::is_nested(unsafe { &*(caller.context as *const Target) }, caller.cpu) {
         return false;
     }
     sys::pause();

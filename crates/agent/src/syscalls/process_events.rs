@@ -15,7 +15,7 @@ use crate::abi::syscalls::{
     ENTER, UPCALL_CODE, UPCALL_CONFINE, UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
 use crate::abi::{PtRegs, Target};
-use crate::enter::forget_slots_of;
+use crate::lease::forget_slots_of;
 use crate::sys;
 
 /// Returns the target that a call is made in, or `None` if no session may be told of it.

@@ -2,6 +2,8 @@
 
 use core::mem::MaybeUninit;
 
+use beeline_isa::abi::{Entry, Run};
+
 use super::function::{self, FunctionRoom};
 use crate::abi::syscalls::{
     CONTEXT_FUNCTION, CONTEXT_KIND, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT,
@@ -24,8 +26,22 @@ pub(super) trait Seen {
     /// each, in the given room.
     fn show(&self, link: &Link, room: &mut Self::Room) -> *const u8;
 
+    /// Runs code that needs no slot on the thread's own stack, and returns its result: a link's
+    /// program, or its filter.
+    ///
+    /// # Safety
+    ///
+    /// The code must be compiled for the link's context, and `run` must be what it looks at of its
+    /// environment.
+    unsafe fn run_here(&self, link: &Link, entry: Entry, run: *const Run) -> u64;
+
     /// Runs a program that needs no slot on the thread's own stack, and returns its result.
-    fn run_unleased(&self, link: &Link) -> u64;
+    #[inline(always)]
+    fn run_unleased(&self, link: &Link) -> u64 {
+        // SAFETY: the program was checked and compiled for this context, and does not look at its
+        // environment.
+        unsafe { self.run_here(link, link.entry(), &raw const link.run) }
+    }
 
     /// For [`crate::abi::Context::regs`]: not null. Only programs that pass [`Self::is_enough`]
     /// look at them.
@@ -49,10 +65,9 @@ impl Seen for &Record {
     }
 
     #[inline(always)]
-    fn run_unleased(&self, link: &Link) -> u64 {
-        // SAFETY: the program was checked and compiled for this context, and does not look at its
-        // environment.
-        unsafe { link.entry()(self.show(link, &mut ()), &raw const link.run) }
+    unsafe fn run_here(&self, link: &Link, entry: Entry, run: *const Run) -> u64 {
+        // SAFETY: the caller promises that the code is for this context and environment.
+        unsafe { entry(self.show(link, &mut ()), run) }
     }
 
     #[inline(always)]
@@ -111,17 +126,18 @@ impl Seen for Registers<'_> {
     }
 
     #[inline(never)]
-    fn run_unleased(&self, link: &Link) -> u64 {
+    unsafe fn run_here(&self, link: &Link, entry: Entry, run: *const Run) -> u64 {
         if is_function(link) {
-            return self.run_function(link);
+            // SAFETY: the caller promises that the code is for this context and environment.
+            return unsafe { self.run_function(link, entry, run) };
         }
         if link.context == CONTEXT_PROBE {
-            return self.run_probe(link);
+            // SAFETY: as above.
+            return unsafe { self.run_probe(entry, run) };
         }
         let mut room = MaybeUninit::uninit();
-        // SAFETY: the program was checked and compiled for this context, and does not look at its
-        // environment.
-        unsafe { link.entry()(self.show_compactly(link, &mut room), &raw const link.run) }
+        // SAFETY: as above.
+        unsafe { entry(self.show_compactly(link, &mut room), run) }
     }
 
     #[inline(always)]
@@ -132,24 +148,30 @@ impl Seen for Registers<'_> {
 
 impl Registers<'_> {
     /// A separate function, as the registers that a probe sees take much room.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Seen::run_here`].
     #[cold]
     #[inline(never)]
-    fn run_probe(&self, link: &Link) -> u64 {
+    unsafe fn run_probe(&self, entry: Entry, run: *const Run) -> u64 {
         let mut room = MaybeUninit::uninit();
-        // SAFETY: the program was checked and compiled for this context, and does not look at its
-        // environment.
-        unsafe { link.entry()(self.show_probe(&mut room), &raw const link.run) }
+        // SAFETY: the caller promises that the code is for this context and environment.
+        unsafe { entry(self.show_probe(&mut room), run) }
     }
 
     /// As [`Self::run_probe`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Seen::run_here`].
     #[cold]
     #[inline(never)]
-    fn run_function(&self, link: &Link) -> u64 {
+    unsafe fn run_function(&self, link: &Link, entry: Entry, run: *const Run) -> u64 {
         let mut room = FunctionRoom::EMPTY;
         let argument = function::show(self.regs, link.context, &mut room);
-        // SAFETY: the program was checked and compiled for this context, and does not look at its
-        // environment.
-        unsafe { link.entry()(argument, &raw const link.run) }
+        // SAFETY: the caller promises that the code is for this context and environment.
+        unsafe { entry(argument, run) }
     }
 
     #[inline(always)]

@@ -7,6 +7,8 @@ use crate::arch::Registers;
 pub enum TrampolineSpec {
     /// Calls a function with all registers.
     Full(Full),
+    /// Asks a filter first, and calls the function only if that lets the hit pass.
+    Filtered(Filter, Full),
     /// Calls a function that needs nothing.
     Direct(Direct),
     /// Asks a function before a system call is made, at the instruction that makes it.
@@ -37,6 +39,28 @@ pub struct Full {
     /// True if the functions look at other registers than `sp`. If not, `pt_regs.cs` is 0, and the
     /// registers that calls keep are not shown, nor are the flags and `ip`.
     pub shows_registers: bool,
+}
+
+/// A function `extern "sysv64" fn(*const pt_regs, argument) -> u64` that says if the hook has to be
+/// called at all: not if it returns 0. It uses general registers only, and is called with the
+/// direction flag clear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Filter {
+    /// Its address.
+    pub entry: u64,
+    /// Its second argument; `None` if it takes only one.
+    pub argument: Option<u64>,
+    /// The words of `pt_regs` that it looks at, bit n for word n: some of [`Filter::WORDS`]. The
+    /// others hold anything.
+    pub reads: u32,
+    /// The general registers that it does not preserve.
+    pub clobbers: Registers,
+}
+
+impl Filter {
+    /// The words of `pt_regs` that a filter may look at: the general registers, without the stack
+    /// pointer.
+    pub const WORDS: u32 = (1 << 15) - 1;
 }
 
 /// A hook without arguments. Vector and x87 state is not kept for it; the direction flag is clear

@@ -20,8 +20,10 @@ unsafe extern "sysv64" {
     pub fn test_hook_enter();
     /// For `Full::leave`.
     pub fn test_hook_leave();
-    /// For `Direct::entry`.
+    /// For `Direct::entry`, and for `Filter::entry`: lets everything pass.
     pub fn test_hook_light();
+    /// For `Filter::entry`: lets nothing pass.
+    pub fn test_hook_decline();
     static test_hook_entered: AtomicU64;
     static test_hook_left: AtomicU64;
     static test_hook_depth: AtomicU64;
@@ -40,7 +42,7 @@ global_asm!(
     "test_hook_regs: .skip 168",
     "test_hook_returns: .skip 65536",
     ".text",
-    ".globl test_hook_enter, test_hook_leave, test_hook_light",
+    ".globl test_hook_enter, test_hook_leave, test_hook_light, test_hook_decline",
     "test_hook_enter:",
     "lock inc qword ptr [rip + test_hook_entered]",
     "mov rdx, rdi",
@@ -70,6 +72,10 @@ global_asm!(
     "test_hook_light:",
     "lock inc qword ptr [rip + test_hook_entered]",
     "mov rax, -1",
+    "jmp test_hook_spoil",
+    "test_hook_decline:",
+    "lock inc qword ptr [rip + test_hook_entered]",
+    "xor eax, eax",
     "jmp test_hook_spoil",
     // Copies the registers, and checks that the stack was aligned on the hook's entry.
     "test_hook_keep:",

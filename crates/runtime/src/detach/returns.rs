@@ -69,10 +69,11 @@ impl Presence {
                 u64::from_ne_bytes(entry[field..][..8].try_into().unwrap_or_default())
             };
             let slot = word(offset_of!(Entry, key));
-            if slot != 0 {
+            let depth = depth_of(word(offset_of!(Entry, state)));
+            if slot != 0 && depth != 0 {
                 slots.entry(slot).or_default().push(Watched {
                     place: self.manifest.returns as u64 + place as u64,
-                    depth: depth_of(word(offset_of!(Entry, state))),
+                    depth,
                     address: word(offset_of!(Entry, address)),
                     hijack: word(offset_of!(Entry, hijack)),
                 });

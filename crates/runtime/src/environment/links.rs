@@ -1,14 +1,17 @@
 //! Links, the agent's records of programs that run at a place, and lists of them.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Release;
 
 use beeline_agent::abi;
 use beeline_agent::abi::syscalls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
+use beeline_hook::{Filter, Registers};
 use beeline_isa::abi::Run;
 use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 
 use super::Environment;
+use crate::engines::Compiled;
 use crate::error::{Error, os};
 use crate::program::Program;
 
@@ -45,10 +48,15 @@ impl Environment {
         let mut name = [0; BPF_OBJ_NAME_LEN];
         let known = name.iter_mut().zip(program.name.bytes());
         known.for_each(|(to, from)| *to = from);
+        let filter = match program.filter() {
+            Some(filter) => self.place_filter(filter, run)?,
+            None => 0,
+        };
         let link = self.link(abi::Link {
             run,
             cookie,
             context,
+            filter: filter as *const abi::Filter,
             needs: needs(program, context),
             reads: program.needs.registers as usize,
             engine: word_of(&code.engine).into(),
@@ -57,6 +65,48 @@ impl Environment {
         })?;
         self.links.entry(program.id).or_default().push(link);
         Ok(link)
+    }
+
+    /// Places a filter, in the environment of its program, and returns its [`abi::Filter`].
+    fn place_filter(&mut self, filter: &Arc<Compiled>, run: Run) -> Result<u64, Error> {
+        let entry = self.place_code(filter)?.1 as usize;
+        let context = abi::Context {
+            run,
+            target: self.target as *const abi::Target,
+            slot: std::ptr::null_mut(),
+            regs: std::ptr::null(),
+            site: std::ptr::null(),
+            cpu: 0,
+            tick: 0,
+            cookie: 0,
+            tail_calls: 0,
+            signals: abi::PendingSignals::default(),
+            unblocked: 0,
+            overridden: abi::Overridden::default(),
+            packet: std::ptr::null_mut(),
+        };
+        let filter = abi::Filter { context, entry };
+        self.home.value(filter).map_err(os("filling a pool"))
+    }
+
+    /// Returns how a trampoline asks the filter of a link's program. `None` if there is none, or if
+    /// a trampoline cannot show what the program looks at.
+    pub fn trampoline_filter(&self, program: &Program, link: u64) -> Option<Filter> {
+        let filter = program.filter()?;
+        let reads = match program.needs.reads_context {
+            true => program.needs.registers,
+            false => 0,
+        };
+        // SAFETY: `place_link` placed a `Link` there, and its filter.
+        let place = unsafe { self.home.get::<abi::Link>(link) }.filter as u64;
+        // SAFETY: as above.
+        let entry = unsafe { self.home.get::<abi::Filter>(place) }.entry as u64;
+        (reads & !Filter::WORDS == 0).then(|| Filter {
+            entry,
+            argument: filter.code.uses_run.then_some(place),
+            reads,
+            clobbers: Registers::of_numbers(filter.code.clobbers.bits()),
+        })
     }
 
     /// Places an [`abi::Link`] for a function of the agent itself, at an offset in it.
@@ -94,6 +144,7 @@ impl Environment {
             needs: abi::NEEDS_SLOT | abi::NEEDS_REGISTERS,
             reads: usize::MAX,
             context: CONTEXT_REGISTERS,
+            filter: std::ptr::null(),
             enabled: 1.into(),
             engine: word_of(AGENT).into(),
             name: [0; BPF_OBJ_NAME_LEN],
@@ -131,7 +182,7 @@ impl Environment {
     pub fn place_list_anew(&mut self, links: &[u64], old: usize) -> Result<u64, Error> {
         match self.list_at(old) == links {
             true => Ok(old as u64),
-            false => self.place_list(links),
+            false => self.place_list(links, true),
         }
     }
 
@@ -142,22 +193,23 @@ impl Environment {
             && unsafe { self.home.get::<abi::LinkList>(list) }.needs & abi::NEEDS_REGISTERS != 0
     }
 
-    /// Places a list of links; 0 for none.
+    /// Places a list of links; 0 for none. `is_asked` says that the agent is to ask their filters.
     ///
     /// # Errors
     ///
     /// [`Error::Os`] if the pool is full.
-    pub fn place_list(&mut self, links: &[u64]) -> Result<u64, Error> {
+    pub fn place_list(&mut self, links: &[u64], is_asked: bool) -> Result<u64, Error> {
         if links.is_empty() {
             return Ok(0);
         }
         // SAFETY: `place_link` placed a `Link` there.
-        let needs = |link: &u64| unsafe { self.home.get::<abi::Link>(*link) }.needs;
-        let head = [
-            links.len(),
-            links.iter().map(needs).fold(0, |all, one| all | one),
-        ]
-        .map(|word| word as u64);
+        let placed = |link: &u64| unsafe { self.home.get::<abi::Link>(*link) };
+        let needs = |all, link| all | placed(link).needs;
+        let mut needs = links.iter().fold(0, needs);
+        if is_asked && links.iter().all(|link| !placed(link).filter.is_null()) {
+            needs |= abi::FILTERED;
+        }
+        let head = [links.len(), needs].map(|word| word as u64);
         let words: Vec<u64> = head.into_iter().chain(links.iter().copied()).collect();
         self.home.array(&words).map_err(os("filling a pool"))
     }

@@ -220,11 +220,11 @@ impl Sites {
         let Some(mut site) = self.hooked.remove(&at) else {
             return Ok(());
         };
-        let (old, plan, direct) = (site.record, site.plan.clone(), site.direct);
+        let (old, plan, is_single) = (site.record, site.plan.clone(), site.is_single);
         let landing = site.landing.take();
         let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         site.plan = plan.clone().into_breakpoint(reason);
-        site.direct = false;
+        site.is_single = false;
         let done = bytes_of(&self.memory, old).and_then(|(bytes, level)| {
             place_record(
                 &mut self.memory,
@@ -266,7 +266,7 @@ impl Sites {
                 .signals()
                 .set_breakpoint(site.record, if was_breakpoint { old } else { 0 });
             (site.record, site.plan, site.landing) = (old, plan, landing);
-            site.direct = direct;
+            site.is_single = is_single;
         }
         self.hooked.insert(at, site);
         outcome

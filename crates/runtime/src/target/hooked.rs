@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{self, Site, SiteTrap};
-use beeline_hook::{Kind, Plan, Trampoline, begins_function};
+use beeline_hook::{Direct, Filter, Kind, Plan, Trampoline, begins_function};
 use beeline_inject::{Region, Stopped};
 
 use super::Request;
@@ -37,10 +37,19 @@ pub(super) struct Hooked {
     pub branches: bool,
     pub entry: Vec<Attached>,
     pub returns: Vec<Attached>,
-    /// True if its trampoline runs one program without the agent.
-    pub direct: bool,
+    /// True if its trampoline serves one program alone: it calls that itself, or asks its filter.
+    pub is_single: bool,
     /// True if its trampoline shows all registers; other trampolines are quicker.
     pub shows_registers: bool,
+}
+
+/// The way in which a trampoline serves a site with one program, quicker than by the agent.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Quick {
+    /// It calls the program itself.
+    Direct(Direct),
+    /// It asks the program's filter before it calls the agent.
+    Filtered(Filter),
 }
 
 /// A place in a file.

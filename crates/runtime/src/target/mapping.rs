@@ -256,7 +256,7 @@ impl TargetMemory {
         let (domain, owner) = (&self.domain, self.owner);
         let is_done = Hold::Brief.with(&self.process, |stopped| {
             let mut leases = domain.page().leases.iter();
-            let in_use = leases.any(|lease| lease.owner.load(SeqCst) == owner);
+            let in_use = leases.any(|lease| lease.owner() == owner);
             // If another program runs now, what it has at these places is its own.
             if in_use || !environment.is_in(stopped) {
                 return Ok(false);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -319,7 +318,7 @@ impl TargetMemory {
             // Slots are held in the name that a thread has now.
             let mut leases = domain.page().leases.iter();
             let offset = find_tid_offset(process, stopped);
-            if offset != abi::TID_UNKNOWN && !leases.any(|one| one.owner.load(SeqCst) == owner) {
+            if offset != abi::TID_UNKNOWN && !leases.any(|one| one.owner() == owner) {
                 environment.set_tid_offset(offset);
             }
             Ok(())

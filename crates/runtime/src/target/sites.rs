@@ -10,7 +10,7 @@ use beeline_agent::abi::{self, Site};
 use beeline_hook::{Direct, Full, INT3, Kind, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_inject::{Process, Region};
 
-use super::hooked::{Attached, Hooked, Origin, mark_exit, place_record};
+use super::hooked::{Attached, Hooked, Origin, Quick, mark_exit, place_record};
 use super::memory::TargetMemory;
 use super::mend::MendState;
 use super::pads::{Landing, Pads};
@@ -268,13 +268,13 @@ impl Sites {
             mark_exit(&mut self.memory, request, site.record).and_then(|()| self.publish(&site));
         let showed_registers = site.shows_registers;
         site.shows_registers |= request.body.needs().reads_context;
-        if outcome.is_ok() && (site.direct || site.shows_registers != showed_registers) {
-            // The direct trampoline knows only its one program, and the agent runs no program that
+        if outcome.is_ok() && (site.is_single || site.shows_registers != showed_registers) {
+            // Such a trampoline knows only its one program, and the agent runs no program that
             // looks at registers which its trampoline does not show.
             outcome = self
                 .write_trampoline(&site, None)
                 .and_then(|(trampoline, at)| self.redirect(&site, &trampoline, at, hold));
-            site.direct &= outcome.is_err();
+            site.is_single &= outcome.is_err();
         }
         if outcome.is_err() {
             // A program that its trampoline does not serve is not attached, and may be tried again.
@@ -311,7 +311,7 @@ impl Sites {
         } = planned;
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         let needs = request.body.needs();
-        let direct = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
+        let is_direct = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
         let record = place_record(
             &mut self.memory,
             &plan,
@@ -329,20 +329,26 @@ impl Sites {
             branches: beeline_hook::branches_sometimes(&file),
             entry: Vec::new(),
             returns: Vec::new(),
-            direct,
+            is_single: false,
             shows_registers,
         };
+        let link = attached.link;
         site.list(request.retprobe).push(attached);
-        let call = match request.body {
-            Body::Program(program) if direct => {
-                let (code, entry) = self.memory.environment_mut()?.place_program(program)?;
+        let environment = self.memory.environment_mut()?;
+        let quick = match request.body {
+            Body::Program(program) if is_direct => {
+                let (code, entry) = environment.place_program(program)?;
                 let clobbers = Registers::of_numbers(code.code.clobbers.bits());
-                Some(Direct { entry, clobbers })
+                Some(Quick::Direct(Direct { entry, clobbers }))
             }
+            Body::Program(program) if !request.retprobe && !is_breakpoint => environment
+                .trampoline_filter(program, link)
+                .map(Quick::Filtered),
             _ => None,
         };
+        site.is_single = quick.is_some();
         mark_exit(&mut self.memory, request, site.record)?;
-        let (trampoline, at) = self.write_trampoline(&site, call)?;
+        let (trampoline, at) = self.write_trampoline(&site, quick)?;
         self.publish(&site)?;
         if is_breakpoint && !self.memory.signals().set_breakpoint(0, site.record) {
             return Err(self
@@ -378,21 +384,23 @@ impl Sites {
     pub fn write_trampoline(
         &mut self,
         site: &Hooked,
-        direct: Option<Direct>,
+        quick: Option<Quick>,
     ) -> Result<(Trampoline, u64), Error> {
         let environment = self.memory.environment()?;
         let points = self.memory.shared.agent.points();
-        let spec = match direct {
-            Some(direct) => TrampolineSpec::Direct(direct),
-            None => TrampolineSpec::Full(Full {
-                descriptor: site.record,
-                enter: environment.agent + points.enter,
-                leave: site
-                    .plan
-                    .at_start
-                    .then_some(environment.agent + points.leave),
-                shows_registers: site.shows_registers,
-            }),
+        let full = Full {
+            descriptor: site.record,
+            enter: environment.agent + points.enter,
+            leave: site
+                .plan
+                .at_start
+                .then_some(environment.agent + points.leave),
+            shows_registers: site.shows_registers,
+        };
+        let spec = match quick {
+            Some(Quick::Direct(direct)) => TrampolineSpec::Direct(direct),
+            Some(Quick::Filtered(filter)) => TrampolineSpec::Filtered(filter, full),
+            None => TrampolineSpec::Full(full),
         };
         let reach = site
             .reach()
@@ -453,8 +461,9 @@ impl Sites {
                 .collect::<Vec<_>>()
         };
         let environment = self.memory.environment_mut()?;
-        let entry = environment.place_list(&links(&site.entry))?;
-        let returns = environment.place_list(&links(&site.returns))?;
+        // The filter of a single program is the trampoline's to ask.
+        let entry = environment.place_list(&links(&site.entry), site.entry.len() > 1)?;
+        let returns = environment.place_list(&links(&site.returns), true)?;
         // SAFETY: the record was placed in the home pool as a `Site`.
         let record = unsafe { environment.home.get::<Site>(site.record) };
         record.entry.store(entry as usize, Release);

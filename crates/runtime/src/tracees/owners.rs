@@ -144,7 +144,7 @@ impl Owners {
     /// there has written nonsense.
     pub fn take_back_slots(&self, domain: &Domain) {
         for lease in &domain.page().leases {
-            let owner = lease.owner.load(SeqCst);
+            let owner = lease.owner();
             let is_ours = owner == RUNTIME_OWNER && domain.id == DomainId::HOME;
             if owner != 0 && !is_ours && !domain.has(owner) {
                 tracing::info!(
@@ -152,7 +152,7 @@ impl Owners {
                     owner,
                     "took back a slot that nobody owns"
                 );
-                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+                lease.take_from(owner);
             }
         }
     }
@@ -213,7 +213,7 @@ impl Owners {
             drop(freed);
             domain.dismiss(owner);
             for lease in &domain.page().leases {
-                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+                lease.take_from(owner);
             }
         }
         is_done

@@ -322,7 +322,7 @@ impl Targets {
         let ended = self.owners.take_ended();
         let domains = self.shared.domains.all();
         let leases = domains.iter().flat_map(|domain| &domain.page().leases);
-        let at_work: BTreeSet<u32> = leases.map(|lease| lease.owner.load(SeqCst)).collect();
+        let at_work: BTreeSet<u32> = leases.map(|lease| lease.owner()).collect();
         let is_gone = |pid: i32, target: &Target| {
             let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
             let owner = target.owner();

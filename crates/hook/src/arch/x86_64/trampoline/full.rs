@@ -11,9 +11,10 @@ use super::{RED_ZONE, assemble};
 use crate::arch::x86_64::pt_regs::{
     CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
 };
+use crate::arch::x86_64::registers::Registers;
 use crate::flags::Flags;
 use crate::plan::Plan;
-use crate::trampoline::{EmitError, Full, Head};
+use crate::trampoline::{EmitError, Filter, Full, Head};
 
 /// Not in a system call.
 const NO_SYSCALL: i32 = -1;
@@ -26,12 +27,27 @@ const STORED: [AsmRegister64; 15] = [
 ];
 const KEPT_BY_CALLS: usize = 6;
 
+/// Words of `struct pt_regs`, bit n for word n.
+type Words = u32;
+/// All of [`STORED`].
+const ALL: Words = (1 << STORED.len()) - 1;
+/// Those of [`STORED`] that a call may change.
+const CHANGED_BY_CALLS: Words = ALL & !((1 << KEPT_BY_CALLS) - 1);
+
 /// Writes the head for a site.
-pub(super) fn head(plan: &Plan, at: u64, spec: &Full) -> Result<Head, EmitError> {
+pub(super) fn head(
+    plan: &Plan,
+    at: u64,
+    filter: Option<&Filter>,
+    spec: &Full,
+) -> Result<Head, EmitError> {
     if spec.leave.is_some() && !plan.at_start {
         return Err(EmitError::ReturnInside { site: plan.site });
     }
-    let (code, return_entry) = assemble(at, |asm| write_head(asm, plan, spec))?;
+    if filter.is_some_and(|filter| filter.clobbers.contains(Registers::RSP)) {
+        return Err(EmitError::ClobbersStackPointer);
+    }
+    let (code, return_entry) = assemble(at, |asm| write_head(asm, plan, at, filter, spec))?;
     let return_entry = match return_entry {
         Some(label) => Some(
             code.label_ip(&label)
@@ -48,65 +64,149 @@ pub(super) fn head(plan: &Plan, at: u64, spec: &Full) -> Result<Head, EmitError>
 fn write_head(
     asm: &mut CodeAssembler,
     plan: &Plan,
+    at: u64,
+    filter: Option<&Filter>,
     spec: &Full,
 ) -> Result<Option<CodeLabel>, IcedError> {
     let below = if plan.red_zone { REGS + RED_ZONE } else { REGS };
-    save(asm, below, plan.site, plan.flags, spec.shows_registers)?;
-    call(asm, spec.enter, spec.descriptor)?;
+    let mut body = asm.create_label();
+    asm.lea(rsp, ptr(rsp - below))?;
+    let stored = match filter {
+        Some(filter) => ask(asm, plan.flags, at, filter, (below, body))?,
+        None => 0,
+    };
+    save(
+        asm,
+        below,
+        plan.site,
+        plan.flags,
+        spec.shows_registers,
+        stored,
+    )?;
+    call(asm, at, spec.enter, spec.descriptor)?;
     let Some(leave) = spec.leave else {
-        restore(asm, plan.flags)?;
+        restore(asm, plan.flags, CHANGED_BY_CALLS)?;
         asm.lea(rsp, ptr(rsp + below))?;
+        asm.set_label(&mut body)?;
+        asm.zero_bytes()?;
         return Ok(None);
     };
 
     let mut plain = asm.create_label();
-    let mut body = asm.create_label();
     let mut return_entry = asm.create_label();
     asm.test(rax, rax)?;
     asm.je(plain)?;
-    restore(asm, plan.flags)?;
+    restore(asm, plan.flags, CHANGED_BY_CALLS)?;
     // The return address is dropped and a call puts another in its place: arguments on the stack
     // stay where they are, and the processor's prediction of returns stays right.
     asm.lea(rsp, ptr(rsp + (below + WORD)))?;
     asm.call(body)?;
     asm.set_label(&mut return_entry)?;
-    write_return(asm, leave, spec)?;
+    write_return(asm, at, leave, spec)?;
 
     asm.set_label(&mut plain)?;
-    restore(asm, plan.flags)?;
+    restore(asm, plan.flags, CHANGED_BY_CALLS)?;
     asm.lea(rsp, ptr(rsp + below))?;
     asm.set_label(&mut body)?;
     asm.zero_bytes()?;
     Ok(Some(return_entry))
 }
 
+/// Writes the code that asks a filter, and goes to the body if the hit does not pass. Returns the
+/// registers that are stored when it does pass, with the flags if they are live.
+fn ask(
+    asm: &mut CodeAssembler,
+    flags: Flags,
+    at: u64,
+    filter: &Filter,
+    (below, body): (i32, CodeLabel),
+) -> Result<Words, IcedError> {
+    let mut changed = word(rax) | word(rdi) | filter.clobbers.words_of_pt_regs();
+    if filter.argument.is_some() {
+        changed |= word(rsi);
+    }
+    if flags == Flags::Arithmetic {
+        changed |= word(rcx);
+    }
+    let is_near = is_near(at, filter.entry);
+    if !is_near {
+        changed |= word(r11);
+    }
+    let stored = changed | filter.reads & ALL;
+    store(asm, stored)?;
+    if flags.live() {
+        save_flags(asm, flags)?;
+    }
+    asm.mov(rdi, rsp)?;
+    if let Some(argument) = filter.argument {
+        asm.mov(rsi, argument)?;
+    }
+    call_code(asm, is_near, filter.entry)?;
+    let mut passes = asm.create_label();
+    asm.test(rax, rax)?;
+    asm.jne(passes)?;
+    restore(asm, flags, changed)?;
+    asm.lea(rsp, ptr(rsp + below))?;
+    asm.jmp(body)?;
+    asm.set_label(&mut passes)?;
+    Ok(stored)
+}
+
+/// Returns the word of a register of [`STORED`].
+fn word(register: AsmRegister64) -> Words {
+    let place = STORED.iter().position(|stored| *stored == register);
+    place.map_or(0, |place| 1 << place)
+}
+
+/// Returns the registers of some words, each with its offset in `struct pt_regs`.
+fn registers(words: Words) -> impl Iterator<Item = (i32, AsmRegister64)> {
+    let all = (0..).step_by(WORD as usize).zip(STORED).enumerate();
+    all.filter(move |(place, _)| words >> place & 1 != 0)
+        .map(|(_, one)| one)
+}
+
+/// Stores registers at their places in `struct pt_regs`.
+fn store(asm: &mut CodeAssembler, words: Words) -> Result<(), IcedError> {
+    for (offset, register) in registers(words) {
+        asm.mov(qword_ptr(rsp + offset), register)?;
+    }
+    Ok(())
+}
+
 /// Writes the code for a watched call that has returned. The stack pointer is above the slot of its
 /// return address.
-fn write_return(asm: &mut CodeAssembler, leave: u64, spec: &Full) -> Result<(), IcedError> {
-    save(asm, REGS + WORD, 0, Flags::Dead, spec.shows_registers)?;
-    call(asm, leave, spec.descriptor)?;
+fn write_return(
+    asm: &mut CodeAssembler,
+    at: u64,
+    leave: u64,
+    spec: &Full,
+) -> Result<(), IcedError> {
+    asm.lea(rsp, ptr(rsp - (REGS + WORD)))?;
+    save(asm, REGS + WORD, 0, Flags::Dead, spec.shows_registers, 0)?;
+    call(asm, at, leave, spec.descriptor)?;
     asm.mov(qword_ptr(rsp + REGS), rax)?;
-    restore(asm, Flags::Dead)?;
+    restore(asm, Flags::Dead, CHANGED_BY_CALLS)?;
     asm.lea(rsp, ptr(rsp + REGS))?;
     asm.ret()
 }
 
-/// Moves the stack pointer down by `below` and builds `struct pt_regs` there. If no program reads
-/// it, only what has to be restored is stored.
+/// Builds `struct pt_regs` at the stack pointer, which has been moved down by `below`. If no program
+/// reads it, only what has to be restored is stored. If some words are stored already, so are live
+/// flags.
 fn save(
     asm: &mut CodeAssembler,
     below: i32,
     ip: u64,
     flags: Flags,
     shown: bool,
+    stored: Words,
 ) -> Result<(), IcedError> {
-    asm.lea(rsp, ptr(rsp - below))?;
-    let not_stored = if shown { 0 } else { KEPT_BY_CALLS };
-    for (offset, register) in (0..).step_by(WORD as usize).zip(STORED).skip(not_stored) {
-        asm.mov(qword_ptr(rsp + offset), register)?;
-    }
-    if shown || flags.live() {
-        save_flags(asm, flags)?;
+    let wanted = if shown { ALL } else { CHANGED_BY_CALLS };
+    store(asm, wanted & !stored)?;
+    match flags.live() {
+        true if stored == 0 => save_flags(asm, flags)?,
+        false if shown => save_flags(asm, flags)?,
+        _ => {}
     }
     if shown {
         asm.mov(qword_ptr(rsp + ORIG_AX), NO_SYSCALL)?;
@@ -142,19 +242,34 @@ fn save_flags(asm: &mut CodeAssembler, flags: Flags) -> Result<(), IcedError> {
     }
 }
 
-/// Calls `function(pt_regs, descriptor)`. The stack pointer is a multiple of 16 here where it is so
-/// on calls at the site.
-fn call(asm: &mut CodeAssembler, function: u64, descriptor: u64) -> Result<(), IcedError> {
+/// Calls `function(pt_regs, descriptor)` from a head at `at`. The stack pointer is a multiple of 16
+/// here where it is so on calls at the site.
+fn call(asm: &mut CodeAssembler, at: u64, function: u64, descriptor: u64) -> Result<(), IcedError> {
     asm.mov(rdi, rsp)?;
     asm.mov(rsi, descriptor)?;
-    asm.mov(r11, function)?;
+    call_code(asm, is_near(at, function), function)
+}
+
+/// True if a call's displacement reaches an address from anywhere in a head at `at`.
+fn is_near(at: u64, address: u64) -> bool {
+    /// More bytes than any head has.
+    const HEAD: u64 = 4096;
+    address.abs_diff(at) < (1 << 31) - HEAD
+}
+
+/// Calls an address, through r11 if it is not near.
+fn call_code(asm: &mut CodeAssembler, is_near: bool, address: u64) -> Result<(), IcedError> {
+    if is_near {
+        return asm.call(address);
+    }
+    asm.mov(r11, address)?;
     asm.call(r11)
 }
 
-/// Loads the flags and the registers that a call may have changed; the stack pointer stays.
-fn restore(asm: &mut CodeAssembler, flags: Flags) -> Result<(), IcedError> {
+/// Loads the flags and some registers; the stack pointer stays.
+fn restore(asm: &mut CodeAssembler, flags: Flags, words: Words) -> Result<(), IcedError> {
     restore_flags(asm, flags)?;
-    for (offset, register) in (0..).step_by(WORD as usize).zip(STORED).skip(KEPT_BY_CALLS) {
+    for (offset, register) in registers(words) {
         asm.mov(register, qword_ptr(rsp + offset))?;
     }
     Ok(())

@@ -21,7 +21,8 @@ pub(crate) fn trampoline_head(
     spec: &TrampolineSpec,
 ) -> Result<Head, EmitError> {
     match spec {
-        TrampolineSpec::Full(full) => full::head(plan, at, full),
+        TrampolineSpec::Full(full) => full::head(plan, at, None, full),
+        TrampolineSpec::Filtered(filter, full) => full::head(plan, at, Some(filter), full),
         TrampolineSpec::Direct(direct) => direct::head(plan, at, direct),
         TrampolineSpec::SystemCall(call) => call::head(plan, at, call),
     }
