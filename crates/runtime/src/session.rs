@@ -273,6 +273,29 @@ impl Backend for Runtime {
         Ok(id)
     }
 
+    fn map_create_on_both_sides(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        let id = self.id();
+        match MapObject::on_both_sides(id, spec, self.shared.cpus, &self.budget) {
+            Ok(map) => {
+                let map = Arc::new(map);
+                self.tracees.watch_map(&map);
+                self.objects().maps.insert(id, map);
+                Ok(id)
+            }
+            Err(error) => {
+                let name = &spec.name;
+                tracing::info!(name, ?error, "a map's memory is not the kernel's");
+                self.map_create(spec)
+            }
+        }
+    }
+
+    fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
+        let pages = self.map(map)?.kernels_pages();
+        let pages = pages.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+        Ok(pages.map(|(file, _)| file))
+    }
+
     fn memory(&self, id: Id) -> Result<OwnedFd, Errno> {
         let shared = match self.map(id) {
             Ok(map) => map

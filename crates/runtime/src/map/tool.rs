@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_maps::{Batch, Kind, TaskStorage};
-use beeline_uapi::{Errno, flags};
+use beeline_uapi::Errno;
 use beeline_verifier::sharding::{Sharing, Use, Word};
 
 use super::shards::{First, Merged, Shard, View};
@@ -169,7 +169,7 @@ impl MapObject {
             None => return whole("nothing is known of the programs that use it"),
         };
         // What the tool writes into memory that it has mapped itself reaches one shard only.
-        let is_mapped = self.spec.flags & flags::MMAPABLE != 0 && self.check_thawed().is_ok();
+        let is_mapped = self.is_mapped_by_tool();
         match sharing {
             Sharing::Whole(_) | Sharing::Stream | Sharing::Stacks => sharing,
             _ if is_mapped => whole("the tool maps its memory"),

@@ -4,21 +4,29 @@
 //! has the map, all of it moves there, and the tool's operations are `bpf(2)` on the twin. If
 //! processes have it as well, each side works on its own map, and the tool's view is put together
 //! in the way that [`Sharing`] allows; a map that allows none stays on the side that had it first.
+//!
+//! An array that the tool may map has its twin from the beginning, if the session may use the kernel
+//! at all: the kernel's memory is the map's, for everybody ([`MapObject::on_both_sides`]).
+
+mod operations;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use beeline_kernel as kernel;
-use beeline_maps::{Batch, Kind};
+use beeline_maps::{Kind, Layout, Map, PAGE};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::sharding::Sharing;
 use parking_lot::Mutex;
 
-use super::shards::Addends;
+use super::shards::Shard;
 use super::tool::halves;
-use super::{MapObject, bytes_of};
-use crate::budget::Charge;
+use super::{MapObject, bytes_of, out_of_memory};
+use crate::backend::{Id, MapSpec};
+use crate::budget::{Budget, Charge};
 use crate::host_kernel::rings::KernelRing;
+use crate::liveness::SessionId;
+use crate::memory::Memory;
 
 /// A map in the kernel, and how the tool sees it.
 #[derive(Debug)]
@@ -27,7 +35,8 @@ pub(super) struct Twin {
     view: View,
     /// Held while the tool changes copies, so that both sides have its changes in one order.
     changing: Mutex<()>,
-    _charge: Charge,
+    /// `None` if the map's own charge has it.
+    _charge: Option<Charge>,
 }
 
 /// The way in which the tool's view of a map is put together from the processes' side and the
@@ -40,6 +49,8 @@ enum View {
     Copies,
     /// A value is the sum of both.
     Sums(Box<[bool]>),
+    /// Both are this memory, the kernel's.
+    Shared(Memory),
 }
 
 /// The sides that have a map.
@@ -51,6 +62,73 @@ pub(super) struct Sides {
 }
 
 impl MapObject {
+    /// Creates an array with memory of the kernel's, which programs on both sides have, and the tool
+    /// if it maps it. Its file holds nothing: what maps that, maps the kernel's pages over its
+    /// beginning ([`Self::kernels_pages`]). The last page of the file stays, and tells whose the pages
+    /// before it are.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::new`]; `EINVAL` for a map other than an array of plain values; `ENOMEM` if the
+    /// budget has no room for it; those of [`Memory::new`], and of bpf(2) and mmap(2).
+    pub fn on_both_sides(
+        id: Id,
+        spec: &MapSpec,
+        cpus: u32,
+        budget: &Budget,
+    ) -> Result<Self, Errno> {
+        let plain = spec.plain();
+        let layout = Layout::new(&plain, cpus)?;
+        let is_plain = super::as_verified(spec, None).fields.is_empty();
+        if plain.kind() != Some(Kind::Array) || !is_plain {
+            return Err(Errno::EINVAL);
+        }
+        let charge = budget.charge(bytes_of(&layout, plain.kind()))?;
+        let name = SessionId::own().name(&format!("map-{}", spec.name));
+        let face = Memory::new(&name, (layout.len + PAGE) as usize).map_err(out_of_memory)?;
+        face.seal_size().map_err(out_of_memory)?;
+        let flags = plain.flags & !TOOLS | flags::MMAPABLE;
+        let twin = kernel::Map::new(&kernel_spec(spec, flags)).map_err(out_of_memory)?;
+        let file = twin.as_fd().try_clone_to_owned().map_err(out_of_memory)?;
+        let pages = Memory::over(file, layout.len as usize).map_err(out_of_memory)?;
+        // SAFETY: the kernel lays an array out as Beeline does, one value of whole words behind the
+        // other, and the mapping lives as long as the map that owns its twin.
+        let map = unsafe { Map::attach(&plain, cpus, pages.base()) }?;
+        let twin = Twin {
+            map: twin,
+            view: View::Shared(pages),
+            changing: Mutex::default(),
+            _charge: None,
+        };
+        let first = Shard {
+            memory: face,
+            map,
+            charge,
+        };
+        let map = Self::with_first(id, spec, first, None, budget)?;
+        map.sides.write().twin = Some(twin);
+        Ok(map)
+    }
+
+    /// Returns the kernel's array whose pages are the map's memory, if it has such memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)`, by which the descriptor is duplicated.
+    pub fn kernels_pages(&self) -> io::Result<Option<(OwnedFd, usize)>> {
+        let sides = self.sides.read();
+        match sides.twin.as_ref().map(|twin| &twin.view) {
+            Some(View::Shared(pages)) => Ok(Some((pages.share()?, pages.len()))),
+            _ => Ok(None),
+        }
+    }
+
+    /// True if its memory is the kernel's.
+    pub fn is_on_both_sides(&self) -> bool {
+        let sides = self.sides.read();
+        matches!(&sides.twin, Some(twin) if matches!(twin.view, View::Shared(_)))
+    }
+
     /// Runs `work` on the kernel's map in its place, which is created if there is none.
     ///
     /// # Errors
@@ -68,7 +146,7 @@ impl MapObject {
             true => common_view(self.sharing_by(usage.as_ref()))?,
             false if self.is_mapped_by_tool() => {
                 return Err(
-                    "the tool maps its memory, which the kernel cannot share yet".to_owned(),
+                    "the tool maps its memory, which is not the kernel's".to_owned(),
                 );
             }
             false if self.is_only_read() => View::Copies,
@@ -84,7 +162,7 @@ impl MapObject {
             map,
             view,
             changing: Mutex::default(),
-            _charge: charge,
+            _charge: Some(charge),
         });
         Ok(work(&twin.map))
     }
@@ -167,7 +245,7 @@ impl MapObject {
             return Ok(());
         };
         let view = match twin.view {
-            View::Kernels => return Ok(()),
+            View::Kernels | View::Shared(_) => return Ok(()),
             View::Copies if self.is_only_read() => return Ok(()),
             View::Copies | View::Sums(_) => common_view(sharing.clone())?,
         };
@@ -248,23 +326,15 @@ impl MapObject {
     }
 
     /// True if the tool may change its memory without a call.
-    fn is_mapped_by_tool(&self) -> bool {
-        self.spec.flags & flags::MMAPABLE != 0 && self.check_thawed().is_ok()
+    pub(super) fn is_mapped_by_tool(&self) -> bool {
+        let has = |flag| self.spec.flags & flag != 0;
+        has(flags::MMAPABLE) && !has(flags::RDONLY_PROG) && self.check_thawed().is_ok()
     }
 
     /// Creates the kernel's map, with the elements that this one has. Sums stay on this side.
     fn new_twin(&self, view: &View) -> io::Result<kernel::Map> {
-        const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
-        let spec = kernel::MapSpec {
-            map_type: self.spec.map_type,
-            key_size: self.spec.key_size,
-            value_size: self.spec.value_size,
-            max_entries: self.spec.max_entries,
-            flags: self.spec.flags & !TOOLS,
-            map_extra: self.spec.map_extra,
-            ..kernel::MapSpec::default()
-        };
-        let twin = kernel::Map::new(&spec)?;
+        let flags = self.spec.flags & !TOOLS;
+        let twin = kernel::Map::new(&kernel_spec(&self.spec, flags))?;
         if self.has_values() && twin.value_len() != self.map.value_len() {
             return Err(io::Error::other(
                 "its values have another number of CPUs there",
@@ -289,241 +359,20 @@ impl MapObject {
                 || kind.is_hash() && !kind.holds_objects() && kind != Kind::TaskStorage
         })
     }
-
-    /// Copies an element's value out.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::lookup_copy`].
-    pub fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.lookup_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.lookup(key, value, flags),
-        }
-    }
-
-    /// Creates or replaces an element.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::update_copy`].
-    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.update_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.update(key, value, flags),
-        }
-    }
-
-    /// Deletes an element.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::delete_key`].
-    pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.delete_here(key),
-            Some(twin) => Both { map: self, twin }.delete(key),
-        }
-    }
-
-    /// Copies an element's value out and deletes it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::lookup_and_delete`].
-    pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.lookup_and_delete_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.lookup_and_delete(key, value, flags),
-        }
-    }
-
-    /// Finds the key after `key`; the first one if `key` is `None` or no longer there.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::next_key`].
-    pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.next_key_here(key, next),
-            Some(twin) => Both { map: self, twin }.next_key(key, next),
-        }
-    }
-
-    /// Copies elements out to `keys` and `values`, from `cursor` on. With `delete` they are
-    /// deleted.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::read_batch`]; `ENOTSUPP` for a map with elements in the
-    /// kernel, as on kernels without this command.
-    pub fn read_batch(
-        &self,
-        cursor: u32,
-        room: (&mut [u8], &mut [u8]),
-        delete: bool,
-    ) -> Result<Batch, Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            Some(twin) if !matches!(twin.view, View::Copies) => Err(Errno::ENOTSUPP),
-            _ => self.read_batch_here(cursor, room, delete),
-        }
-    }
 }
 
-/// A map that has a twin.
-struct Both<'a> {
-    map: &'a MapObject,
-    twin: &'a Twin,
-}
+/// The access of the tool's first descriptor, which is not the map's.
+const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
 
-impl Both<'_> {
-    fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let kernels = &self.twin.map;
-        let halves = match &self.twin.view {
-            View::Kernels => return errno(kernels.lookup(key, value, flags)),
-            View::Copies => return self.map.lookup_here(key, value, flags),
-            View::Sums(halves) => halves,
-        };
-        let mut there = vec![0; kernels.value_len()];
-        let found = errno(kernels.lookup(key, &mut there, flags));
-        match (self.map.lookup_here(key, value, flags), found) {
-            (Ok(()), Ok(())) => {
-                Addends::new(&self.map.map, halves).add(value, &there);
-                Ok(())
-            }
-            (Err(Errno::ENOENT), Ok(())) => {
-                value.copy_from_slice(&there);
-                Ok(())
-            }
-            (here, _) => here,
-        }
-    }
-
-    /// Stores a value. Of a sum, all that the tool stores is on this side, and nothing on the other.
-    fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        let kernels = &self.twin.map;
-        match &self.twin.view {
-            View::Kernels => errno(kernels.update(key, value, flags)),
-            View::Copies => {
-                let _one = self.twin.changing.lock();
-                self.map.update_here(key, value, flags)?;
-                errno(kernels.update(key, value, 0))
-            }
-            View::Sums(_) => {
-                self.check_existence(key, flags)?;
-                self.map.update_here(key, value, 0)?;
-                self.clear_in_kernel(key)
-            }
-        }
-    }
-
-    /// Checks what the flags demand of both sides together.
-    fn check_existence(&self, key: &[u8], flags: u64) -> Result<(), Errno> {
-        let demand = flags & (flags::NOEXIST | flags::EXIST);
-        if demand == 0 {
-            return Ok(());
-        }
-        let mut value = vec![0; self.map.map.value_len()];
-        match (self.lookup(key, &mut value, 0), demand) {
-            (Ok(()), flags::NOEXIST) => Err(Errno::EEXIST),
-            (Err(Errno::ENOENT), flags::NOEXIST) => Ok(()),
-            (outcome, _) => outcome,
-        }
-    }
-
-    fn clear_in_kernel(&self, key: &[u8]) -> Result<(), Errno> {
-        let kernels = &self.twin.map;
-        let is_array = self
-            .map
-            .map
-            .spec()
-            .kind()
-            .is_some_and(|kind| !kind.is_hash());
-        let cleared = match is_array {
-            true => kernels.update(key, &vec![0; kernels.value_len()], 0),
-            false => kernels.delete(key),
-        };
-        match errno(cleared) {
-            Err(Errno::ENOENT) => Ok(()),
-            cleared => cleared,
-        }
-    }
-
-    fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        let there = || errno(self.twin.map.delete(key));
-        match &self.twin.view {
-            View::Kernels => there(),
-            View::Copies => {
-                let _one = self.twin.changing.lock();
-                self.map.delete_here(key).and_then(|()| there())
-            }
-            View::Sums(_) => match (self.map.delete_here(key), there()) {
-                (Err(Errno::ENOENT), there) => there,
-                (here, _) => here,
-            },
-        }
-    }
-
-    fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        match &self.twin.view {
-            View::Kernels => errno(self.twin.map.lookup_and_delete(key, value, flags)),
-            View::Copies => {
-                let _one = self.twin.changing.lock();
-                self.map.lookup_and_delete_here(key, value, flags)?;
-                errno(self.twin.map.delete(key))
-            }
-            View::Sums(halves) => {
-                let mut there = vec![0; self.twin.map.value_len()];
-                let found = errno(self.twin.map.lookup_and_delete(key, &mut there, flags));
-                match (self.map.lookup_and_delete_here(key, value, flags), found) {
-                    (Ok(()), Ok(())) => Addends::new(&self.map.map, halves).add(value, &there),
-                    (Err(Errno::ENOENT), Ok(())) => value.copy_from_slice(&there),
-                    (here, _) => here?,
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Of sums, all keys on this side come first, then those that are in the kernel only.
-    fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
-        match &self.twin.view {
-            View::Kernels => return errno(self.twin.map.next_key(key, next)),
-            View::Copies => return self.map.next_key_here(key, next),
-            View::Sums(_) => {}
-        }
-        let is_here = |key: &[u8]| {
-            let mut value = vec![0; self.map.map.value_len()];
-            self.map.lookup_here(key, &mut value, 0).is_ok()
-        };
-        let is_there = |key: &[u8]| {
-            let mut value = vec![0; self.twin.map.value_len()];
-            self.twin.map.lookup(key, &mut value, 0).is_ok()
-        };
-        let mut last = key.map(<[u8]>::to_vec);
-        // A key that is on neither side comes before the first, as in the kernel.
-        if last
-            .as_deref()
-            .is_none_or(|key| is_here(key) || !is_there(key))
-        {
-            match self.map.next_key_here(key, next) {
-                Err(Errno::ENOENT) => last = None,
-                found => return found,
-            }
-        }
-        loop {
-            errno(self.twin.map.next_key(last.as_deref(), next))?;
-            if !is_here(next) {
-                return Ok(());
-            }
-            last = Some(next.to_vec());
-        }
+fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static> {
+    kernel::MapSpec {
+        map_type: spec.map_type,
+        key_size: spec.key_size,
+        value_size: spec.value_size,
+        max_entries: spec.max_entries,
+        flags,
+        map_extra: spec.map_extra,
+        ..kernel::MapSpec::default()
     }
 }
 
