@@ -213,7 +213,7 @@ impl Runtime {
     }
 
     /// Has all who write into the rings of a perf event array learn of other ones.
-    fn rings_changed(&self, map: &MapObject) -> Result<(), Errno> {
+    fn rings_changed(&self, map: &Arc<MapObject>) -> Result<(), Errno> {
         self.tracees.rings_changed(map.id);
         self.runner.rings_changed(map.id);
         if map.in_twin(|_| ()).is_some() {

@@ -5,6 +5,11 @@
 //! processes have it as well, each side works on its own map, and the tool's view is put together
 //! in the way that [`Sharing`] allows; a map that allows none stays on the side that had it first.
 //!
+//! A hash whose elements programs change by helpers only can be on both sides and in the kernel alone:
+//! programs in processes have Beeline make each operation ([`host_kernel::errands`]).
+//!
+//! [`host_kernel::errands`]: crate::host_kernel::errands
+//!
 //! An array that the tool may map has its twin from the beginning, if the session may use the kernel
 //! at all: the kernel's memory is the map's, for everybody ([`MapObject::on_both_sides`]).
 
@@ -12,11 +17,13 @@ mod operations;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use beeline_agent::abi::errands::{KEY_WORDS, VALUE_WORDS};
 use beeline_kernel as kernel;
 use beeline_maps::{Kind, Layout, Map, PAGE};
 use beeline_uapi::{Errno, flags};
-use beeline_verifier::sharding::Sharing;
+use beeline_verifier::sharding::{Sharing, Use};
 use parking_lot::Mutex;
 
 use super::shards::Shard;
@@ -24,6 +31,7 @@ use super::tool::halves;
 use super::{MapObject, bytes_of, out_of_memory};
 use crate::backend::{Id, MapSpec};
 use crate::budget::{Budget, Charge};
+use crate::domain::{AllSlots, Domain, DomainId};
 use crate::host_kernel::rings::KernelRing;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
@@ -43,7 +51,7 @@ pub(super) struct Twin {
 /// kernel's.
 #[derive(Debug)]
 enum View {
-    /// All of it is in the kernel.
+    /// All of it is in the kernel. Programs in processes that have it, too, ask for each operation.
     Kernels,
     /// The tool's changes go to both, and look-ups read the processes' side.
     Copies,
@@ -59,6 +67,14 @@ pub(super) struct Sides {
     twin: Option<Twin>,
     /// Processes have it, or programs in Beeline.
     is_in_processes: bool,
+}
+
+impl Sides {
+    /// True if both have the map, and all of it is in the kernel.
+    fn are_one_in_kernel(&self) -> bool {
+        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
+        self.is_in_processes && self.twin.as_ref().is_some_and(is_kernels)
+    }
 }
 
 impl MapObject {
@@ -129,12 +145,17 @@ impl MapObject {
         matches!(&sides.twin, Some(twin) if matches!(twin.view, View::Shared(_)))
     }
 
-    /// Runs `work` on the kernel's map in its place, which is created if there is none.
+    /// Runs `work` on the kernel's map in its place, which is created if there is none. `home` is the
+    /// domain whose programs have to stand still if elements move there that they have.
     ///
     /// # Errors
     ///
     /// The reason, in words: the map cannot be on both sides, or the kernel does not make it.
-    pub fn with_twin<T>(&self, work: impl FnOnce(&kernel::Map) -> T) -> Result<T, String> {
+    pub fn with_twin<T>(
+        &self,
+        home: &Domain,
+        work: impl FnOnce(&kernel::Map) -> T,
+    ) -> Result<T, String> {
         // Held so that no program is loaded meanwhile that uses the map in another way.
         let usage = self.usage.lock();
         let mut sides = self.sides.write();
@@ -143,7 +164,10 @@ impl MapObject {
         }
         self.check_kind()?;
         let view = match sides.is_in_processes {
-            true => common_view(self.sharing_by(usage.as_ref()))?,
+            true => match common_view(self.sharing_by(usage.as_ref())) {
+                Err(why) => self.check_by_value(usage.as_ref(), why).map(|()| View::Kernels)?,
+                view => view?,
+            },
             false if self.is_mapped_by_tool() => {
                 return Err(
                     "the tool maps its memory, which is not the kernel's".to_owned(),
@@ -157,7 +181,14 @@ impl MapObject {
         let charge = self.budget.charge(bytes);
         let charge =
             charge.map_err(|_| "the tool has all the memory that it may have".to_owned())?;
+        let moves_from_programs = sides.is_in_processes && matches!(view, View::Kernels);
+        let _still = moves_from_programs
+            .then(|| self.stop_programs(home))
+            .transpose()?;
         let map = self.new_twin(&view).map_err(in_words)?;
+        if moves_from_programs {
+            self.map.note_elsewhere();
+        }
         let twin = sides.twin.insert(Twin {
             map,
             view,
@@ -197,7 +228,11 @@ impl MapObject {
     /// # Errors
     ///
     /// The reason, in words, for which it cannot be on both sides.
-    pub(super) fn enters_processes(&self, sharing: &Sharing) -> Result<(), String> {
+    pub(super) fn enters_processes(
+        &self,
+        sharing: &Sharing,
+        usage: Option<&Use>,
+    ) -> Result<(), String> {
         if self.sides.read().is_in_processes {
             return Ok(());
         }
@@ -205,7 +240,14 @@ impl MapObject {
         if let Some(twin) = &mut sides.twin
             && matches!(twin.view, View::Kernels)
         {
-            let view = common_view(sharing.clone())?;
+            let view = match common_view(sharing.clone()) {
+                Err(why) => {
+                    self.check_by_value(usage, why)?;
+                    self.map.note_elsewhere();
+                    View::Kernels
+                }
+                view => view?,
+            };
             if matches!(view, View::Copies) && self.has_values() {
                 self.copy_back(&twin.map).map_err(|errno| {
                     let error = io::Error::from_raw_os_error(errno.0);
@@ -218,20 +260,53 @@ impl MapObject {
         Ok(())
     }
 
-    /// Fails with the reason, in words, if processes may not get the map now.
+    /// Notes that a program which uses the map is attached to events of processes. From now on it stays
+    /// out of the kernel, if it cannot be on both sides.
     ///
     /// # Errors
     ///
     /// Those of [`Self::enters_processes`].
-    pub fn check_enters_processes(&self) -> Result<(), String> {
+    pub fn claim_for_processes(&self) -> Result<(), String> {
         let usage = self.usage.lock();
-        let sides = self.sides.read();
-        match &sides.twin {
-            Some(twin) if matches!(twin.view, View::Kernels) => {
-                common_view(self.sharing_by(usage.as_ref())).map(drop)
-            }
-            _ => Ok(()),
+        self.enters_processes(&self.sharing_by(usage.as_ref()), usage.as_ref())
+    }
+
+    /// Fails unless programs in processes can do with a map that is all in the kernel. `why` is the
+    /// reason for which it cannot be split.
+    fn check_by_value(&self, usage: Option<&Use>, why: String) -> Result<(), String> {
+        let spec = self.map.spec();
+        let fits = |size: u32, words: usize| size as usize <= words * size_of::<u64>();
+        let by_value = usage.is_some_and(|usage| usage.by_value().is_ok());
+        if spec.kind() != Some(Kind::Hash) || !by_value {
+            let in_place = usage.and_then(|usage| usage.by_value().err());
+            let in_place = in_place.filter(|_| spec.kind() == Some(Kind::Hash));
+            return Err(in_place.map_or(why, |reason| reason.to_string()));
         }
+        if !fits(spec.key_size, KEY_WORDS) || !fits(spec.value_size, VALUE_WORDS) {
+            return Err("its keys or values are too long to be asked for".to_owned());
+        }
+        let is_homes = |owner: &Arc<Domain>| owner.id == DomainId::HOME;
+        if self.shards.are_there() || !self.owner.get().is_none_or(is_homes) {
+            return Err("processes of another user have it".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Has no program use the map until the result is dropped.
+    fn stop_programs<'a>(&self, home: &'a Domain) -> Result<AllSlots<'a>, String> {
+        // They wait for a tenth of a second and no longer.
+        const MOST: usize = 10_000;
+        let len = self.keys(|last, next| self.next_key_here(last, next));
+        if !len.is_ok_and(|keys| keys.len() <= MOST) {
+            return Err("it has too many elements to be moved while programs wait".to_owned());
+        }
+        let still = home.take_all_slots(self.map.layout().cpus);
+        still.ok_or_else(|| "programs that may use it do not come to an end".to_owned())
+    }
+
+    /// True if programs in processes have to ask for each operation.
+    pub fn is_elsewhere(&self) -> bool {
+        self.sides.read().are_one_in_kernel()
     }
 
     /// Takes note of another use of the map, if both sides have it.
@@ -239,12 +314,16 @@ impl MapObject {
     /// # Errors
     ///
     /// The reason, in words, for which both sides cannot have it if it is used so.
-    pub(super) fn changes_sharing(&self, sharing: &Sharing) -> Result<(), String> {
+    pub(super) fn changes_sharing(&self, sharing: &Sharing, usage: &Use) -> Result<(), String> {
         let mut sides = self.sides.write();
+        let is_one = sides.are_one_in_kernel();
         let Some(twin) = &mut sides.twin else {
             return Ok(());
         };
         let view = match twin.view {
+            View::Kernels if is_one => {
+                return usage.by_value().map_err(|reason| reason.to_string());
+            }
             View::Kernels | View::Shared(_) => return Ok(()),
             View::Copies if self.is_only_read() => return Ok(()),
             View::Copies | View::Sums(_) => common_view(sharing.clone())?,

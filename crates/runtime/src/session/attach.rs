@@ -9,7 +9,7 @@ use beeline_uapi::Errno;
 
 use super::Runtime;
 use crate::backend::{AttachPoint, CallContext, Edge, Id, ProbeSpec};
-use crate::error::Error;
+use crate::error::{Error, os};
 use crate::link::{CallLink, FilePlace, Link, Probe, Uprobe};
 use crate::program::Program;
 
@@ -33,6 +33,17 @@ impl Runtime {
         );
         if program.needs.overrides && !makes_results {
             return Err(Errno(libc::EINVAL));
+        }
+        // Before any process has the map: the refusal of one process is not the tool's.
+        for map in &program.maps {
+            map.claim_for_processes().map_err(|why| {
+                let map = map.spec.name.clone();
+                self.refuse(&Error::InKernel { map, why })
+            })?;
+            if map.is_elsewhere() {
+                let connected = self.kernel.connect(map);
+                connected.map_err(|error| self.refuse(&os("starting a thread")(error)))?;
+            }
         }
         match *point {
             AttachPoint::Uprobe { retprobe, pid, .. }
@@ -65,14 +76,6 @@ impl Runtime {
                 cookie,
             }),
             AttachPoint::Timer { period } => {
-                for map in &program.maps {
-                    map.check_enters_processes().map_err(|why| {
-                        self.refuse(&Error::InKernel {
-                            map: map.spec.name.clone(),
-                            why,
-                        })
-                    })?;
-                }
                 self.runner.every(id, program.clone(), period);
                 Ok(Link::Timer(program))
             }
