@@ -201,7 +201,11 @@ fn elements_go_from_one_side_to_the_other() {
             let value = |name: &str| counts.get(name).copied();
             assert_eq!(value("@calls"), Some(RUNS), "{engine}: {ended:?}");
             assert_eq!(value("@found"), Some(RUNS), "{engine}: {ended:?}");
-            assert_eq!((value("@last"), value("@ran")), (Some(1), Some(1)), "{engine}: {ended:?}");
+            assert_eq!(
+                (value("@last"), value("@ran")),
+                (Some(1), Some(1)),
+                "{engine}: {ended:?}"
+            );
             // All but the last, which no call comes after.
             let sum = RUNS * (RUNS + 1) / 2 - 1;
             assert_eq!(value("@sum"), Some(sum), "{engine}: {ended:?}");

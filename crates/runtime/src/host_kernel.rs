@@ -215,22 +215,23 @@ impl HostKernel {
         maps.iter().map(twin).collect()
     }
 
-    /// Has what the kernel's programs send through a map come out of the tool's rings. Call it
-    /// again when the map gets other rings.
+    /// Has what the kernel's programs send through a map come out of the tool's rings, and programs in
+    /// processes get at a hash in the kernel. Call it again when the map gets other rings.
     ///
     /// # Errors
     ///
-    /// Those of [`rings::KernelRing::of_cpu`], [`rings::KernelRing::of_map`] and [`Watcher::start`].
+    /// Those of [`ErrandRunner::start`], [`rings::KernelRing::of_cpu`], [`rings::KernelRing::of_map`] and [`Watcher::start`].
     pub fn connect(&self, map: &Arc<MapObject>) -> io::Result<()> {
         match map.here().spec().kind() {
-            Some(Kind::Hash) if map.is_elsewhere() => self.run_errands(map),
+            Some(Kind::Hash) if map.may_be_asked_for() => self.run_errands(map),
             Some(Kind::PerfEventArray) => self.connect_rings(map),
             Some(Kind::Ringbuf) => map.relay_from_kernel(|ring| self.watch(ring)),
             _ => Ok(()),
         }
     }
 
-    /// Has programs in processes get at a map that is all in the kernel.
+    /// Has programs in processes get at a map that is all in the kernel, should they have it or get
+    /// it later.
     fn run_errands(&self, map: &Arc<MapObject>) -> io::Result<()> {
         let mut runner = self.runner.lock();
         let runner = match &mut *runner {

@@ -24,7 +24,12 @@ const PATIENCE: u32 = 50;
 #[inline(never)]
 pub unsafe fn look_up(context: &mut Context, map: &MapHandle, key: *const u8) -> *mut u8 {
     let Some(room) = take_room(context, map) else {
-        context.target().session().errands.lost.fetch_add(1, Relaxed);
+        context
+            .target()
+            .session()
+            .errands
+            .lost
+            .fetch_add(1, Relaxed);
         return core::ptr::null_mut();
     };
     // SAFETY: the caller promises that the key can be read.
@@ -83,7 +88,12 @@ fn take_room(context: &mut Context, map: &MapHandle) -> Option<*mut u8> {
     }
     context.copied = end as u32;
     // SAFETY: the slot is leased for the context, and has words up to `end`.
-    Some(unsafe { (&raw mut (*context.slot).copies).cast::<u64>().add(first).cast() })
+    Some(unsafe {
+        (&raw mut (*context.slot).copies)
+            .cast::<u64>()
+            .add(first)
+            .cast()
+    })
 }
 
 /// Has the runtime run an errand, and waits for it.

@@ -15,7 +15,10 @@ const KERNEL_MAP: &[u8] = b"anon_inode:bpf-map";
 
 /// Returns those of `files` that no process but this has open or mapped. Processes that may not be
 /// inspected are not the tool's: the supervisor could not read their memory either.
-pub(super) fn not_in_use(mut files: HashSet<Key>, stand_ins: &HashMap<Anonymous, Key>) -> HashSet<Key> {
+pub(super) fn not_in_use(
+    mut files: HashSet<Key>,
+    stand_ins: &HashMap<Anonymous, Key>,
+) -> HashSet<Key> {
     for process in others() {
         remove_open(&process, &mut files, stand_ins);
         remove_mapped(&process, &mut files);
@@ -27,7 +30,10 @@ pub(super) fn not_in_use(mut files: HashSet<Key>, stand_ins: &HashMap<Anonymous,
 }
 
 /// Returns whether a process other than this has any of `files` open.
-pub(super) fn is_any_open(files: &HashSet<Key>, stand_ins: impl Fn() -> HashMap<Anonymous, Key>) -> bool {
+pub(super) fn is_any_open(
+    files: &HashSet<Key>,
+    stand_ins: impl Fn() -> HashMap<Anonymous, Key>,
+) -> bool {
     let mut left = files.clone();
     for process in others() {
         remove_open(&process, &mut left, &stand_ins());

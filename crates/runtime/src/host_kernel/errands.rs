@@ -7,7 +7,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::{AcqRel, Acquire, Relaxed, Release}};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,7 +27,7 @@ use crate::domain::{self, Domain};
 use crate::map::MapObject;
 
 /// The interval between two looks without a call.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The maps that are all in the kernel, and in processes.
 type Maps = Mutex<HashMap<Id, Weak<MapObject>>>;
@@ -118,7 +121,9 @@ impl Shared {
             return false;
         };
         // Whoever has given up has taken it back.
-        let began = errand.state.compare_exchange(POSTED, RUNNING, AcqRel, Relaxed);
+        let began = errand
+            .state
+            .compare_exchange(POSTED, RUNNING, AcqRel, Relaxed);
         if began.is_err() {
             return false;
         }

@@ -165,13 +165,13 @@ impl MapObject {
         self.check_kind()?;
         let view = match sides.is_in_processes {
             true => match common_view(self.sharing_by(usage.as_ref())) {
-                Err(why) => self.check_by_value(usage.as_ref(), why).map(|()| View::Kernels)?,
+                Err(why) => self
+                    .check_by_value(usage.as_ref(), why)
+                    .map(|()| View::Kernels)?,
                 view => view?,
             },
             false if self.is_mapped_by_tool() => {
-                return Err(
-                    "the tool maps its memory, which is not the kernel's".to_owned(),
-                );
+                return Err("the tool maps its memory, which is not the kernel's".to_owned());
             }
             false if self.is_only_read() => View::Copies,
             false => View::Kernels,
@@ -271,6 +271,24 @@ impl MapObject {
         self.enters_processes(&self.sharing_by(usage.as_ref()), usage.as_ref())
     }
 
+    /// Fails if processes may not get the map now.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::enters_processes`].
+    pub fn check_enters_processes(&self) -> Result<(), String> {
+        let usage = self.usage.lock();
+        let sides = self.sides.read();
+        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
+        if sides.is_in_processes || !sides.twin.as_ref().is_some_and(is_kernels) {
+            return Ok(());
+        }
+        match common_view(self.sharing_by(usage.as_ref())) {
+            Err(why) => self.check_by_value(usage.as_ref(), why),
+            Ok(_) => Ok(()),
+        }
+    }
+
     /// Fails unless programs in processes can do with a map that is all in the kernel. `why` is the
     /// reason for which it cannot be split.
     fn check_by_value(&self, usage: Option<&Use>, why: String) -> Result<(), String> {
@@ -305,8 +323,15 @@ impl MapObject {
     }
 
     /// True if programs in processes have to ask for each operation.
-    pub fn is_elsewhere(&self) -> bool {
+    pub(super) fn is_elsewhere(&self) -> bool {
         self.sides.read().are_one_in_kernel()
+    }
+
+    /// True if all of it is in the kernel, and programs in processes that get it have to ask.
+    pub fn may_be_asked_for(&self) -> bool {
+        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
+        let is_hash = self.map.spec().kind() == Some(Kind::Hash);
+        is_hash && self.sides.read().twin.as_ref().is_some_and(is_kernels)
     }
 
     /// Takes note of another use of the map, if both sides have it.

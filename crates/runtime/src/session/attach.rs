@@ -9,7 +9,7 @@ use beeline_uapi::Errno;
 
 use super::Runtime;
 use crate::backend::{AttachPoint, CallContext, Edge, Id, ProbeSpec};
-use crate::error::{Error, os};
+use crate::error::Error;
 use crate::link::{CallLink, FilePlace, Link, Probe, Uprobe};
 use crate::program::Program;
 
@@ -34,16 +34,17 @@ impl Runtime {
         if program.needs.overrides && !makes_results {
             return Err(Errno(libc::EINVAL));
         }
-        // Before any process has the map: the refusal of one process is not the tool's.
+        // Before any process has the map: the refusal of one process is not the tool's. A timer may
+        // turn out to be part of a profiler, and claims nothing before its first tick.
         for map in &program.maps {
-            map.claim_for_processes().map_err(|why| {
+            let may_enter = match point {
+                AttachPoint::Timer { .. } => map.check_enters_processes(),
+                _ => map.claim_for_processes(),
+            };
+            may_enter.map_err(|why| {
                 let map = map.spec.name.clone();
                 self.refuse(&Error::InKernel { map, why })
             })?;
-            if map.is_elsewhere() {
-                let connected = self.kernel.connect(map);
-                connected.map_err(|error| self.refuse(&os("starting a thread")(error)))?;
-            }
         }
         match *point {
             AttachPoint::Uprobe { retprobe, pid, .. }

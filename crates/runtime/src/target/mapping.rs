@@ -119,10 +119,7 @@ impl TargetMemory {
         let (placed, private) = hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
             self.check_domain()?;
-            let scratch = self
-                .environment
-                .as_ref()
-                .map(|here| here.private.scratch());
+            let scratch = self.environment.as_ref().map(|here| here.private.scratch());
             let placed = map_all(stopped, scratch, &mappings);
             let placed = placed.map_err(|error| misplaced(error, &mappings))?;
             map_all(stopped, scratch, &new.pages(&placed, mappings.len()))?;
