@@ -172,6 +172,22 @@ fn a_mapped_array_is_one_memory() {
     }
 }
 
+/// Maps of which the kernel's programs alone know how to take things out.
+#[test]
+fn queues_move_to_the_kernel() {
+    let _turn = Turn::take();
+    need!(has_host_kernel());
+    let setting = Setting::new();
+    let tool = setting.scratch.build("kernel_only.c");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&tool);
+        command.arg(&setting.leaf);
+        let ended = Tool::start(command).wait();
+        let expected = ["queue: 2 3 4 101", "stack: 104 3 2 1", "filter: 0, then -2"];
+        assert_eq!(ended.stdout, expected, "{engine}: {ended:?}");
+    }
+}
+
 /// Both sides find what the other one has stored, and delete it, whichever is attached first.
 #[test]
 fn elements_go_from_one_side_to_the_other() {

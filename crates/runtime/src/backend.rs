@@ -74,6 +74,8 @@ pub struct ValueType {
     pub btf: Arc<[u8]>,
     /// Its number there.
     pub id: u32,
+    /// The number of the key's type.
+    pub key: u32,
 }
 
 /// The object that an element of a map of objects is set to.

@@ -242,10 +242,11 @@ impl MapCreate {
             inner: inner.and_then(|map| Some(map.as_ref().ok()?.held.id)),
             fields: typed.map(|(_, fields)| *fields).unwrap_or_default(),
             value_type: typed.and_then(|(types, _)| {
-                let (btf, _, value) = types.as_ref()?;
+                let (btf, key, value) = types.as_ref()?;
                 Some(ValueType {
                     btf: btf.data().clone(),
                     id: *value,
+                    key: *key,
                 })
             }),
         }

@@ -13,6 +13,7 @@
 //! An array that the tool may map has its twin from the beginning, if the session may use the kernel
 //! at all: the kernel's memory is the map's, for everybody ([`MapObject::on_both_sides`]).
 
+mod creation;
 mod operations;
 
 use std::io;
@@ -35,6 +36,7 @@ use crate::domain::{AllSlots, Domain, DomainId};
 use crate::host_kernel::rings::KernelRing;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
+use creation::{TOOLS, kernel_spec};
 
 /// A map in the kernel, and how the tool sees it.
 #[derive(Debug)]
@@ -360,123 +362,10 @@ impl MapObject {
         Ok(())
     }
 
-    /// Copies all elements of the kernel's map to this side.
-    fn copy_back(&self, twin: &kernel::Map) -> Result<(), Errno> {
-        let next = |last: Option<&[u8]>, next: &mut [u8]| errno(twin.next_key(last, next));
-        for key in self.keys(next)? {
-            let mut value = vec![0; twin.value_len()];
-            if errno(twin.lookup(&key, &mut value, 0)).is_ok() {
-                self.update_here(&key, &value, 0)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves all elements to the kernel's map, or copies them there. Values of arrays are left as
-    /// zeros.
-    fn fill_twin(&self, twin: &kernel::Map, moves: bool) -> Result<(), Errno> {
-        let keys = self.keys(|last, next| self.next_key_here(last, next))?;
-        let is_hash = self.map.spec().kind().is_some_and(Kind::is_hash);
-        let is_trie = self.map.spec().kind() == Some(Kind::LpmTrie);
-        let mut value = vec![0; self.map.value_len()];
-        for key in keys {
-            if self.lookup_here(&key, &mut value, 0).is_err() {
-                continue;
-            }
-            if is_hash || is_trie || value.iter().any(|&byte| byte != 0) {
-                errno(twin.update(&key, &value, 0))?;
-                match moves {
-                    true if is_hash || is_trie => self.delete_here(&key)?,
-                    true => self.update_here(&key, &vec![0; value.len()], 0)?,
-                    false => {}
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns all keys that `next` finds.
-    fn keys(
-        &self,
-        next: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
-    ) -> Result<Vec<Vec<u8>>, Errno> {
-        let mut keys: Vec<Vec<u8>> = Vec::new();
-        // A map that changes meanwhile may have the walk begin anew.
-        while keys.len() <= self.spec.max_entries as usize {
-            let mut key = vec![0; self.spec.key_size as usize];
-            match next(keys.last().map(Vec::as_slice), &mut key) {
-                Ok(()) => keys.push(key),
-                Err(Errno::ENOENT) => break,
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(keys)
-    }
-
-    /// Fails for maps whose elements are more than bytes: the kernel's map would lack them.
-    fn check_kind(&self) -> Result<(), String> {
-        let suits = |kind: Kind| match kind {
-            Kind::StackTrace | Kind::Ringbuf | Kind::PerfEventArray => true,
-            Kind::CgroupArray | Kind::ProgArray => self.elements.is_empty(),
-            _ => self.has_values(),
-        };
-        match self.map.spec().kind() {
-            Some(kind) if suits(kind) => Ok(()),
-            _ => Err(format!(
-                "Beeline does not share the elements of a {} with the kernel",
-                self.spec.map_type
-            )),
-        }
-    }
-
     /// True if the tool may change its memory without a call.
     pub(super) fn is_mapped_by_tool(&self) -> bool {
         let has = |flag| self.spec.flags & flag != 0;
         has(flags::MMAPABLE) && !has(flags::RDONLY_PROG) && self.check_thawed().is_ok()
-    }
-
-    /// Creates the kernel's map, with the elements that this one has. Sums stay on this side.
-    fn new_twin(&self, view: &View) -> io::Result<kernel::Map> {
-        let flags = self.spec.flags & !TOOLS;
-        let twin = kernel::Map::new(&kernel_spec(&self.spec, flags))?;
-        if self.has_values() && twin.value_len() != self.map.value_len() {
-            return Err(io::Error::other(
-                "its values have another number of CPUs there",
-            ));
-        }
-        if self.has_values() && !matches!(view, View::Sums(_)) {
-            let moves = matches!(view, View::Kernels) && self.check_thawed().is_ok();
-            self.fill_twin(&twin, moves)
-                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        }
-        if self.check_thawed().is_err() {
-            kernel::freeze(&twin)?;
-        }
-        Ok(twin)
-    }
-
-    /// True if it has elements that can be copied.
-    fn has_values(&self) -> bool {
-        let kind = self.map.spec().kind();
-        kind.is_some_and(|kind| {
-            matches!(kind, Kind::Array | Kind::PercpuArray | Kind::LpmTrie)
-                || kind.is_hash() && !kind.holds_objects() && kind != Kind::TaskStorage
-        })
-    }
-}
-
-/// The access of the tool's first descriptor, which is not the map's.
-const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
-
-fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static> {
-    kernel::MapSpec {
-        map_type: spec.map_type,
-        key_size: spec.key_size,
-        value_size: spec.value_size,
-        max_entries: spec.max_entries,
-        flags,
-        map_extra: spec.map_extra,
-        ..kernel::MapSpec::default()
     }
 }
 
