@@ -172,9 +172,9 @@ fn a_mapped_array_is_one_memory() {
     }
 }
 
-/// Maps of which the kernel's programs alone know how to take things out.
+/// Maps that only the kernel's programs use are the kernel's with all that is in them.
 #[test]
-fn queues_move_to_the_kernel() {
+fn maps_move_to_the_kernel() {
     let _turn = Turn::take();
     need!(has_host_kernel());
     let setting = Setting::new();
@@ -183,7 +183,14 @@ fn queues_move_to_the_kernel() {
         let mut command = engine.command(&tool);
         command.arg(&setting.leaf);
         let ended = Tool::start(command).wait();
-        let expected = ["queue: 2 3 4 101", "stack: 104 3 2 1", "filter: 0, then -2"];
+        let expected = [
+            "queue: 2 3 4 101",
+            "stack: 104 3 2 1",
+            "filter: 0, then -2",
+            "read: 51, sum 1326",
+            "taken: 51, sum 1326",
+            "left: 0, sum 0",
+        ];
         assert_eq!(ended.stdout, expected, "{engine}: {ended:?}");
     }
 }

@@ -1,14 +1,14 @@
-/* A tool with maps that only a program in the kernel uses, at an exec: a queue, a stack and a Bloom filter. The tool puts
- * values in before it attaches the program and after, and takes them out at last.
+/* A tool with maps that only a program in the kernel uses, at an exec: a queue, a stack, a Bloom filter and a hash. The
+ * tool puts values in before it attaches the program and after, and takes them out at last, those of the hash by batches.
  *
  * usage: kernel_only COMMAND... */
 #define _GNU_SOURCE
 #include "raw.h"
 #include <sys/wait.h>
 
-enum { FILTERED = 7, LEAF_ADDS = 100 };
+enum { FILTERED = 7, LEAF_ADDS = 100, ELEMENTS = 50, BATCH = 8 };
 
-static int queue, stack, filter, seen;
+static int queue, stack, filter, seen, hash;
 
 static int push(int map, uint64_t value) { return update(map, NULL, &value, BPF_ANY); }
 
@@ -27,7 +27,9 @@ static int program(const char *name)
     const struct bpf_insn body[] = {
         MOVR(1, 10), ADD(1, -16), MOV(2, 16), CALL(BPF_FUNC_get_current_comm),
         LDX(BPF_DW, 1, 10, -16), LD_64(2, word), INSN(BPF_JMP | BPF_JEQ | BPF_X, 1, 2, 2, 0), MOV(0, 0), EXIT,
-        ST(BPF_DW, 10, -8, 0), MOVE(queue), MOVE(stack), ASK(FILTERED, 0), ASK(FILTERED + 1, 1), MOV(0, 0), EXIT,
+        ST(BPF_DW, 10, -8, 0), MOVE(queue), MOVE(stack), ASK(FILTERED, 0), ASK(FILTERED + 1, 1),
+        ST(BPF_DW, 10, -8, ELEMENTS + 1), LD_MAP(1, hash), MOVR(2, 10), ADD(2, -8), MOVR(3, 2), MOV(4, BPF_ANY),
+        CALL(BPF_FUNC_map_update_elem), MOV(0, 0), EXIT,
     };
     return loaded(LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, body));
 }
@@ -41,6 +43,31 @@ static void show(const char *what, int map)
     printf("\n");
 }
 
+/* Adds up all values, or takes them out. */
+static void add_up(const char *what, int command)
+{
+    uint64_t keys[BATCH], values[BATCH], sum = 0;
+    uint32_t from = 0, read = 0;
+    union bpf_attr attr;
+    for (int end = 0, first = 1; !end; first = 0) {
+        memset(&attr, 0, sizeof attr);
+        attr.batch.in_batch = first ? 0 : (uintptr_t)&from;
+        attr.batch.out_batch = (uintptr_t)&from;
+        attr.batch.keys = (uintptr_t)keys;
+        attr.batch.values = (uintptr_t)values;
+        attr.batch.count = BATCH;
+        attr.batch.map_fd = (uint32_t)hash;
+        int result = bpf(command, &attr);
+        if (result < 0 && result != -ENOENT)
+            die(what, result);
+        end = result < 0;
+        for (uint32_t n = 0; n < attr.batch.count; n++)
+            sum += values[n];
+        read += attr.batch.count;
+    }
+    printf("%s: %u, sum %lu\n", what, read, sum);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2)
@@ -49,6 +76,9 @@ int main(int argc, char **argv)
     stack = good("stack", create_map(BPF_MAP_TYPE_STACK, 0, 8, 8, 0, 0));
     filter = good("filter", create_map(BPF_MAP_TYPE_BLOOM_FILTER, 0, 8, 64, 0, 0));
     seen = good("array", create_map(BPF_MAP_TYPE_ARRAY, 4, 16, 1, 0, 0));
+    hash = good("hash", create_map(BPF_MAP_TYPE_HASH, 8, 8, 2 * ELEMENTS, 0, 0));
+    for (uint64_t value = 1; value <= ELEMENTS; value++)
+        good("update", update(hash, &value, &value, BPF_NOEXIST));
     for (uint64_t value = 1; value <= 3; value++) {
         good("push", push(queue, value));
         good("push", push(stack, value));
@@ -74,5 +104,8 @@ int main(int argc, char **argv)
     show("queue", queue);
     show("stack", stack);
     printf("filter: %ld, then %ld\n", asked[0], asked[1]);
+    add_up("read", BPF_MAP_LOOKUP_BATCH);
+    add_up("taken", BPF_MAP_LOOKUP_AND_DELETE_BATCH);
+    add_up("left", BPF_MAP_LOOKUP_BATCH);
     return 0;
 }

@@ -1,6 +1,6 @@
 //! The tool's operations on a map, in whichever way it sees both sides of it.
 
-use beeline_maps::Batch;
+use beeline_maps::{Batch, Kind};
 use beeline_uapi::{Errno, flags};
 
 use super::super::MapObject;
@@ -78,8 +78,8 @@ impl MapObject {
     ///
     /// # Errors
     ///
-    /// Those of [`beeline_maps::Map::read_batch`]; `ENOTSUPP` for a map with elements in the
-    /// kernel, as on kernels without this command.
+    /// Those of [`beeline_maps::Map::read_batch`]; the kernel's for a hash that is in the kernel;
+    /// `ENOTSUPP` for other maps with elements there, as on kernels without this command.
     pub fn read_batch(
         &self,
         cursor: u32,
@@ -88,10 +88,15 @@ impl MapObject {
     ) -> Result<Batch, Errno> {
         let sides = self.sides.read();
         match &sides.twin {
-            Some(twin) if !matches!(twin.view, View::Copies | View::Shared(_)) => {
-                Err(Errno::ENOTSUPP)
-            }
-            _ => self.read_batch_here(cursor, room, delete),
+            None => self.read_batch_here(cursor, room, delete),
+            Some(twin) => match twin.view {
+                View::Copies | View::Shared(_) => self.read_batch_here(cursor, room, delete),
+                View::Kernels if self.map.spec().kind().is_some_and(Kind::is_hash) => {
+                    let read = twin.map.read_batch(cursor, room, delete);
+                    errno(read).map(|(count, next)| Batch { count, next })
+                }
+                View::Kernels | View::Sums(_) => Err(Errno::ENOTSUPP),
+            },
         }
     }
 }
