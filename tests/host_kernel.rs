@@ -143,7 +143,103 @@ fn a_profiler_samples_processes() {
     }
 }
 
-/// Programs that do more with a map than to add to it are not on both sides: the user is told.
+/// An array that a tool maps is one memory: for programs on both sides, whatever they do with it, and
+/// for the tool.
+#[test]
+fn a_mapped_array_is_one_memory() {
+    let _turn = Turn::take();
+    need!(has_host_kernel());
+    let setting = Setting::new();
+    let tool = setting.scratch.build("one_memory.c");
+    let offset = file_offset(&setting.work, "before_run").expect("a symbol");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&tool);
+        command.arg(&setting.work).arg(offset.to_string());
+        command
+            .args([&setting.work, &setting.leaf])
+            .arg(RUNS.to_string());
+        let ended = Tool::start(command).wait();
+        let all = 2 * RUNS;
+        let before = RUNS - 1;
+        let expected = [
+            "unwanted: 0".to_owned(),
+            format!(
+                "counted {all} ({all} by a call): {RUNS} in the kernel, {RUNS} in processes; saw {RUNS} and {before}, backwards 0 and 0"
+            ),
+            "stored 707070707070707; freezing: -16, then 0; writable then: no".to_owned(),
+        ];
+        assert_eq!(ended.stdout, expected, "{engine}: {ended:?}");
+    }
+}
+
+/// Maps that only the kernel's programs use are the kernel's with all that is in them.
+#[test]
+fn maps_move_to_the_kernel() {
+    let _turn = Turn::take();
+    need!(has_host_kernel());
+    let setting = Setting::new();
+    let tool = setting.scratch.build("kernel_only.c");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&tool);
+        command.arg(&setting.leaf);
+        let ended = Tool::start(command).wait();
+        let expected = [
+            "queue: 2 3 4 101",
+            "stack: 104 3 2 1",
+            "filter: 0, then -2",
+            "read: 51, sum 1326",
+            "taken: 51, sum 1326",
+            "left: 0, sum 0",
+        ];
+        assert_eq!(ended.stdout, expected, "{engine}: {ended:?}");
+    }
+}
+
+/// Both sides find what the other one has stored, and delete it, whichever is attached first.
+#[test]
+fn elements_go_from_one_side_to_the_other() {
+    let _turn = Turn::take();
+    need!(has_host_kernel());
+    let bpftrace = need!(find_program("bpftrace"));
+    let setting = Setting::new();
+    let work = setting.work.display();
+    let of_process = format!(
+        "uprobe:{work}:before_run {{
+             @calls = count(); @last = arg0; @at[arg0] = nsecs;
+             if (@ran > 0) {{ @sum = sum(@ran); delete(@ran); }}
+         }}"
+    );
+    // The workload counts down to 1, and calls its function before each run.
+    let of_kernel = "tracepoint:sched:sched_process_exec /comm == \"bothleaf\"/ {
+             @ran = @last;
+             if (@at[@last] != 0 && nsecs >= @at[@last]) { @found = count(); delete(@at[@last]); }
+         }";
+    for script in [
+        format!("{of_process} {of_kernel}"),
+        format!("{of_kernel} {of_process}"),
+    ] {
+        for engine in need!(engines()) {
+            let ended = setting.trace(engine, &bpftrace, &script);
+            let counts = map_counts(&ended.stdout);
+            let value = |name: &str| counts.get(name).copied();
+            assert_eq!(value("@calls"), Some(RUNS), "{engine}: {ended:?}");
+            assert_eq!(value("@found"), Some(RUNS), "{engine}: {ended:?}");
+            assert_eq!(
+                (value("@last"), value("@ran")),
+                (Some(1), Some(1)),
+                "{engine}: {ended:?}"
+            );
+            // All but the last, which no call comes after.
+            let sum = RUNS * (RUNS + 1) / 2 - 1;
+            assert_eq!(value("@sum"), Some(sum), "{engine}: {ended:?}");
+            let left = counts.keys().any(|name| name.starts_with("@at["));
+            assert!(!left, "{engine}: {ended:?}");
+        }
+    }
+}
+
+/// Programs that change elements of the kernel's in place are not in processes: the user is told,
+/// whichever side is first.
 #[test]
 fn a_map_that_cannot_be_shared_is_named() {
     let _turn = Turn::take();
@@ -152,14 +248,17 @@ fn a_map_that_cannot_be_shared_is_named() {
     let bpftrace = need!(find_program("bpftrace"));
     let setting = Setting::new();
     let work = setting.work.display();
-    let script = format!(
-        "uprobe:{work}:before_run {{ @last = arg0; }}
-         tracepoint:sched:sched_process_exec /@last > 0/ {{ @seen = count(); }}"
-    );
-    let ended = setting.trace(Engine::Beeline, &bpftrace, &script);
-    let mut told = ended.stderr.iter();
-    let named = told.any(|line| line.contains("AT_last") && line.contains("in the kernel"));
-    assert!(named, "{ended:?}");
+    let of_process = format!("uprobe:{work}:before_run {{ @most = max(arg0); }}");
+    let of_kernel = "tracepoint:sched:sched_process_exec { @most = max(pid); }";
+    for script in [
+        format!("{of_process} {of_kernel}"),
+        format!("{of_kernel} {of_process}"),
+    ] {
+        let ended = setting.trace(Engine::Beeline, &bpftrace, &script);
+        let mut told = ended.stderr.iter();
+        let named = told.any(|line| line.contains("AT_most") && line.contains("in the kernel"));
+        assert!(named, "{ended:?}");
+    }
 }
 
 /// Beeline's capabilities are not the tool's.

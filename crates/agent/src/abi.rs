@@ -13,6 +13,7 @@
 //! Beeline's own memory safety never depends on reading any of this back. Beeline reads it only to
 //! restore an orphan, and then checks it.
 
+pub mod errands;
 mod modules;
 mod signals;
 mod sites;
@@ -305,6 +306,8 @@ pub struct Slot {
     pub time: [u64; 2],
     /// Room to put together a record or a stack trace.
     pub scratch: [u64; SCRATCH_WORDS],
+    /// Values of the kernel's maps that the running programs have looked up.
+    pub copies: [u64; COPY_WORDS],
 }
 
 /// Entries of [`Slot::comms`] and [`Slot::users`], a power of two.
@@ -317,6 +320,9 @@ pub const HOLE_ENTRIES: usize = 8;
 pub const STACK_ENTRIES: usize = 8;
 /// Words of [`Slot::scratch`]: a stack trace of the kernel's greatest depth.
 pub const SCRATCH_WORDS: usize = 128;
+
+/// Words of [`Slot::copies`].
+pub const COPY_WORDS: usize = 512;
 
 /// A page of a thread's stack.
 #[repr(C)]
@@ -403,6 +409,8 @@ pub struct Session {
     /// 1 once a path that does not show it may lead to what the supervisor stands in for: something
     /// has a name in the session's BPF file system, or a process is in one of its directories.
     pub any_path: AtomicU32,
+    /// The errands that programs have the runtime run; see [`errands`].
+    pub errands: errands::Errands,
 }
 
 /// The most processes that a session can be taken out of between two looks of the runtime.
@@ -636,6 +644,8 @@ pub struct Context {
     pub cookie: u64,
     /// Tail calls of this run so far.
     pub tail_calls: u32,
+    /// The words of [`Slot::copies`] that are taken.
+    pub copied: u32,
     /// Signals to be sent when the programs are done.
     pub signals: PendingSignals,
     /// Signals that the thread blocks, and has to block again when the programs are done; bit n-1

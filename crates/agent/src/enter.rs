@@ -401,6 +401,7 @@ pub(crate) fn new_context(
         tick: 0,
         cookie: 0,
         tail_calls: 0,
+        copied: 0,
         signals: PendingSignals::default(),
         unblocked: 0,
         overridden: Overridden::default(),

@@ -15,6 +15,7 @@ mod callbacks;
 mod change;
 mod convention;
 pub mod dynptr;
+mod errands;
 mod identity;
 mod lock;
 mod maps;

@@ -13,7 +13,7 @@ mod paths;
 mod process_events;
 mod restored;
 mod seen;
-mod upcall;
+pub(crate) mod upcall;
 mod waits;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};

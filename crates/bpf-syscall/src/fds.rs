@@ -6,7 +6,8 @@
 //!
 //! - The file of a map or a perf ring is its memory, for the tool to map. Nothing reports when it
 //!   is closed, so [`reclaim`](crate::reclaim) looks for it now and then. While a tool waits for a
-//!   ring with `poll`, its descriptor is the ring's eventfd instead (`syscalls::wait`).
+//!   ring with `poll`, its descriptor is the ring's eventfd instead (`syscalls::wait`). Once it has
+//!   mapped an array whose memory is the kernel's, its descriptor is the kernel's array.
 //! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other
 //!   end, and its hang-up tells that the last descriptor is closed, everywhere.
 
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use beeline_runtime::Charge;
-use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of};
+use beeline_supervisor::keys::{Anonymous, Key, anchor, anonymous, errno, key_of};
 use beeline_uapi::{Errno, ProgramType};
 use parking_lot::Mutex;
 use rustix::event::epoll;
@@ -43,9 +44,9 @@ impl Entry {
         Entry { object, hold, _use }
     }
 
-    fn waiter(&self) -> Option<u32> {
+    fn stand_in(&self) -> Option<Anonymous> {
         match self.hold {
-            Hold::Memory { waiter, .. } => waiter,
+            Hold::Memory { stand_in, .. } => stand_in,
             Hold::Anchor { .. } => None,
         }
     }
@@ -69,11 +70,11 @@ enum Hold {
         is_first: bool,
         _charge: Charge,
     },
-    /// Ends when a look finds the file closed. `installed`: the tool was given it. `waiter`: the
-    /// number of the eventfd that replaces some of its descriptors.
+    /// Ends when a look finds the file closed. `installed`: the tool was given it. `stand_in`: the
+    /// file that replaces some of its descriptors.
     Memory {
         installed: bool,
-        waiter: Option<u32>,
+        stand_in: Option<Anonymous>,
     },
 }
 
@@ -88,10 +89,10 @@ pub(crate) struct Descriptors {
     in_transit: AtomicUsize,
     /// The device of all sockets.
     sockets: u64,
-    /// The file that `stat` shows for all eventfds.
+    /// The file that `stat` shows for all eventfds and all maps of the kernel's.
     anonymous: Key,
-    /// True if tools wait for some rings by `poll`.
-    has_waiters: AtomicBool,
+    /// True if other files replace some descriptors.
+    has_stand_ins: AtomicBool,
     /// True if there are rings to wait for.
     has_rings: AtomicBool,
     /// The kernel's own BTF. It has a number, and exists without a descriptor.
@@ -111,7 +112,7 @@ impl Descriptors {
             in_transit: AtomicUsize::new(0),
             sockets,
             anonymous,
-            has_waiters: AtomicBool::new(false),
+            has_stand_ins: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
             kernels_btf: Btf::of_kernel().map(|btf| Object::Btf(Arc::new(btf))),
         })
@@ -159,7 +160,7 @@ impl Descriptors {
         self.entries.lock().entry(key).or_insert_with(|| {
             let hold = Hold::Memory {
                 installed: false,
-                waiter: None,
+                stand_in: None,
             };
             Entry::new(object, hold)
         });
@@ -191,26 +192,27 @@ impl Descriptors {
         self.has_rings.load(Ordering::Acquire)
     }
 
-    /// Records that some descriptors of the object with this memory are this eventfd from now on.
-    pub(crate) fn set_waiter(&self, memory: Key, eventfd: &OwnedFd) -> Result<(), Errno> {
-        let number = eventfd_number("self", eventfd.as_raw_fd()).ok_or(Errno::EIO)?;
+    /// Records that some descriptors of the object with this memory are this file from now on: an
+    /// eventfd, or a map of the kernel's.
+    pub(crate) fn set_stand_in(&self, memory: Key, file: &OwnedFd) -> Result<(), Errno> {
+        let number = anonymous("self", file.as_raw_fd()).ok_or(Errno::EIO)?;
         if let Some(Entry {
-            hold: Hold::Memory { waiter, .. },
+            hold: Hold::Memory { stand_in, .. },
             ..
         }) = self.entries.lock().get_mut(&memory)
         {
-            *waiter = Some(number);
+            *stand_in = Some(number);
         }
-        self.has_waiters.store(true, Ordering::Release);
+        self.has_stand_ins.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Returns the eventfds that stand for memory files, by their numbers.
-    pub(crate) fn waiters(&self) -> HashMap<u32, Key> {
+    /// Returns the memory files that others stand for, by the numbers of those.
+    pub(crate) fn stand_ins(&self) -> HashMap<Anonymous, Key> {
         let entries = self.entries.lock();
-        let waiters = entries.iter();
-        waiters
-            .filter_map(|(key, entry)| Some((entry.waiter()?, *key)))
+        let stand_ins = entries.iter();
+        stand_ins
+            .filter_map(|(key, entry)| Some((entry.stand_in()?, *key)))
             .collect()
     }
 

@@ -101,6 +101,8 @@ pub(crate) struct Map {
     /// The type information: the BTF, and the types of key and value in it.
     pub(crate) btf: Option<(Arc<Btf>, u32, u32)>,
     pub(crate) frozen: AtomicBool,
+    /// True once the tool has asked for a writable mapping.
+    pub(crate) was_mapped_writable: AtomicBool,
     /// The objects that the elements of a map of objects keep alive.
     pub(crate) elements: ObjectElements,
     /// The number of descriptors that the tool has of it, as far as the table knows.

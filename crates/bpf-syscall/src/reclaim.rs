@@ -23,7 +23,7 @@ use crate::fds::Descriptors;
 use crate::local::Local;
 use in_use::{is_any_open, not_in_use};
 
-pub(crate) use in_use::{is_mapped_writable, is_open_in};
+pub(crate) use in_use::{is_mapped_writable, is_open_in, maps_kernels_writable};
 
 /// The number of new memory files between two searches.
 const SWEEP_AFTER: u64 = 64;
@@ -108,12 +108,12 @@ impl Reaper {
     fn sweep(&self, fds: &Descriptors) {
         self.unswept.store(0, Ordering::Relaxed);
         let candidates: HashSet<Key> = fds.memory_files().into_iter().collect();
-        let missing = not_in_use(candidates, &fds.waiters());
+        let missing = not_in_use(candidates, &fds.stand_ins());
         if missing.is_empty() {
             return;
         }
         std::thread::sleep(SECOND_LOOK);
-        for key in not_in_use(missing, &fds.waiters()) {
+        for key in not_in_use(missing, &fds.stand_ins()) {
             fds.forget(key);
         }
     }
@@ -169,7 +169,7 @@ impl Descriptors {
             return true;
         }
         let files: HashSet<Key> = self.memory_files().into_iter().collect();
-        let is_open = || is_any_open(&files, || self.waiters());
+        let is_open = || is_any_open(&files, || self.stand_ins());
         !files.is_empty()
             && (is_open() || {
                 std::thread::sleep(SECOND_LOOK);

@@ -94,6 +94,47 @@ impl Map {
         attr.call(Command::MAP_GET_NEXT_KEY).map(drop)
     }
 
+    /// Copies elements of a hash out to `keys` and `values`, from the bucket `cursor` on
+    /// (`BPF_MAP_LOOKUP_BATCH`); with `delete` they are deleted. Returns their number, and where to go
+    /// on; `None` at the end.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is not room for whole elements; else the errno of bpf(2): `ENOSPC` if the
+    /// elements of a bucket do not fit, `ENOTSUPP` for a type without this command.
+    pub fn read_batch(
+        &self,
+        cursor: u32,
+        (keys, values): (&mut [u8], &mut [u8]),
+        delete: bool,
+    ) -> io::Result<(u32, Option<u32>)> {
+        let count = keys.len() / self.key_size.max(1);
+        check(keys.len(), count * self.key_size)?;
+        check(values.len(), count * self.value_len)?;
+        let (from, mut to) = (cursor.to_ne_bytes(), [0; size_of::<u32>()]);
+        let mut attr = Attr::default();
+        attr.put_fd(word!(Batch.map_fd), Some(self.as_fd()));
+        // SAFETY: the kernel reads and writes buckets' numbers, and as many elements as there is room
+        // for, by the checks above.
+        unsafe {
+            attr.point(word!(Batch.in_batch), &from);
+            attr.point_mut(word!(Batch.out_batch), &mut to);
+            attr.point_mut(word!(Batch.keys), keys);
+            attr.point_mut(word!(Batch.values), values);
+        }
+        attr.put(word!(Batch.count), count as u32);
+        let command = match delete {
+            true => Command::MAP_LOOKUP_AND_DELETE_BATCH,
+            false => Command::MAP_LOOKUP_BATCH,
+        };
+        let is_end = match attr.call(command) {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) => return Err(error),
+        };
+        let read = attr.get(word!(Batch.count));
+        Ok((read, (!is_end).then(|| u32::from_ne_bytes(to))))
+    }
+
     fn read(&self, how: Command, key: &[u8], value: &mut [u8], flags: u64) -> io::Result<()> {
         let mut attr = self.element(key, flags)?;
         check(value.len(), self.value_len)?;

@@ -4,6 +4,8 @@
 mod program;
 mod syscall;
 
+use core::sync::atomic::Ordering::{Acquire, Release};
+
 use beeline_uapi::Errno;
 
 use crate::{
@@ -115,6 +117,26 @@ impl Map {
     /// per-CPU maps `cpus * round_up(value_size, 8)`.
     pub fn value_len(&self) -> usize {
         Values::new(&self.memory).element_len()
+    }
+
+    /// True if the elements of a hash are kept elsewhere: operations here find none.
+    #[inline]
+    pub fn is_elsewhere(&self) -> bool {
+        self.memory.kind() == Some(Kind::Hash) && self.hash_is_elsewhere()
+    }
+
+    /// [`Map::is_elsewhere`] for a map that is known to be a hash.
+    #[inline(always)]
+    pub fn hash_is_elsewhere(&self) -> bool {
+        hash::elsewhere(&self.memory).load(Acquire) != 0
+    }
+
+    /// Tells all that have a hash's memory that its elements are kept elsewhere from now on. They have
+    /// to be moved there before, and no program may be working on it.
+    pub fn note_elsewhere(&self) {
+        if self.memory.kind() == Some(Kind::Hash) {
+            hash::elsewhere(&self.memory).store(1, Release);
+        }
     }
 
     /// Frees everything that dead processes held: those with a tag for which `dead` returns true.

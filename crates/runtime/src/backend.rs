@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub use beeline_maps::Batch;
+use beeline_maps::Spec;
 use beeline_uapi::{Errno, MapType, ProgramType};
 use beeline_verifier::program::FieldKind;
 
@@ -52,6 +53,20 @@ pub struct MapSpec {
     pub value_type: Option<ValueType>,
 }
 
+impl MapSpec {
+    /// Returns the part that the map's memory depends on.
+    pub fn plain(&self) -> Spec {
+        Spec {
+            map_type: self.map_type,
+            key_size: self.key_size,
+            value_size: self.value_size,
+            max_entries: self.max_entries,
+            flags: self.flags,
+            map_extra: self.map_extra,
+        }
+    }
+}
+
 /// A type in some BTF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueType {
@@ -59,6 +74,8 @@ pub struct ValueType {
     pub btf: Arc<[u8]>,
     /// Its number there.
     pub id: u32,
+    /// The number of the key's type.
+    pub key: u32,
 }
 
 /// The object that an element of a map of objects is set to.
@@ -148,6 +165,27 @@ pub trait Backend: Send + Sync {
     /// map, or if that is no map; `ENOTSUPP` if the inner map cannot be one; those of
     /// `memfd_create(2)`, `mmap(2)` and `eventfd(2)`.
     fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno>;
+
+    /// Creates a map that the tool may map, for programs in processes and in the host's kernel. It is
+    /// an ordinary one if the kernel has no memory for it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::map_create`].
+    fn map_create_on_both_sides(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        self.map_create(spec)
+    }
+
+    /// Returns the kernel's array whose pages are a map's memory, for the tool to map in place of its
+    /// file; `None` for other maps.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EMFILE` and the like if Beeline may have no more files open.
+    fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
+        let _ = map;
+        Ok(None)
+    }
 
     /// Returns the memory file of a map or of a perf ring, laid out so that the tool's own `mmap`
     /// of it is right.

@@ -13,11 +13,14 @@ mod credentials;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicU32,
+    Ordering::{AcqRel, Relaxed, Release, SeqCst},
+};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use beeline_agent::abi::Session;
+use beeline_agent::abi::{Lease, Session};
 use beeline_inject::Process;
 use beeline_uapi::Errno;
 use beeline_uapi::linux::FUTEX_WAITV_MAX;
@@ -28,6 +31,7 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::liveness::{Liveness, SessionId};
+use crate::map::RUNTIME_OWNER;
 use crate::memory::Memory;
 use crate::relay::CutOff;
 pub use credentials::Credentials;
@@ -249,6 +253,50 @@ impl Domain {
     pub fn page(&self) -> &Session {
         // SAFETY: the file has the size of a `Session`, was zeroed, and holds only atomics.
         unsafe { &*self.memory.base().cast::<Session>() }
+    }
+}
+
+/// All slots of a domain, taken by Beeline: no program that uses maps runs in it.
+#[derive(Debug)]
+pub struct AllSlots<'a>(&'a [Lease]);
+
+impl Domain {
+    /// Waits until all slots are free, and takes them. A thread that wants one waits for it for a
+    /// tenth of a second, so do not keep them for long. Returns `None` if they do not become free in
+    /// half of that time.
+    pub fn take_all_slots(&self, cpus: u32) -> Option<AllSlots<'_>> {
+        const TRIES: u32 = 400;
+        const PAUSE: Duration = Duration::from_micros(50);
+        let leases = self.page().leases.get(..cpus as usize)?;
+        for (index, lease) in leases.iter().enumerate() {
+            let take = || {
+                let taken = lease.holder.compare_exchange(
+                    0,
+                    RUNTIME_OWNER.into(),
+                    AcqRel,
+                    Relaxed,
+                );
+                taken.is_ok()
+            };
+            let mut tries = 0;
+            while !take() {
+                tries += 1;
+                if tries > TRIES / cpus {
+                    drop(AllSlots(leases.get(..index)?));
+                    return None;
+                }
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Some(AllSlots(leases))
+    }
+}
+
+impl Drop for AllSlots<'_> {
+    fn drop(&mut self) {
+        for lease in self.0 {
+            lease.holder.store(0, Release);
+        }
     }
 }
 

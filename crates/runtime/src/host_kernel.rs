@@ -4,6 +4,7 @@
 //! the instructions that the tool gave. Its maps are the twins of the tool's (`map::twin`), and what
 //! it sends through rings is relayed into the tool's own ([`rings`]).
 
+pub mod errands;
 pub mod rings;
 
 use std::collections::HashMap;
@@ -23,6 +24,7 @@ use crate::domain::Domains;
 use crate::map::MapObject;
 use crate::program::Program;
 use crate::rules::Place;
+use errands::ErrandRunner;
 use rings::Watcher;
 
 /// The instructions of a program that returns 0.
@@ -71,6 +73,7 @@ pub struct HostKernel {
     /// The reason why this process may not use bpf(2), if it may not.
     refusal: Option<String>,
     watcher: Mutex<Option<Watcher>>,
+    runner: Mutex<Option<ErrandRunner>>,
     domains: Arc<Domains>,
 }
 
@@ -80,6 +83,7 @@ impl HostKernel {
         Self {
             refusal: refusal(place),
             watcher: Mutex::default(),
+            runner: Mutex::default(),
             domains,
         }
     }
@@ -192,7 +196,7 @@ impl HostKernel {
     /// Returns the kernel's maps for the descriptors in a program.
     fn twins(&self, maps: &HashMap<i32, Arc<MapObject>>) -> Result<HashMap<i32, i32>, LoadError> {
         let twin = |(fd, map): (&i32, &Arc<MapObject>)| {
-            let twin = map.with_twin(|twin| twin.as_fd().as_raw_fd());
+            let twin = map.with_twin(self.domains.home(), |twin| twin.as_fd().as_raw_fd());
             let twin = twin.and_then(|twin| {
                 self.connect(map).map_err(|error| error.to_string())?;
                 Ok((*fd, twin))
@@ -206,18 +210,34 @@ impl HostKernel {
         maps.iter().map(twin).collect()
     }
 
-    /// Has what the kernel's programs send through a map come out of the tool's rings. Call it
-    /// again when the map gets other rings.
+    /// Has what the kernel's programs send through a map come out of the tool's rings, and programs in
+    /// processes get at a hash in the kernel. Call it again when the map gets other rings.
     ///
     /// # Errors
     ///
-    /// Those of [`rings::KernelRing::of_cpu`], [`rings::KernelRing::of_map`] and [`Watcher::start`].
-    pub fn connect(&self, map: &MapObject) -> io::Result<()> {
+    /// Those of [`ErrandRunner::start`], [`rings::KernelRing::of_cpu`], [`rings::KernelRing::of_map`] and [`Watcher::start`].
+    pub fn connect(&self, map: &Arc<MapObject>) -> io::Result<()> {
         match map.here().spec().kind() {
+            Some(Kind::Hash) if map.may_be_asked_for() => self.run_errands(map),
             Some(Kind::PerfEventArray) => self.connect_rings(map),
             Some(Kind::Ringbuf) => map.relay_from_kernel(|ring| self.watch(ring)),
             _ => Ok(()),
         }
+    }
+
+    /// Has programs in processes get at a map that is all in the kernel, should they have it or get
+    /// it later.
+    fn run_errands(&self, map: &Arc<MapObject>) -> io::Result<()> {
+        let mut runner = self.runner.lock();
+        let runner = match &mut *runner {
+            Some(runner) => runner,
+            none => none.insert(ErrandRunner::start(
+                self.domains.home().clone(),
+                map.here().layout().cpus,
+            )?),
+        };
+        runner.add(map);
+        Ok(())
     }
 
     fn connect_rings(&self, map: &MapObject) -> io::Result<()> {

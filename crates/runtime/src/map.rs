@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use beeline_codegen::MapShape;
 use beeline_maps::user_ringbuf::UserRing;
-use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, ringbuf};
+use beeline_maps::{Caller, Fields, Kind, Layout, Map, ringbuf};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::program;
 use beeline_verifier::sharding::Use;
@@ -130,14 +130,7 @@ impl MapObject {
         cpus: u32,
         budget: &Budget,
     ) -> Result<Self, Errno> {
-        let plain = Spec {
-            map_type: spec.map_type,
-            key_size: spec.key_size,
-            value_size: spec.value_size,
-            max_entries: spec.max_entries,
-            flags: spec.flags,
-            map_extra: spec.map_extra,
-        };
+        let plain = spec.plain();
         Layout::new(&plain, cpus)?;
         let inner = match (plain.kind(), inner) {
             (Some(Kind::ArrayOfMaps | Kind::HashOfMaps), Some(inner)) => {
@@ -148,12 +141,24 @@ impl MapObject {
             _ => None,
         };
         let fields = Fields::new(&plain, spec.fields.spin_lock, spec.fields.timer)?;
+        let first = Shard::new(&spec.name, &plain, fields, cpus, budget)?;
+        Self::with_first(id, spec, first, inner, budget)
+    }
+
+    /// Puts a map together from its first shard.
+    fn with_first(
+        id: Id,
+        spec: &MapSpec,
+        first: Shard,
+        inner: Option<MapSpec>,
+        budget: &Budget,
+    ) -> Result<Self, Errno> {
         let Shard {
             memory,
             map,
             charge,
-        } = Shard::new(&spec.name, &plain, fields, cpus, budget)?;
-        let elements = if plain.kind() == Some(Kind::PerfEventArray) {
+        } = first;
+        let elements = if map.spec().kind() == Some(Kind::PerfEventArray) {
             spec.max_entries as usize
         } else {
             0

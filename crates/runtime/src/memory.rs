@@ -49,6 +49,17 @@ impl Memory {
         Ok(Self { file, base, len })
     }
 
+    /// Maps the first `len` bytes (rounded up to pages) of a file that is there already.
+    ///
+    /// # Errors
+    ///
+    /// Those of `mmap(2)`.
+    pub fn over(file: OwnedFd, len: usize) -> io::Result<Self> {
+        let len = pages(len.max(1));
+        let base = Self::map(file.as_fd(), len)?;
+        Ok(Self { file, base, len })
+    }
+
     /// Takes over the first `len` bytes of another file.
     ///
     /// # Errors

@@ -213,7 +213,7 @@ impl Runtime {
     }
 
     /// Has all who write into the rings of a perf event array learn of other ones.
-    fn rings_changed(&self, map: &MapObject) -> Result<(), Errno> {
+    fn rings_changed(&self, map: &Arc<MapObject>) -> Result<(), Errno> {
         self.tracees.rings_changed(map.id);
         self.runner.rings_changed(map.id);
         if map.in_twin(|_| ()).is_some() {
@@ -271,6 +271,29 @@ impl Backend for Runtime {
         self.fast_paths.list(&map);
         self.objects().maps.insert(id, map);
         Ok(id)
+    }
+
+    fn map_create_on_both_sides(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        let id = self.id();
+        match MapObject::on_both_sides(id, spec, self.shared.cpus, &self.budget) {
+            Ok(map) => {
+                let map = Arc::new(map);
+                self.tracees.watch_map(&map);
+                self.objects().maps.insert(id, map);
+                Ok(id)
+            }
+            Err(error) => {
+                let name = &spec.name;
+                tracing::info!(name, ?error, "a map's memory is not the kernel's");
+                self.map_create(spec)
+            }
+        }
+    }
+
+    fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
+        let pages = self.map(map)?.kernels_pages();
+        let pages = pages.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+        Ok(pages.map(|(file, _)| file))
     }
 
     fn memory(&self, id: Id) -> Result<OwnedFd, Errno> {

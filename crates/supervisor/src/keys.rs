@@ -63,12 +63,25 @@ pub fn key_of(file: impl AsFd) -> io::Result<Key> {
     })
 }
 
-/// Returns the number that distinguishes eventfds, which are all the same file otherwise.
-pub fn eventfd_number(process: &str, fd: i32) -> Option<u32> {
+/// A file without an inode of its own, known by the number that the kernel gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Anonymous {
+    /// An eventfd.
+    Eventfd(u32),
+    /// A map of the kernel's.
+    KernelMap(u32),
+}
+
+/// Returns the number of such a file behind a process's descriptor; `None` for any other file.
+pub fn anonymous(process: &str, fd: i32) -> Option<Anonymous> {
     let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).ok()?;
-    let mut lines = text.lines();
-    let number = lines.find_map(|line| line.strip_prefix("eventfd-id:"))?;
-    number.trim().parse().ok()
+    let number = |name| {
+        let mut lines = text.lines();
+        let number = lines.find_map(|line| line.strip_prefix(name))?;
+        number.trim().parse().ok()
+    };
+    let eventfd = number("eventfd-id:").map(Anonymous::Eventfd);
+    eventfd.or_else(|| number("map_id:").map(Anonymous::KernelMap))
 }
 
 /// Returns the kernel's number for an I/O error; EIO if it has none.

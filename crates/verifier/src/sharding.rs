@@ -122,6 +122,7 @@ pub struct Use {
     per_process: Result<BTreeSet<u32>, Reason>,
     stream: Result<(), Reason>,
     stacks: Result<(), Reason>,
+    by_value: Result<(), Reason>,
 }
 
 impl Use {
@@ -134,7 +135,18 @@ impl Use {
             per_process: Err(reason),
             stream: Err(reason),
             stacks: Err(reason),
+            by_value: Err(reason),
         }
+    }
+
+    /// Fails unless programs change a map's elements by helpers only, and get along with copies of
+    /// values when they read.
+    ///
+    /// # Errors
+    ///
+    /// The reason; another type of map than `HASH` is one.
+    pub fn by_value(&self) -> Result<(), Reason> {
+        self.by_value
     }
 
     /// Returns the use of a map that programs only send events through.
@@ -168,6 +180,7 @@ impl Use {
             per_process,
             stream: both(&self.stream, &other.stream).map(|_| ()),
             stacks: both(&self.stacks, &other.stacks).map(|_| ()),
+            by_value: both(&self.by_value, &other.by_value).map(|_| ()),
         }
     }
 
@@ -225,6 +238,7 @@ impl Use {
                 .map(|()| record.ids.unwrap_or_default()),
             stream: first(&[ruin, unfit(stream)]),
             stacks: first(&[ruin, unfit(map.map_type == T::STACK_TRACE)]),
+            by_value: first(&[ruin, unfit(map.map_type == T::HASH), record.in_place]),
         }
     }
 }

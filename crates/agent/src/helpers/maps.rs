@@ -7,13 +7,17 @@ use beeline_maps::Caller;
 use beeline_uapi::Errno;
 
 use super::convention::{Readable, Writable, shim};
-use super::objects;
+use super::{errands, objects};
 use crate::abi::{Context, MapHandle, Target};
 use crate::{lease, sys};
 
 /// `bpf_map_lookup_elem(map, key)`: the value's address, or null; an inner map's handle if the
 /// elements are maps.
 pub fn map_lookup_elem(context: &mut Context, map: &MapHandle, key: Readable) -> *mut u8 {
+    if map.map.is_elsewhere() {
+        // SAFETY: the program answers for the key.
+        return unsafe { errands::look_up(context, map, key.as_ptr()) };
+    }
     // SAFETY: the program answers for the key.
     let value = unsafe { map.map.lookup(key.as_ptr(), context.cpu) };
     if value.is_null() {
@@ -29,6 +33,10 @@ fn look_up<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
     map: &MapHandle,
     key: Readable,
 ) -> *mut u8 {
+    if !PER_CPU && !LRU && map.map.hash_is_elsewhere() {
+        // SAFETY: the program answers for the key.
+        return unsafe { errands::look_up(context, map, key.as_ptr()) };
+    }
     // SAFETY: the map is of the kind that the program's compiler was told, and the program answers
     // for the key.
     unsafe {
@@ -74,6 +82,10 @@ pub fn map_update_elem(
     flags: u64,
 ) -> Result<(), Errno> {
     let (key, value) = (key.as_ptr(), value.as_ptr());
+    if map.map.is_elsewhere() {
+        // SAFETY: the program answers for the key and the value.
+        return unsafe { errands::update(context, map, (key, value), flags) };
+    }
     // SAFETY: the program answers for the key and the value.
     let updated = unsafe { map.map.update(key, value, flags, &caller(context)) };
     counted(updated, context)
@@ -85,6 +97,10 @@ pub fn map_update_elem(
 ///
 /// Those of [`Map::delete`](beeline_maps::Map::delete).
 pub fn map_delete_elem(context: &mut Context, map: &MapHandle, key: Readable) -> Result<(), Errno> {
+    if map.map.is_elsewhere() {
+        // SAFETY: the program answers for the key.
+        return unsafe { errands::delete(context, map, key.as_ptr()) };
+    }
     // SAFETY: the program answers for the key.
     let deleted = unsafe { map.map.delete(key.as_ptr(), &caller(context)) };
     counted(deleted, context)

@@ -123,7 +123,7 @@ impl<'a> Patience<'a> {
 }
 
 /// Sleeps for a tenth of a second, or until the word changes and its waiters are woken.
-fn sleep_while(word: &AtomicU32, value: u32) {
+pub(crate) fn sleep_while(word: &AtomicU32, value: u32) {
     let time = [0u64, TENTH];
     let (word, until) = (core::ptr::from_ref(word) as u64, (&raw const time) as u64);
     // SAFETY: the call sleeps while the word is as given; nothing else happens.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use beeline_supervisor::Mode;
-use beeline_supervisor::keys::{Key, eventfd_number, key_of_descriptor};
+use beeline_supervisor::keys::{Key, anonymous, key_of_descriptor};
 use beeline_uapi::Errno;
 
 use super::{Descriptors, Entry, Hold};
@@ -23,8 +23,8 @@ impl ThreadFds<'_> {
     /// if the file is not one of ours.
     pub(crate) fn find(&self, fd: i32) -> Result<Option<Object>, Errno> {
         let key = key_of_descriptor(self.tid, fd)?;
-        if key == self.table.anonymous && self.table.has_waiters.load(Ordering::Acquire) {
-            return Ok(self.waiter(fd).map(|(_, object)| object));
+        if key == self.table.anonymous && self.table.has_stand_ins.load(Ordering::Acquire) {
+            return Ok(self.stand_in(fd).map(|(_, object)| object));
         }
         Ok(self
             .table
@@ -50,13 +50,13 @@ impl ThreadFds<'_> {
         !key.is_ok_and(|key| self.table.entries.lock().get(&key).is_some_and(is_other))
     }
 
-    /// Returns the object that a descriptor waits for, if it is an eventfd in place of a memory
-    /// file, and the key of that file.
-    pub(crate) fn waiter(&self, fd: i32) -> Option<(Key, Object)> {
-        let number = eventfd_number(&self.tid.to_string(), fd)?;
+    /// Returns the object that a descriptor stands for, if it is an eventfd or a map of the kernel's in
+    /// place of a memory file, and the key of that file.
+    pub(crate) fn stand_in(&self, fd: i32) -> Option<(Key, Object)> {
+        let number = anonymous(&self.tid.to_string(), fd)?;
         let entries = self.table.entries.lock();
         let mut entries = entries.iter();
-        let found = entries.find(|(_, entry)| entry.waiter() == Some(number));
+        let found = entries.find(|(_, entry)| entry.stand_in() == Some(number));
         found.map(|(key, entry)| (*key, entry.object.clone()))
     }
 

@@ -7,13 +7,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use beeline_runtime::proc;
-use beeline_supervisor::keys::{Key, eventfd_number};
+use beeline_supervisor::keys::{Anonymous, Key, anonymous};
+
+/// The names of files that stand for others, as links in `/proc` have them.
+const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
+const KERNEL_MAP: &[u8] = b"anon_inode:bpf-map";
 
 /// Returns those of `files` that no process but this has open or mapped. Processes that may not be
 /// inspected are not the tool's: the supervisor could not read their memory either.
-pub(super) fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
+pub(super) fn not_in_use(
+    mut files: HashSet<Key>,
+    stand_ins: &HashMap<Anonymous, Key>,
+) -> HashSet<Key> {
     for process in others() {
-        remove_open(&process, &mut files, waiters);
+        remove_open(&process, &mut files, stand_ins);
         remove_mapped(&process, &mut files);
         if files.is_empty() {
             break;
@@ -23,10 +30,13 @@ pub(super) fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -
 }
 
 /// Returns whether a process other than this has any of `files` open.
-pub(super) fn is_any_open(files: &HashSet<Key>, waiters: impl Fn() -> HashMap<u32, Key>) -> bool {
+pub(super) fn is_any_open(
+    files: &HashSet<Key>,
+    stand_ins: impl Fn() -> HashMap<Anonymous, Key>,
+) -> bool {
     let mut left = files.clone();
     for process in others() {
-        remove_open(&process, &mut left, &waiters());
+        remove_open(&process, &mut left, &stand_ins());
     }
     left.len() < files.len()
 }
@@ -42,7 +52,7 @@ fn others() -> impl Iterator<Item = PathBuf> {
     processes.filter(is_other).map(|process| process.path())
 }
 
-fn remove_open(process: &Path, files: &mut HashSet<Key>, waiters: &HashMap<u32, Key>) {
+fn remove_open(process: &Path, files: &mut HashSet<Key>, stand_ins: &HashMap<Anonymous, Key>) {
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
         return;
     };
@@ -61,17 +71,17 @@ fn remove_open(process: &Path, files: &mut HashSet<Key>, waiters: &HashMap<u32, 
                     inode: file.ino(),
                 });
             }
-        } else if !waiters.is_empty() && link == b"anon_inode:[eventfd]" {
-            let key = waiting_for(process, &descriptor.file_name(), waiters);
+        } else if !stand_ins.is_empty() && [EVENTFD, KERNEL_MAP].contains(&link) {
+            let key = stands_for(process, &descriptor.file_name(), stand_ins);
             key.map(|key| files.remove(&key));
         }
     }
 }
 
-/// Returns the memory file that an eventfd stands for.
-fn waiting_for(process: &Path, fd: &OsStr, waiters: &HashMap<u32, Key>) -> Option<Key> {
-    let number = eventfd_number(process.file_name()?.to_str()?, fd.to_str()?.parse().ok()?)?;
-    waiters.get(&number).copied()
+/// Returns the memory file that another file stands for.
+fn stands_for(process: &Path, fd: &OsStr, stand_ins: &HashMap<Anonymous, Key>) -> Option<Key> {
+    let number = anonymous(process.file_name()?.to_str()?, fd.to_str()?.parse().ok()?)?;
+    stand_ins.get(&number).copied()
 }
 
 fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
@@ -84,10 +94,10 @@ fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
 }
 
 /// Returns whether the process of a thread has a memory file open.
-pub(crate) fn is_open_in(tid: i32, file: Key) -> bool {
+pub(crate) fn is_open_in(tid: i32, file: Key, stand_ins: &HashMap<Anonymous, Key>) -> bool {
     let mut left = HashSet::from([file]);
     let process = PathBuf::from(format!("/proc/{tid}"));
-    remove_open(&process, &mut left, &HashMap::new());
+    remove_open(&process, &mut left, stand_ins);
     left.is_empty()
 }
 
@@ -97,6 +107,17 @@ pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
     maps.lines().any(|line| {
         let permissions = line.split_ascii_whitespace().nth(1).unwrap_or_default();
         permissions.contains('w') && mapped_file(line) == Some(file)
+    })
+}
+
+/// Returns whether the process of a thread has a writable mapping of any map of the kernel's: they
+/// cannot be told apart.
+pub(crate) fn maps_kernels_writable(tid: i32) -> bool {
+    let maps = proc::text(format!("/proc/{tid}/maps")).unwrap_or_default();
+    let name = String::from_utf8_lossy(KERNEL_MAP);
+    maps.lines().any(|line| {
+        let permissions = line.split_ascii_whitespace().nth(1).unwrap_or_default();
+        permissions.contains('w') && line.ends_with(&*name)
     })
 }
 

@@ -99,7 +99,7 @@ impl<'a> Ids<'a> {
         let _ = self.table.reap_closed();
         let found = self.known_after(after, kind)?;
         let file = self.table.file_of(&found.1);
-        if file.is_none_or(|file| is_open_in(self.tid, file)) {
+        if file.is_none_or(|file| is_open_in(self.tid, file, &self.table.stand_ins())) {
             return Ok(found);
         }
         // Nothing has told if it is closed.

@@ -15,10 +15,11 @@ use beeline_uapi::{Errno, MapType, flags};
 use super::attr::{MapCreate, MapFreeze};
 use super::descriptors::NewDescriptors;
 use crate::fds::ThreadFds;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::map_types::{is_hash, is_map_of_maps, is_ring_buffer};
 use crate::objects::{Btf, Held, Map, Object};
-use crate::reclaim::is_mapped_writable;
+use crate::reclaim::{is_mapped_writable, maps_kernels_writable};
 
 /// The BTF of a map, and the types of its key and value.
 type MapTypes = Option<(Arc<Btf>, u32, u32)>;
@@ -77,6 +78,7 @@ impl<'a> Maps<'a> {
             spec,
             btf,
             frozen: AtomicBool::new(false),
+            was_mapped_writable: AtomicBool::new(false),
             elements: Default::default(),
             uses: Default::default(),
             wakeup: Default::default(),
@@ -95,13 +97,27 @@ impl<'a> Maps<'a> {
         if wanted.is_on_each_cpu() {
             checked.flags &= !flags::NUMA_NODE; // Of which nothing is left but the flag.
         }
-        let created = match (self.backend.map_create(&checked), inner) {
+        let created = match self.is_for_both_sides(&checked) {
+            true => self.backend.map_create_on_both_sides(&checked),
+            false => self.backend.map_create(&checked),
+        };
+        let created = match (created, inner) {
             // The backend reports a missing inner map after all other errors, and the descriptor
             // gives the reason.
             (Err(Errno::EBADF), Some(Err(why))) => Err(why),
             (created, _) => created,
         };
         Ok(Held::new(self.backend, created?))
+    }
+
+    /// Returns whether programs in processes and in the kernel may come to share a map that the tool
+    /// may write without a call.
+    fn is_for_both_sides(&self, spec: &MapSpec) -> bool {
+        let has = |flag| spec.flags & flag != 0;
+        spec.map_type == MapType::ARRAY
+            && has(flags::MMAPABLE)
+            && !has(flags::RDONLY_PROG)
+            && host_kernel::refusal(&**self.backend, self.fds.tid).is_none()
     }
 
     /// Returns the map that inner maps of a new map of maps must resemble; `None` for other maps.
@@ -152,8 +168,15 @@ impl<'a> Maps<'a> {
         let (map, mode) = self.fds.map_and_mode(map_fd)?;
         mode.may_write()?;
         if map.spec.flags & flags::MMAPABLE != 0 || is_ring_buffer(map.spec.map_type) {
-            let file = key_of(&self.backend.memory(map.held.id)?).map_err(errno)?;
-            if is_mapped_writable(self.fds.tid, file) {
+            let id = map.held.id;
+            let file = key_of(&self.backend.memory(id)?).map_err(errno)?;
+            let is_kernels = self.backend.kernels_array(id)?.is_some();
+            let was_mapped = map.was_mapped_writable.load(Ordering::Acquire);
+            let is_mapped = match is_kernels {
+                true => was_mapped && maps_kernels_writable(self.fds.tid),
+                false => is_mapped_writable(self.fds.tid, file),
+            };
+            if is_mapped {
                 return Err(Errno::EBUSY);
             }
         }
@@ -219,10 +242,11 @@ impl MapCreate {
             inner: inner.and_then(|map| Some(map.as_ref().ok()?.held.id)),
             fields: typed.map(|(_, fields)| *fields).unwrap_or_default(),
             value_type: typed.and_then(|(types, _)| {
-                let (btf, _, value) = types.as_ref()?;
+                let (btf, key, value) = types.as_ref()?;
                 Some(ValueType {
                     btf: btf.data().clone(),
                     id: *value,
+                    key: *key,
                 })
             }),
         }

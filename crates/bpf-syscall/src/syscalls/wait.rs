@@ -7,6 +7,7 @@
 //! time-outs work as usual. If the tool maps the descriptor again, it becomes the memory again.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::keys::{errno, key_of};
@@ -36,7 +37,8 @@ impl<'a> Wait<'a> {
     }
 
     /// Answers `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a
-    /// file. The kernel makes the mapping: the descriptor is the memory itself. Only mappings that
+    /// file. The kernel makes the mapping: the descriptor is the memory itself, or becomes the kernel's
+    /// array whose pages are the memory. Only mappings that
     /// the kernel would refuse for a map or ring are refused.
     pub(super) fn mmap(&self) -> Answer {
         let [_, length, protection, _, fd, offset] = self.call.args;
@@ -52,12 +54,31 @@ impl<'a> Wait<'a> {
                     if !mode.write {
                         return Err(Errno::EINVAL);
                     }
+                    self.make_kernels(fd as i32, &map)?;
+                    map.was_mapped_writable.fetch_or(writes, Ordering::AcqRel);
                 }
             }
             Ok(Some(Object::Ring(ring))) => self.size_ring(&ring, length, offset)?,
             _ => {}
         }
         Ok(Reply::Continue)
+    }
+
+    /// Replaces the descriptor of a map whose memory is the kernel's by the kernel's array.
+    fn make_kernels(&self, fd: i32, map: &Map) -> Result<(), Errno> {
+        let id = map.held.id;
+        let Some(array) = self.backend.kernels_array(id)? else {
+            return Ok(());
+        };
+        if self.fds.stand_in(fd).is_some() {
+            return Ok(());
+        }
+        let file = key_of(&self.backend.memory(id)?).map_err(errno)?;
+        self.fds.table.set_stand_in(file, &array)?;
+        let cloexec = self.call.closes_on_exec(fd);
+        self.call
+            .listener
+            .replace(self.call.id, fd, array.as_fd(), cloexec)
     }
 
     /// Sizes a ring by the tool's mapping of the perf event: a control page and 2^n of data.
@@ -116,10 +137,10 @@ impl<'a> Wait<'a> {
             return Ok(());
         };
         let wakeup = wakeup.get(self.backend, id)?;
-        let is_memory = self.fds.waiter(fd).is_none();
+        let is_memory = self.fds.stand_in(fd).is_none();
         if is_memory && self.fds.mode(fd)? == Mode::BOTH {
             let memory = key_of(&self.backend.memory(id)?).map_err(errno)?;
-            self.fds.table.set_waiter(memory, wakeup)?;
+            self.fds.table.set_stand_in(memory, wakeup)?;
             let cloexec = self.call.closes_on_exec(fd);
             self.call
                 .listener
@@ -140,7 +161,7 @@ impl<'a> Wait<'a> {
         if !self.fds.table.has_rings() {
             return Ok(());
         }
-        let Some((_, object)) = self.fds.waiter(fd) else {
+        let Some((_, object)) = self.fds.stand_in(fd) else {
             return Ok(());
         };
         let Some((id, _)) = object.wakeup() else {

@@ -173,6 +173,7 @@ impl<'a> Loaded<'a> {
         let value_type = value_type.map(|btf| ValueType {
             btf: btf.clone(),
             id: definition.value_type,
+            key: definition.key_type,
         });
         let page_size = rustix::param::page_size() as u32;
         let max_entries = definition.entries(self.runtime.cpus(), page_size);

@@ -5,8 +5,9 @@
 //! | 0 | the mark below which all nodes have been used; whether a node was left behind |
 //! | 64 | the clock's hand (see [`super::evict`]) |
 //! | 128 | the waits board |
-//! | 192 | 32 shards of 64 bytes |
-//! | 2240 | a record of 64 bytes for each CPU slot, and 128 for callers that have none |
+//! | 192 | whether the elements are elsewhere |
+//! | 256 | 32 shards of 64 bytes |
+//! | 2304 | a record of 64 bytes for each CPU slot, and 128 for callers that have none |
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -17,7 +18,9 @@ use crate::{Caller, memory::Memory, words};
 
 const CLOCK: u64 = 64;
 const WAITS: u64 = 128;
-const SHARDS: u64 = 192;
+/// On a line of its own, as each look-up reads it.
+const ELSEWHERE: u64 = 192;
+const SHARDS: u64 = 256;
 const RECORDS: u64 = SHARDS + 32 * LINE;
 const LINE: u64 = 64;
 
@@ -101,6 +104,12 @@ impl<'m> Control<'m> {
     /// then.
     pub(super) fn left_behind(self) -> &'m AtomicU32 {
         self.half(4)
+    }
+
+    /// Returns a word that is not 0 once the elements are kept elsewhere.
+    #[inline]
+    pub(super) fn elsewhere(self) -> &'m AtomicU32 {
+        self.half(ELSEWHERE)
     }
 
     /// Returns the number of nodes that the clock's hand has ever passed.

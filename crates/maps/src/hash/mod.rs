@@ -16,7 +16,7 @@ mod special;
 mod sweep;
 mod walk;
 
-use core::sync::atomic::Ordering::Acquire;
+use core::sync::atomic::{AtomicU32, Ordering::Acquire};
 
 use chains::{Chains, Node};
 
@@ -124,6 +124,12 @@ impl<'m> HashTable<'m> {
         }
         None
     }
+}
+
+/// Returns a word that is not 0 once the elements of a hash are kept elsewhere.
+#[inline(always)]
+pub(crate) fn elsewhere(memory: &Memory) -> &AtomicU32 {
+    control::Control::new(memory).elsewhere()
 }
 
 /// Hashes the key's words: each is folded in by a 64x64-bit multiplication, high half onto low.

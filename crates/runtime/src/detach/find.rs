@@ -176,6 +176,7 @@ fn presence(
         .iter()
         .filter(|one| SessionId::of(one) == Some(session));
     let mappings: Vec<Region> = ours.cloned().collect();
+    let pages = kernels_pages(&mappings, regions);
     let witnesses = witnesses(process, &manifest, &mappings, regions);
     let mut presence = Presence {
         pid: process.pid(),
@@ -193,6 +194,7 @@ fn presence(
         home,
     };
     presence.mappings.extend(witnesses);
+    presence.mappings.extend(pages);
     let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
     if let Some(private) = &presence.private {
         let pid = private.start + offset_of!(Control, pid) as u64;
@@ -206,6 +208,20 @@ fn presence(
         .map(|(site, _)| site.clone())
         .collect();
     presence
+}
+
+/// Returns the kernel's arrays that are mapped over the beginnings of a session's files: see
+/// [`MapObject::on_both_sides`](crate::map::MapObject::on_both_sides).
+fn kernels_pages(ours: &[Region], all: &[Region]) -> Vec<Region> {
+    let is_array = |region: &Region| region.path.as_os_str() == "anon_inode:bpf-map";
+    let covers = |pages: &Region, rest: &Region| {
+        pages.end == rest.start && pages.end - pages.start == rest.offset
+    };
+    let over = |rest: &Region| {
+        let mut arrays = all.iter().filter(|region| is_array(region));
+        arrays.find(|pages| covers(pages, rest)).cloned()
+    };
+    ours.iter().filter_map(over).collect()
 }
 
 /// True if the session's Beeline is still running.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_maps::{Batch, Kind, TaskStorage};
-use beeline_uapi::{Errno, flags};
+use beeline_uapi::Errno;
 use beeline_verifier::sharding::{Sharing, Use, Word};
 
 use super::shards::{First, Merged, Shard, View};
@@ -150,7 +150,7 @@ impl MapObject {
             None => usage.clone(),
         };
         let sharing = self.sharing_by(Some(&both));
-        self.changes_sharing(&sharing)?;
+        self.changes_sharing(&sharing, &both)?;
         if self.shards.are_there() || !self.relay.is_empty() {
             self.see_by(&sharing).map_err(|_| match sharing {
                 Sharing::Whole(reason) => reason.to_string(),
@@ -169,7 +169,7 @@ impl MapObject {
             None => return whole("nothing is known of the programs that use it"),
         };
         // What the tool writes into memory that it has mapped itself reaches one shard only.
-        let is_mapped = self.spec.flags & flags::MMAPABLE != 0 && self.check_thawed().is_ok();
+        let is_mapped = self.is_mapped_by_tool();
         match sharing {
             Sharing::Whole(_) | Sharing::Stream | Sharing::Stacks => sharing,
             _ if is_mapped => whole("the tool maps its memory"),
@@ -217,10 +217,14 @@ impl MapObject {
             domain.is_kept_from(&map, &why);
             Error::Apart { map, why }
         };
-        self.enters_processes(&sharing).map_err(|why| {
+        let entered = self.enters_processes(&sharing, usage.as_ref());
+        entered.map_err(|why| {
             let map = self.spec.name.clone();
             Error::InKernel { map, why }
         })?;
+        if self.is_elsewhere() && !matches!(domain.id, DomainId::HOME | DomainId::TOOL) {
+            return Err(apart("the kernel keeps its elements".to_owned()));
+        }
         let is_whole = matches!(sharing, Sharing::Whole(_));
         if domain.id == DomainId::TOOL {
             self.is_tools.store(true, Relaxed);

@@ -4,21 +4,39 @@
 //! has the map, all of it moves there, and the tool's operations are `bpf(2)` on the twin. If
 //! processes have it as well, each side works on its own map, and the tool's view is put together
 //! in the way that [`Sharing`] allows; a map that allows none stays on the side that had it first.
+//!
+//! A hash whose elements programs change by helpers only can be on both sides and in the kernel alone:
+//! programs in processes have Beeline make each operation ([`host_kernel::errands`]).
+//!
+//! [`host_kernel::errands`]: crate::host_kernel::errands
+//!
+//! An array that the tool may map has its twin from the beginning, if the session may use the kernel
+//! at all: the kernel's memory is the map's, for everybody ([`MapObject::on_both_sides`]).
+
+mod creation;
+mod operations;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use beeline_agent::abi::errands::{KEY_WORDS, VALUE_WORDS};
 use beeline_kernel as kernel;
-use beeline_maps::{Batch, Kind};
+use beeline_maps::{Kind, Layout, Map, PAGE};
 use beeline_uapi::{Errno, flags};
-use beeline_verifier::sharding::Sharing;
+use beeline_verifier::sharding::{Sharing, Use};
 use parking_lot::Mutex;
 
-use super::shards::Addends;
+use super::shards::Shard;
 use super::tool::halves;
-use super::{MapObject, bytes_of};
-use crate::budget::Charge;
+use super::{MapObject, bytes_of, out_of_memory};
+use crate::backend::{Id, MapSpec};
+use crate::budget::{Budget, Charge};
+use crate::domain::{AllSlots, Domain, DomainId};
 use crate::host_kernel::rings::KernelRing;
+use crate::liveness::SessionId;
+use crate::memory::Memory;
+use creation::{TOOLS, kernel_spec};
 
 /// A map in the kernel, and how the tool sees it.
 #[derive(Debug)]
@@ -27,19 +45,22 @@ pub(super) struct Twin {
     view: View,
     /// Held while the tool changes copies, so that both sides have its changes in one order.
     changing: Mutex<()>,
-    _charge: Charge,
+    /// `None` if the map's own charge has it.
+    _charge: Option<Charge>,
 }
 
 /// The way in which the tool's view of a map is put together from the processes' side and the
 /// kernel's.
 #[derive(Debug)]
 enum View {
-    /// All of it is in the kernel.
+    /// All of it is in the kernel. Programs in processes that have it, too, ask for each operation.
     Kernels,
     /// The tool's changes go to both, and look-ups read the processes' side.
     Copies,
     /// A value is the sum of both.
     Sums(Box<[bool]>),
+    /// Both are this memory, the kernel's.
+    Shared(Memory),
 }
 
 /// The sides that have a map.
@@ -50,13 +71,93 @@ pub(super) struct Sides {
     is_in_processes: bool,
 }
 
+impl Sides {
+    /// True if both have the map, and all of it is in the kernel.
+    fn are_one_in_kernel(&self) -> bool {
+        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
+        self.is_in_processes && self.twin.as_ref().is_some_and(is_kernels)
+    }
+}
+
 impl MapObject {
-    /// Runs `work` on the kernel's map in its place, which is created if there is none.
+    /// Creates an array with memory of the kernel's, which programs on both sides have, and the tool
+    /// if it maps it. Its file holds nothing: what maps that, maps the kernel's pages over its
+    /// beginning ([`Self::kernels_pages`]). The last page of the file stays, and tells whose the pages
+    /// before it are.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::new`]; `EINVAL` for a map other than an array of plain values; `ENOMEM` if the
+    /// budget has no room for it; those of [`Memory::new`], and of bpf(2) and mmap(2).
+    pub fn on_both_sides(
+        id: Id,
+        spec: &MapSpec,
+        cpus: u32,
+        budget: &Budget,
+    ) -> Result<Self, Errno> {
+        let plain = spec.plain();
+        let layout = Layout::new(&plain, cpus)?;
+        let is_plain = super::as_verified(spec, None).fields.is_empty();
+        if plain.kind() != Some(Kind::Array) || !is_plain {
+            return Err(Errno::EINVAL);
+        }
+        let charge = budget.charge(bytes_of(&layout, plain.kind()))?;
+        let name = SessionId::own().name(&format!("map-{}", spec.name));
+        let face = Memory::new(&name, (layout.len + PAGE) as usize).map_err(out_of_memory)?;
+        face.seal_size().map_err(out_of_memory)?;
+        let flags = plain.flags & !TOOLS | flags::MMAPABLE;
+        let twin = kernel::Map::new(&kernel_spec(spec, flags)).map_err(out_of_memory)?;
+        let file = twin.as_fd().try_clone_to_owned().map_err(out_of_memory)?;
+        let pages = Memory::over(file, layout.len as usize).map_err(out_of_memory)?;
+        // SAFETY: the kernel lays an array out as Beeline does, one value of whole words behind the
+        // other, and the mapping lives as long as the map that owns its twin.
+        let map = unsafe { Map::attach(&plain, cpus, pages.base()) }?;
+        let twin = Twin {
+            map: twin,
+            view: View::Shared(pages),
+            changing: Mutex::default(),
+            _charge: None,
+        };
+        let first = Shard {
+            memory: face,
+            map,
+            charge,
+        };
+        let map = Self::with_first(id, spec, first, None, budget)?;
+        map.sides.write().twin = Some(twin);
+        Ok(map)
+    }
+
+    /// Returns the kernel's array whose pages are the map's memory, if it has such memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `fcntl(2)`, by which the descriptor is duplicated.
+    pub fn kernels_pages(&self) -> io::Result<Option<(OwnedFd, usize)>> {
+        let sides = self.sides.read();
+        match sides.twin.as_ref().map(|twin| &twin.view) {
+            Some(View::Shared(pages)) => Ok(Some((pages.share()?, pages.len()))),
+            _ => Ok(None),
+        }
+    }
+
+    /// True if its memory is the kernel's.
+    pub fn is_on_both_sides(&self) -> bool {
+        let sides = self.sides.read();
+        matches!(&sides.twin, Some(twin) if matches!(twin.view, View::Shared(_)))
+    }
+
+    /// Runs `work` on the kernel's map in its place, which is created if there is none. `home` is the
+    /// domain whose programs have to stand still if elements move there that they have.
     ///
     /// # Errors
     ///
     /// The reason, in words: the map cannot be on both sides, or the kernel does not make it.
-    pub fn with_twin<T>(&self, work: impl FnOnce(&kernel::Map) -> T) -> Result<T, String> {
+    pub fn with_twin<T>(
+        &self,
+        home: &Domain,
+        work: impl FnOnce(&kernel::Map) -> T,
+    ) -> Result<T, String> {
         // Held so that no program is loaded meanwhile that uses the map in another way.
         let usage = self.usage.lock();
         let mut sides = self.sides.write();
@@ -65,11 +166,14 @@ impl MapObject {
         }
         self.check_kind()?;
         let view = match sides.is_in_processes {
-            true => common_view(self.sharing_by(usage.as_ref()))?,
+            true => match common_view(self.sharing_by(usage.as_ref())) {
+                Err(why) => self
+                    .check_by_value(usage.as_ref(), why)
+                    .map(|()| View::Kernels)?,
+                view => view?,
+            },
             false if self.is_mapped_by_tool() => {
-                return Err(
-                    "the tool maps its memory, which the kernel cannot share yet".to_owned(),
-                );
+                return Err("the tool maps its memory, which is not the kernel's".to_owned());
             }
             false if self.is_only_read() => View::Copies,
             false => View::Kernels,
@@ -79,12 +183,19 @@ impl MapObject {
         let charge = self.budget.charge(bytes);
         let charge =
             charge.map_err(|_| "the tool has all the memory that it may have".to_owned())?;
+        let moves_from_programs = sides.is_in_processes && matches!(view, View::Kernels);
+        let _still = moves_from_programs
+            .then(|| self.stop_programs(home))
+            .transpose()?;
         let map = self.new_twin(&view).map_err(in_words)?;
+        if moves_from_programs {
+            self.map.note_elsewhere();
+        }
         let twin = sides.twin.insert(Twin {
             map,
             view,
             changing: Mutex::default(),
-            _charge: charge,
+            _charge: Some(charge),
         });
         Ok(work(&twin.map))
     }
@@ -119,7 +230,11 @@ impl MapObject {
     /// # Errors
     ///
     /// The reason, in words, for which it cannot be on both sides.
-    pub(super) fn enters_processes(&self, sharing: &Sharing) -> Result<(), String> {
+    pub(super) fn enters_processes(
+        &self,
+        sharing: &Sharing,
+        usage: Option<&Use>,
+    ) -> Result<(), String> {
         if self.sides.read().is_in_processes {
             return Ok(());
         }
@@ -127,7 +242,14 @@ impl MapObject {
         if let Some(twin) = &mut sides.twin
             && matches!(twin.view, View::Kernels)
         {
-            let view = common_view(sharing.clone())?;
+            let view = match common_view(sharing.clone()) {
+                Err(why) => {
+                    self.check_by_value(usage, why)?;
+                    self.map.note_elsewhere();
+                    View::Kernels
+                }
+                view => view?,
+            };
             if matches!(view, View::Copies) && self.has_values() {
                 self.copy_back(&twin.map).map_err(|errno| {
                     let error = io::Error::from_raw_os_error(errno.0);
@@ -140,7 +262,18 @@ impl MapObject {
         Ok(())
     }
 
-    /// Fails with the reason, in words, if processes may not get the map now.
+    /// Notes that a program which uses the map is attached to events of processes. From now on it stays
+    /// out of the kernel, if it cannot be on both sides.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::enters_processes`].
+    pub fn claim_for_processes(&self) -> Result<(), String> {
+        let usage = self.usage.lock();
+        self.enters_processes(&self.sharing_by(usage.as_ref()), usage.as_ref())
+    }
+
+    /// Fails if processes may not get the map now.
     ///
     /// # Errors
     ///
@@ -148,12 +281,59 @@ impl MapObject {
     pub fn check_enters_processes(&self) -> Result<(), String> {
         let usage = self.usage.lock();
         let sides = self.sides.read();
-        match &sides.twin {
-            Some(twin) if matches!(twin.view, View::Kernels) => {
-                common_view(self.sharing_by(usage.as_ref())).map(drop)
-            }
-            _ => Ok(()),
+        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
+        if sides.is_in_processes || !sides.twin.as_ref().is_some_and(is_kernels) {
+            return Ok(());
         }
+        match common_view(self.sharing_by(usage.as_ref())) {
+            Err(why) => self.check_by_value(usage.as_ref(), why),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Fails unless programs in processes can do with a map that is all in the kernel. `why` is the
+    /// reason for which it cannot be split.
+    fn check_by_value(&self, usage: Option<&Use>, why: String) -> Result<(), String> {
+        let spec = self.map.spec();
+        let fits = |size: u32, words: usize| size as usize <= words * size_of::<u64>();
+        let by_value = usage.is_some_and(|usage| usage.by_value().is_ok());
+        if spec.kind() != Some(Kind::Hash) || !by_value {
+            let in_place = usage.and_then(|usage| usage.by_value().err());
+            let in_place = in_place.filter(|_| spec.kind() == Some(Kind::Hash));
+            return Err(in_place.map_or(why, |reason| reason.to_string()));
+        }
+        if !fits(spec.key_size, KEY_WORDS) || !fits(spec.value_size, VALUE_WORDS) {
+            return Err("its keys or values are too long to be asked for".to_owned());
+        }
+        let is_homes = |owner: &Arc<Domain>| owner.id == DomainId::HOME;
+        if self.shards.are_there() || !self.owner.get().is_none_or(is_homes) {
+            return Err("processes of another user have it".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Has no program use the map until the result is dropped.
+    fn stop_programs<'a>(&self, home: &'a Domain) -> Result<AllSlots<'a>, String> {
+        // They wait for a tenth of a second and no longer.
+        const MOST: usize = 10_000;
+        let len = self.keys(|last, next| self.next_key_here(last, next));
+        if !len.is_ok_and(|keys| keys.len() <= MOST) {
+            return Err("it has too many elements to be moved while programs wait".to_owned());
+        }
+        let still = home.take_all_slots(self.map.layout().cpus);
+        still.ok_or_else(|| "programs that may use it do not come to an end".to_owned())
+    }
+
+    /// True if programs in processes have to ask for each operation.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.sides.read().are_one_in_kernel()
+    }
+
+    /// True if all of it is in the kernel, and programs in processes that get it have to ask.
+    pub fn may_be_asked_for(&self) -> bool {
+        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
+        let is_hash = self.map.spec().kind() == Some(Kind::Hash);
+        is_hash && self.sides.read().twin.as_ref().is_some_and(is_kernels)
     }
 
     /// Takes note of another use of the map, if both sides have it.
@@ -161,13 +341,17 @@ impl MapObject {
     /// # Errors
     ///
     /// The reason, in words, for which both sides cannot have it if it is used so.
-    pub(super) fn changes_sharing(&self, sharing: &Sharing) -> Result<(), String> {
+    pub(super) fn changes_sharing(&self, sharing: &Sharing, usage: &Use) -> Result<(), String> {
         let mut sides = self.sides.write();
+        let is_one = sides.are_one_in_kernel();
         let Some(twin) = &mut sides.twin else {
             return Ok(());
         };
         let view = match twin.view {
-            View::Kernels => return Ok(()),
+            View::Kernels if is_one => {
+                return usage.by_value().map_err(|reason| reason.to_string());
+            }
+            View::Kernels | View::Shared(_) => return Ok(()),
             View::Copies if self.is_only_read() => return Ok(()),
             View::Copies | View::Sums(_) => common_view(sharing.clone())?,
         };
@@ -178,352 +362,10 @@ impl MapObject {
         Ok(())
     }
 
-    /// Copies all elements of the kernel's map to this side.
-    fn copy_back(&self, twin: &kernel::Map) -> Result<(), Errno> {
-        let next = |last: Option<&[u8]>, next: &mut [u8]| errno(twin.next_key(last, next));
-        for key in self.keys(next)? {
-            let mut value = vec![0; twin.value_len()];
-            if errno(twin.lookup(&key, &mut value, 0)).is_ok() {
-                self.update_here(&key, &value, 0)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves all elements to the kernel's map, or copies them there. Values of arrays are left as
-    /// zeros.
-    fn fill_twin(&self, twin: &kernel::Map, moves: bool) -> Result<(), Errno> {
-        let keys = self.keys(|last, next| self.next_key_here(last, next))?;
-        let is_hash = self.map.spec().kind().is_some_and(Kind::is_hash);
-        let is_trie = self.map.spec().kind() == Some(Kind::LpmTrie);
-        let mut value = vec![0; self.map.value_len()];
-        for key in keys {
-            if self.lookup_here(&key, &mut value, 0).is_err() {
-                continue;
-            }
-            if is_hash || is_trie || value.iter().any(|&byte| byte != 0) {
-                errno(twin.update(&key, &value, 0))?;
-                match moves {
-                    true if is_hash || is_trie => self.delete_here(&key)?,
-                    true => self.update_here(&key, &vec![0; value.len()], 0)?,
-                    false => {}
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns all keys that `next` finds.
-    fn keys(
-        &self,
-        next: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
-    ) -> Result<Vec<Vec<u8>>, Errno> {
-        let mut keys: Vec<Vec<u8>> = Vec::new();
-        // A map that changes meanwhile may have the walk begin anew.
-        while keys.len() <= self.spec.max_entries as usize {
-            let mut key = vec![0; self.spec.key_size as usize];
-            match next(keys.last().map(Vec::as_slice), &mut key) {
-                Ok(()) => keys.push(key),
-                Err(Errno::ENOENT) => break,
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(keys)
-    }
-
-    /// Fails for maps whose elements are more than bytes: the kernel's map would lack them.
-    fn check_kind(&self) -> Result<(), String> {
-        let suits = |kind: Kind| match kind {
-            Kind::StackTrace | Kind::Ringbuf | Kind::PerfEventArray => true,
-            Kind::CgroupArray | Kind::ProgArray => self.elements.is_empty(),
-            _ => self.has_values(),
-        };
-        match self.map.spec().kind() {
-            Some(kind) if suits(kind) => Ok(()),
-            _ => Err(format!(
-                "Beeline does not share the elements of a {} with the kernel",
-                self.spec.map_type
-            )),
-        }
-    }
-
     /// True if the tool may change its memory without a call.
-    fn is_mapped_by_tool(&self) -> bool {
-        self.spec.flags & flags::MMAPABLE != 0 && self.check_thawed().is_ok()
-    }
-
-    /// Creates the kernel's map, with the elements that this one has. Sums stay on this side.
-    fn new_twin(&self, view: &View) -> io::Result<kernel::Map> {
-        const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
-        let spec = kernel::MapSpec {
-            map_type: self.spec.map_type,
-            key_size: self.spec.key_size,
-            value_size: self.spec.value_size,
-            max_entries: self.spec.max_entries,
-            flags: self.spec.flags & !TOOLS,
-            map_extra: self.spec.map_extra,
-            ..kernel::MapSpec::default()
-        };
-        let twin = kernel::Map::new(&spec)?;
-        if self.has_values() && twin.value_len() != self.map.value_len() {
-            return Err(io::Error::other(
-                "its values have another number of CPUs there",
-            ));
-        }
-        if self.has_values() && !matches!(view, View::Sums(_)) {
-            let moves = matches!(view, View::Kernels) && self.check_thawed().is_ok();
-            self.fill_twin(&twin, moves)
-                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        }
-        if self.check_thawed().is_err() {
-            kernel::freeze(&twin)?;
-        }
-        Ok(twin)
-    }
-
-    /// True if it has elements that can be copied.
-    fn has_values(&self) -> bool {
-        let kind = self.map.spec().kind();
-        kind.is_some_and(|kind| {
-            matches!(kind, Kind::Array | Kind::PercpuArray | Kind::LpmTrie)
-                || kind.is_hash() && !kind.holds_objects() && kind != Kind::TaskStorage
-        })
-    }
-
-    /// Copies an element's value out.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::lookup_copy`].
-    pub fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.lookup_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.lookup(key, value, flags),
-        }
-    }
-
-    /// Creates or replaces an element.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::update_copy`].
-    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.update_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.update(key, value, flags),
-        }
-    }
-
-    /// Deletes an element.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::delete_key`].
-    pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.delete_here(key),
-            Some(twin) => Both { map: self, twin }.delete(key),
-        }
-    }
-
-    /// Copies an element's value out and deletes it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::lookup_and_delete`].
-    pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.lookup_and_delete_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.lookup_and_delete(key, value, flags),
-        }
-    }
-
-    /// Finds the key after `key`; the first one if `key` is `None` or no longer there.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::next_key`].
-    pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            None => self.next_key_here(key, next),
-            Some(twin) => Both { map: self, twin }.next_key(key, next),
-        }
-    }
-
-    /// Copies elements out to `keys` and `values`, from `cursor` on. With `delete` they are
-    /// deleted.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`beeline_maps::Map::read_batch`]; `ENOTSUPP` for a map with elements in the
-    /// kernel, as on kernels without this command.
-    pub fn read_batch(
-        &self,
-        cursor: u32,
-        room: (&mut [u8], &mut [u8]),
-        delete: bool,
-    ) -> Result<Batch, Errno> {
-        let sides = self.sides.read();
-        match &sides.twin {
-            Some(twin) if !matches!(twin.view, View::Copies) => Err(Errno::ENOTSUPP),
-            _ => self.read_batch_here(cursor, room, delete),
-        }
-    }
-}
-
-/// A map that has a twin.
-struct Both<'a> {
-    map: &'a MapObject,
-    twin: &'a Twin,
-}
-
-impl Both<'_> {
-    fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        let kernels = &self.twin.map;
-        let halves = match &self.twin.view {
-            View::Kernels => return errno(kernels.lookup(key, value, flags)),
-            View::Copies => return self.map.lookup_here(key, value, flags),
-            View::Sums(halves) => halves,
-        };
-        let mut there = vec![0; kernels.value_len()];
-        let found = errno(kernels.lookup(key, &mut there, flags));
-        match (self.map.lookup_here(key, value, flags), found) {
-            (Ok(()), Ok(())) => {
-                Addends::new(&self.map.map, halves).add(value, &there);
-                Ok(())
-            }
-            (Err(Errno::ENOENT), Ok(())) => {
-                value.copy_from_slice(&there);
-                Ok(())
-            }
-            (here, _) => here,
-        }
-    }
-
-    /// Stores a value. Of a sum, all that the tool stores is on this side, and nothing on the other.
-    fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
-        let kernels = &self.twin.map;
-        match &self.twin.view {
-            View::Kernels => errno(kernels.update(key, value, flags)),
-            View::Copies => {
-                let _one = self.twin.changing.lock();
-                self.map.update_here(key, value, flags)?;
-                errno(kernels.update(key, value, 0))
-            }
-            View::Sums(_) => {
-                self.check_existence(key, flags)?;
-                self.map.update_here(key, value, 0)?;
-                self.clear_in_kernel(key)
-            }
-        }
-    }
-
-    /// Checks what the flags demand of both sides together.
-    fn check_existence(&self, key: &[u8], flags: u64) -> Result<(), Errno> {
-        let demand = flags & (flags::NOEXIST | flags::EXIST);
-        if demand == 0 {
-            return Ok(());
-        }
-        let mut value = vec![0; self.map.map.value_len()];
-        match (self.lookup(key, &mut value, 0), demand) {
-            (Ok(()), flags::NOEXIST) => Err(Errno::EEXIST),
-            (Err(Errno::ENOENT), flags::NOEXIST) => Ok(()),
-            (outcome, _) => outcome,
-        }
-    }
-
-    fn clear_in_kernel(&self, key: &[u8]) -> Result<(), Errno> {
-        let kernels = &self.twin.map;
-        let is_array = self
-            .map
-            .map
-            .spec()
-            .kind()
-            .is_some_and(|kind| !kind.is_hash());
-        let cleared = match is_array {
-            true => kernels.update(key, &vec![0; kernels.value_len()], 0),
-            false => kernels.delete(key),
-        };
-        match errno(cleared) {
-            Err(Errno::ENOENT) => Ok(()),
-            cleared => cleared,
-        }
-    }
-
-    fn delete(&self, key: &[u8]) -> Result<(), Errno> {
-        let there = || errno(self.twin.map.delete(key));
-        match &self.twin.view {
-            View::Kernels => there(),
-            View::Copies => {
-                let _one = self.twin.changing.lock();
-                self.map.delete_here(key).and_then(|()| there())
-            }
-            View::Sums(_) => match (self.map.delete_here(key), there()) {
-                (Err(Errno::ENOENT), there) => there,
-                (here, _) => here,
-            },
-        }
-    }
-
-    fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
-        match &self.twin.view {
-            View::Kernels => errno(self.twin.map.lookup_and_delete(key, value, flags)),
-            View::Copies => {
-                let _one = self.twin.changing.lock();
-                self.map.lookup_and_delete_here(key, value, flags)?;
-                errno(self.twin.map.delete(key))
-            }
-            View::Sums(halves) => {
-                let mut there = vec![0; self.twin.map.value_len()];
-                let found = errno(self.twin.map.lookup_and_delete(key, &mut there, flags));
-                match (self.map.lookup_and_delete_here(key, value, flags), found) {
-                    (Ok(()), Ok(())) => Addends::new(&self.map.map, halves).add(value, &there),
-                    (Err(Errno::ENOENT), Ok(())) => value.copy_from_slice(&there),
-                    (here, _) => here?,
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Of sums, all keys on this side come first, then those that are in the kernel only.
-    fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
-        match &self.twin.view {
-            View::Kernels => return errno(self.twin.map.next_key(key, next)),
-            View::Copies => return self.map.next_key_here(key, next),
-            View::Sums(_) => {}
-        }
-        let is_here = |key: &[u8]| {
-            let mut value = vec![0; self.map.map.value_len()];
-            self.map.lookup_here(key, &mut value, 0).is_ok()
-        };
-        let is_there = |key: &[u8]| {
-            let mut value = vec![0; self.twin.map.value_len()];
-            self.twin.map.lookup(key, &mut value, 0).is_ok()
-        };
-        let mut last = key.map(<[u8]>::to_vec);
-        // A key that is on neither side comes before the first, as in the kernel.
-        if last
-            .as_deref()
-            .is_none_or(|key| is_here(key) || !is_there(key))
-        {
-            match self.map.next_key_here(key, next) {
-                Err(Errno::ENOENT) => last = None,
-                found => return found,
-            }
-        }
-        loop {
-            errno(self.twin.map.next_key(last.as_deref(), next))?;
-            if !is_here(next) {
-                return Ok(());
-            }
-            last = Some(next.to_vec());
-        }
+    pub(super) fn is_mapped_by_tool(&self) -> bool {
+        let has = |flag| self.spec.flags & flag != 0;
+        has(flags::MMAPABLE) && !has(flags::RDONLY_PROG) && self.check_thawed().is_ok()
     }
 }
 

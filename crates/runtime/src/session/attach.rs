@@ -34,6 +34,18 @@ impl Runtime {
         if program.needs.overrides && !makes_results {
             return Err(Errno(libc::EINVAL));
         }
+        // Before any process has the map: the refusal of one process is not the tool's. A timer may
+        // turn out to be part of a profiler, and claims nothing before its first tick.
+        for map in &program.maps {
+            let may_enter = match point {
+                AttachPoint::Timer { .. } => map.check_enters_processes(),
+                _ => map.claim_for_processes(),
+            };
+            may_enter.map_err(|why| {
+                let map = map.spec.name.clone();
+                self.refuse(&Error::InKernel { map, why })
+            })?;
+        }
         match *point {
             AttachPoint::Uprobe { retprobe, pid, .. }
             | AttachPoint::UprobeMulti { retprobe, pid, .. } => {
@@ -65,14 +77,6 @@ impl Runtime {
                 cookie,
             }),
             AttachPoint::Timer { period } => {
-                for map in &program.maps {
-                    map.check_enters_processes().map_err(|why| {
-                        self.refuse(&Error::InKernel {
-                            map: map.spec.name.clone(),
-                            why,
-                        })
-                    })?;
-                }
                 self.runner.every(id, program.clone(), period);
                 Ok(Link::Timer(program))
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::{Kind, Plan};
-use beeline_inject::{MapFlags, Mapping, ProtFlags};
+use beeline_inject::{MapFlags, Mapping, ProtFlags, Stopped};
 use rustix::io::Errno;
 
 use super::memory::TargetMemory;
@@ -119,13 +119,10 @@ impl TargetMemory {
         let (placed, private) = hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
             self.check_domain()?;
-            let placed = match &self.environment {
-                Some(environment) => {
-                    stopped.map_files_through(environment.private.scratch(), &mappings)
-                }
-                None => stopped.map_files(&mappings),
-            };
+            let scratch = self.environment.as_ref().map(|here| here.private.scratch());
+            let placed = map_all(stopped, scratch, &mappings);
             let placed = placed.map_err(|error| misplaced(error, &mappings))?;
+            map_all(stopped, scratch, &new.pages(&placed, mappings.len()))?;
             // It is not mapped earlier, as it could end up where the pool is to be.
             let private = match first {
                 true => Some((
@@ -222,7 +219,9 @@ impl TargetMemory {
                 Hold::Brief.with(&self.process, |stopped| {
                     self.check_same(stopped)?;
                     self.check_domain()?;
-                    Ok(stopped.map_files_through(scratch, &mappings)?)
+                    let placed = stopped.map_files_through(scratch, &mappings)?;
+                    map_all(stopped, Some(scratch), &new.pages(&placed, mappings.len()))?;
+                    Ok(placed)
                 })?
             }
         };
@@ -364,6 +363,8 @@ struct NewPart {
     part: MapPart,
     /// The same file, if programs only read it: a process may then do no more.
     to_read: Option<OwnedFd>,
+    /// The kernel's pages that are its memory, and their length.
+    pages: Option<(OwnedFd, usize)>,
 }
 
 impl NewPart {
@@ -374,7 +375,13 @@ impl NewPart {
             false => Ok(None),
         };
         let to_read = to_read.map_err(os("opening a map's memory"))?;
-        Ok(Self { part, to_read })
+        let pages = map.kernels_pages();
+        let pages = pages.map_err(os("sharing a map's memory"))?;
+        Ok(Self {
+            part,
+            to_read,
+            pages,
+        })
     }
 
     fn mapping(&self) -> Mapping<'_> {
@@ -416,6 +423,33 @@ impl NewMaps {
     fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
         let maps = self.parts.iter().map(NewPart::mapping);
         maps.chain(self.rings.iter().map(NewRing::mapping))
+    }
+
+    /// Returns what is to be mapped over the files of maps whose memory is the kernel's. The files are
+    /// the last of `all` that have been placed.
+    fn pages(&self, placed: &[u64], all: usize) -> Vec<Mapping<'_>> {
+        let before = all - self.parts.len() - self.rings.len();
+        let files = self.parts.iter().zip(placed.iter().skip(before));
+        let pages = files.filter_map(|(part, at)| Some((part.pages.as_ref()?, *at)));
+        let over = pages.map(|((file, len), address)| Mapping {
+            address,
+            flags: OURS | MapFlags::FIXED,
+            ..mapping(file.as_fd(), *len, READ_WRITE)
+        });
+        over.collect()
+    }
+}
+
+/// Maps files, through memory that the target has for that, if there is some.
+fn map_all(
+    stopped: &mut Stopped,
+    scratch: Option<u64>,
+    mappings: &[Mapping<'_>],
+) -> Result<Vec<u64>, beeline_inject::Error> {
+    match scratch {
+        _ if mappings.is_empty() => Ok(Vec::new()),
+        Some(scratch) => stopped.map_files_through(scratch, mappings),
+        None => stopped.map_files(mappings),
     }
 }
 

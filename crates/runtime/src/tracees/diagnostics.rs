@@ -354,6 +354,13 @@ impl Diagnostics {
                 "{lost} times a process forked, ran another program or mapped code and was not followed; the last: {why}"
             ));
         }
+        let lost = total(|page| &page.errands.lost);
+        if lost > 0 {
+            self.say(&format!(
+                "{lost} operations of programs in processes on a map in the kernel were not made: Beeline did not answer in \
+                 time, or a program looked up too many values"
+            ));
+        }
         let unguarded = total(|page| &page.unguarded);
         if unguarded > 0 {
             self.say(&format!(

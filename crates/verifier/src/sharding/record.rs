@@ -19,6 +19,8 @@ pub(super) struct Record {
     pub change: Option<Reason>,
     /// It is used in a way that this analysis does not understand.
     pub ruin: Option<Reason>,
+    /// Programs change its elements by pointers to them, not only by helpers that take a copy.
+    pub in_place: Option<Reason>,
     /// Programs send events through it, and nothing else.
     pub stream: Option<Reason>,
     /// The words to which something is added.
@@ -63,10 +65,16 @@ impl Records {
         set(&mut self.all[map].change, "a program changes it", self.at);
     }
 
+    pub fn in_place(&mut self, map: usize) {
+        let why = "a program changes elements in place";
+        set(&mut self.all[map].in_place, why, self.at);
+    }
+
     /// Gives up on pointers into these maps' elements.
     pub fn escape(&mut self, maps: MapSet, why: &'static str) {
         for map in maps.iter() {
             self.write(map, why);
+            set(&mut self.all[map].in_place, why, self.at);
             set(&mut self.all[map].leak, why, self.at);
         }
     }

@@ -201,6 +201,7 @@ impl Step<'_> {
             }
             Kind::Element { place, offset, .. } => {
                 self.records.leak(base.taint, ADDRESSES);
+                self.records.in_place(place.map);
                 let offset = arithmetic::moved_by(*offset, off.into());
                 match &value.kind {
                     Kind::Sum(sum)
@@ -249,6 +250,7 @@ impl Step<'_> {
             }
             Kind::Element { place, offset, .. } => {
                 self.records.leak(base.taint, ADDRESSES);
+                self.records.in_place(place.map);
                 self.give_up(&value, STORES);
                 old.taint = MapSet::one(place.map);
                 if op == Atomic::Add {

@@ -1,0 +1,179 @@
+//! The making of a map in the kernel that is like one here, with its elements.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use beeline_kernel as kernel;
+use beeline_maps::Kind;
+use beeline_uapi::{Errno, flags};
+
+use super::super::{MapObject, as_verified};
+use super::{View, errno};
+use crate::backend::MapSpec;
+
+impl MapObject {
+    /// Copies all elements of the kernel's map to this side.
+    pub(super) fn copy_back(&self, twin: &kernel::Map) -> Result<(), Errno> {
+        let next = |last: Option<&[u8]>, next: &mut [u8]| errno(twin.next_key(last, next));
+        for key in self.keys(next)? {
+            let mut value = vec![0; twin.value_len()];
+            if errno(twin.lookup(&key, &mut value, 0)).is_ok() {
+                self.update_here(&key, &value, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves all elements to the kernel's map, or copies them there. Values of arrays are left as
+    /// zeros.
+    fn fill_twin(&self, twin: &kernel::Map, moves: bool) -> Result<(), Errno> {
+        let keys = self.keys(|last, next| self.next_key_here(last, next))?;
+        let is_hash = self.map.spec().kind().is_some_and(Kind::is_hash);
+        let is_trie = self.map.spec().kind() == Some(Kind::LpmTrie);
+        let mut value = vec![0; self.map.value_len()];
+        for key in keys {
+            if self.lookup_here(&key, &mut value, 0).is_err() {
+                continue;
+            }
+            if is_hash || is_trie || value.iter().any(|&byte| byte != 0) {
+                errno(twin.update(&key, &value, 0))?;
+                match moves {
+                    true if is_hash || is_trie => self.delete_here(&key)?,
+                    true => self.update_here(&key, &vec![0; value.len()], 0)?,
+                    false => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the values of a queue or stack to the kernel's.
+    fn pour_into(&self, twin: &kernel::Map) -> Result<(), Errno> {
+        let mut values = Vec::new();
+        loop {
+            let mut value = vec![0; self.map.value_len()];
+            match self.lookup_and_delete_here(&[], &mut value, 0) {
+                Ok(()) => values.push(value),
+                Err(Errno::ENOENT) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        if self.map.spec().kind() == Some(Kind::Stack) {
+            values.reverse();
+        }
+        let mut values = values.iter();
+        values.try_for_each(|value| errno(twin.update(&[], value, 0)))
+    }
+
+    /// True if nothing was ever stored in its memory.
+    fn is_zero(&self) -> bool {
+        let memory = self.memory.base().cast::<u64>();
+        let words = self.memory.len() / size_of::<u64>();
+        // SAFETY: the words are within the mapping, which lives as long as the map.
+        (0..words).all(|at| unsafe { memory.add(at).read_volatile() } == 0)
+    }
+
+    /// Returns all keys that `next` finds.
+    pub(super) fn keys(
+        &self,
+        next: impl Fn(Option<&[u8]>, &mut [u8]) -> Result<(), Errno>,
+    ) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        // A map that changes meanwhile may have the walk begin anew.
+        while keys.len() <= self.spec.max_entries as usize {
+            let mut key = vec![0; self.spec.key_size as usize];
+            match next(keys.last().map(Vec::as_slice), &mut key) {
+                Ok(()) => keys.push(key),
+                Err(Errno::ENOENT) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Fails for maps whose elements are more than bytes: the kernel's map would lack them.
+    pub(super) fn check_kind(&self) -> Result<(), String> {
+        let suits = |kind: Kind| match kind {
+            Kind::StackTrace | Kind::Ringbuf | Kind::PerfEventArray => true,
+            Kind::CgroupArray | Kind::ProgArray => self.elements.is_empty(),
+            Kind::Queue | Kind::Stack => true,
+            Kind::BloomFilter => self.is_zero(),
+            _ => self.has_values(),
+        };
+        match self.map.spec().kind() {
+            Some(kind) if suits(kind) => Ok(()),
+            _ => Err(format!(
+                "Beeline does not share the elements of a {} with the kernel",
+                self.spec.map_type
+            )),
+        }
+    }
+
+    /// Creates the kernel's map, with the elements that this one has. Sums stay on this side.
+    pub(super) fn new_twin(&self, view: &View) -> io::Result<kernel::Map> {
+        let flags = self.spec.flags & !TOOLS;
+        let types = types_of(&self.spec)?;
+        let twin = kernel::Map::new(&kernel::MapSpec {
+            types: types
+                .as_ref()
+                .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+            ..kernel_spec(&self.spec, flags)
+        })?;
+        if self.has_values() && twin.value_len() != self.map.value_len() {
+            return Err(io::Error::other(
+                "its values have another number of CPUs there",
+            ));
+        }
+        if self.has_values() && !matches!(view, View::Sums(_)) {
+            let moves = matches!(view, View::Kernels) && self.check_thawed().is_ok();
+            self.fill_twin(&twin, moves)
+                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        }
+        if matches!(self.map.spec().kind(), Some(Kind::Queue | Kind::Stack)) {
+            self.pour_into(&twin)
+                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        }
+        if self.check_thawed().is_err() {
+            kernel::freeze(&twin)?;
+        }
+        Ok(twin)
+    }
+
+    /// True if it has elements that can be copied.
+    pub(super) fn has_values(&self) -> bool {
+        let kind = self.map.spec().kind();
+        kind.is_some_and(|kind| {
+            matches!(kind, Kind::Array | Kind::PercpuArray | Kind::LpmTrie)
+                || kind.is_hash() && !kind.holds_objects() && kind != Kind::TaskStorage
+        })
+    }
+}
+
+/// The access of the tool's first descriptor, which is not the map's.
+pub(super) const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
+
+/// Returns the types of a map with fields of the kernel's in its values, which the kernel finds by
+/// them.
+fn types_of(spec: &MapSpec) -> io::Result<Option<(OwnedFd, u32, u32)>> {
+    let Some(types) = &spec.value_type else {
+        return Ok(None);
+    };
+    if as_verified(spec, None).fields.is_empty() {
+        return Ok(None);
+    }
+    let btf = kernel::load_types(&types.btf);
+    let btf = btf.map_err(|refusal| io::Error::from_raw_os_error(refusal.errno))?;
+    Ok(Some((btf, types.key, types.id)))
+}
+
+pub(super) fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static> {
+    kernel::MapSpec {
+        map_type: spec.map_type,
+        key_size: spec.key_size,
+        value_size: spec.value_size,
+        max_entries: spec.max_entries,
+        flags,
+        map_extra: spec.map_extra,
+        ..kernel::MapSpec::default()
+    }
+}
