@@ -79,6 +79,7 @@ impl Environment {
             cpu: 0,
             tick: 0,
             cookie: 0,
+            copied: 0,
             tail_calls: 0,
             signals: abi::PendingSignals::default(),
             unblocked: 0,
