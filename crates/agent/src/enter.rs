@@ -34,9 +34,9 @@ pub unsafe extern "C" fn beeline_enter(regs: *const PtRegs, site: *const Site) -
         (entry, _) => {
             let links = entry as *const LinkList;
             // SAFETY: a list is published complete and never changed.
-            match unsafe { (*links).needs } & NEEDS_SLOT {
-                0 => enter_unleased(target, site, regs, links),
-                _ => enter_leased(target, control, site, regs, links),
+            match unsafe { (*links).needs } & (NEEDS_SLOT | FILTERED) {
+                NEEDS_SLOT => enter_leased(target, control, site, regs, links),
+                _ => enter_otherwise(target, control, site, regs, links),
             }
         }
     }
@@ -65,16 +65,17 @@ fn run_natives(links: *const LinkList, regs: *const PtRegs) {
     }
 }
 
-/// As [`beeline_enter`], with programs to run that need no slot. It is a separate function, as is
-/// the next one, so that a site with only watched returns needs no frame.
+/// As [`beeline_enter`], with programs to run that need no slot, or have filters. It is a separate
+/// function, as is the next one, so that a site with only watched returns needs no frame.
 #[inline(never)]
-fn enter_unleased(
+fn enter_otherwise(
     target: &Target,
+    control: &Control,
     site: &Site,
     regs: *const PtRegs,
     links: *const LinkList,
 ) -> u64 {
-    run_unleased(regs, links);
+    run_all(target, control, site, regs, links);
     match site.returns.load(Relaxed) {
         0 => 0,
         _ => watch_return(target, site, regs),
@@ -190,9 +191,13 @@ fn run_all(
     links: *const LinkList,
 ) {
     // SAFETY: a list is published complete and never changed.
-    match unsafe { (*links).needs } & NEEDS_SLOT {
-        0 => run_unleased(regs, links),
-        _ => run_leased(target, control, site, regs, links),
+    let needs = unsafe { (*links).needs };
+    if needs & NEEDS_SLOT == 0 {
+        return run_unleased(regs, links);
+    }
+    // SAFETY: as above; the registers are the trampoline's.
+    if needs & FILTERED == 0 || unsafe { is_wanted(links, regs) } {
+        run_leased(target, control, site, regs, links);
     }
 }
 
@@ -228,10 +233,6 @@ fn lease_and_run(
     regs: *const PtRegs,
     links: *const LinkList,
 ) {
-    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
-    if unsafe { (*links).needs & FILTERED != 0 && !is_wanted(links, regs) } {
-        return;
-    }
     let Some(leased) = Leased::new(target) else {
         run_natives(links, regs);
         miss(target);
@@ -245,7 +246,8 @@ fn lease_and_run(
     unsafe { leased.run(control, &mut programs) };
 }
 
-/// True if a filter lets any program of a list run, all of which have filters.
+/// True if a filter lets any program of a list run, all of which have filters. It runs on the
+/// thread's own stack, which may be a goroutine's.
 ///
 /// # Safety
 ///

@@ -146,7 +146,7 @@ unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
     };
     if links.needs & NEEDS_SLOT == 0 {
         run_unleased(links, &record);
-    } else {
+    } else if is_wanted(target, links, &record) {
         run_leased(target, own.control(), links, &record);
     }
 }
@@ -267,7 +267,10 @@ impl<'a> Call<'a> {
         };
         match links.needs & NEEDS_SLOT {
             0 => run_unleased(links, &seen),
-            _ => run_leased(self.target, self.control, links, &seen),
+            _ if is_wanted(self.target, links, &seen) => {
+                run_leased(self.target, self.control, links, &seen)
+            }
+            _ => Overridden::default(),
         }
     }
 }
@@ -305,9 +308,18 @@ fn run_unleased(links: &LinkList, seen: &impl Seen) -> Overridden {
     overridden
 }
 
-/// True if a filter lets any program of a list run, all of which have filters.
+/// True if any program of a list has to run, as far as their filters can say that.
 #[inline(always)]
-fn is_wanted(links: &LinkList, seen: &impl Seen) -> bool {
+fn is_wanted(target: &Target, links: &LinkList, seen: &impl Seen) -> bool {
+    // A child that shares the memory has ids of its own, which filters do not know.
+    let is_asked = links.needs & FILTERED != 0 && target.flags.load(Relaxed) & IS_CHILD == 0;
+    !is_asked || passes_a_filter(links, seen)
+}
+
+/// True if a filter lets any program of a list run, all of which have filters. It runs on the
+/// thread's own stack, as [`run_unleased`] does.
+#[inline(never)]
+fn passes_a_filter(links: &LinkList, seen: &impl Seen) -> bool {
     // SAFETY: a list is published complete and never changed.
     let mut links = unsafe { links_of(links) }.filter(|link| seen.is_enough(link));
     links.any(|link| {
@@ -327,11 +339,6 @@ fn run_leased<S: Seen>(
     links: &LinkList,
     seen: &S,
 ) -> Overridden {
-    // A child that shares the memory has ids of its own, which filters do not know.
-    let knows_ids = target.flags.load(Relaxed) & IS_CHILD == 0;
-    if links.needs & FILTERED != 0 && knows_ids && !is_wanted(links, seen) {
-        return Overridden::default();
-    }
     let Some(leased) = Leased::new(target) else {
         miss(target);
         return Overridden::default();

@@ -11,8 +11,8 @@ use beeline_isa::{FRAME_POINTER, Imm64, Insn, Op};
 use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
-/// The most instructions of a filter. A longer one would be run twice at too great a cost.
-const MOST: usize = 48;
+/// The most instructions of a filter: what passes it is run twice.
+const MOST: usize = 24;
 
 /// The part of an instruction in a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -81,6 +81,12 @@ fn cost_of_a_hook() {
         leave: None,
         shows_registers: true,
     });
+    let blind = TrampolineSpec::Full(Full {
+        descriptor: 0,
+        enter: nothing,
+        leave: None,
+        shows_registers: false,
+    });
     let watched = TrampolineSpec::Full(Full {
         descriptor: 0,
         enter,
@@ -103,6 +109,7 @@ fn cost_of_a_hook() {
         ("direct, 9 registers", FUNCTION, 0, all),
         ("direct, flags", INSIDE, 1, direct),
         ("full", FUNCTION, 0, full),
+        ("full, no registers shown", FUNCTION, 0, blind),
         ("full, flags", INSIDE, 1, full),
         ("full, return watched", FUNCTION, 0, watched),
     ] {

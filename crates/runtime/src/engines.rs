@@ -14,7 +14,7 @@ use beeline_codegen::aot::{Aot, Unusable};
 use beeline_codegen::{
     Baseline, Bytecode, Code, CodeStore, Compiler, Digest, Error, MapShape, RegisterSet,
 };
-use beeline_isa::Insn;
+use beeline_isa::{Insn, Op};
 use parking_lot::Mutex;
 
 use crate::arch::MACHINE;
@@ -111,6 +111,15 @@ impl Compiled {
             },
         }
     }
+}
+
+/// The beginning of a program that says if the program has to run at all. It needs no slot.
+#[derive(Debug)]
+pub struct ProgramFilter {
+    /// Its code.
+    pub code: Arc<Compiled>,
+    /// True if it asks for the thread's ids.
+    pub asks_ids: bool,
 }
 
 /// The source that code is made from.
@@ -237,11 +246,14 @@ impl Engines {
         }
     }
 
-    /// Returns the code of the program's filter, if it has one. The program must be a verified one.
-    pub(crate) fn filter(&self, source: &Source) -> Option<Arc<Compiled>> {
+    /// Returns the program's filter, if it has one. The program must be a verified one.
+    pub(crate) fn filter(&self, source: &Source) -> Option<ProgramFilter> {
         let insns = beeline_codegen::filter(&source.insns)?;
+        let asks = |insn: &Insn| matches!(insn.op(), Ok(Op::CallHelper { .. }));
+        let asks_ids = insns.iter().any(asks);
         let filter = Source::new(insns, source.maps.clone());
-        self.by_baseline(&filter).ok()
+        let code = self.by_baseline(&filter).ok()?;
+        Some(ProgramFilter { code, asks_ids })
     }
 
     /// True if better code than this will come.

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};
-use crate::engines::{Compiled, Engines, Source};
+use crate::engines::{Compiled, Engines, ProgramFilter, Source};
 use crate::host_kernel::ForKernel;
 use crate::map::MapObject;
 use crate::rules::{Isolation, Place, Rules};
@@ -42,7 +42,7 @@ pub struct Program {
     better: OnceLock<Arc<Compiled>>,
     /// The code that says if it has to run at all, which needs no slot; `None` if nothing but the
     /// program can say that.
-    filter: Option<Arc<Compiled>>,
+    filter: Option<ProgramFilter>,
     /// Its maps. Compiled code names them by their place here.
     pub maps: Vec<Arc<MapObject>>,
     /// Its needs when it is run.
@@ -293,7 +293,7 @@ impl Program {
             missing,
             first,
             better: OnceLock::new(),
-            filter: filter.filter(|filter| filter.code.stack_bytes <= BORROWED_STACK),
+            filter: filter.filter(|filter| filter.code.code.stack_bytes <= BORROWED_STACK),
             maps: used,
             trace: None,
             bound: Mutex::default(),
@@ -346,8 +346,8 @@ impl Program {
         &self.first
     }
 
-    /// Returns the code that says if the program has to run at all, if there is any.
-    pub fn filter(&self) -> Option<&Arc<Compiled>> {
+    /// Returns its filter, if it has one.
+    pub fn filter(&self) -> Option<&ProgramFilter> {
         self.filter.as_ref()
     }
 
@@ -378,7 +378,7 @@ impl Program {
     fn bytes(&self) -> u64 {
         const ITSELF: usize = 8 << 10;
         let for_kernel = self.for_kernel.as_ref().map_or(0, |it| it.bytes());
-        let filter = self.filter.as_ref().map_or(0, |filter| filter.size());
+        let filter = self.filter.as_ref().map_or(0, |filter| filter.code.size());
         let code = self.source.size() + self.first.size() + filter;
         (ITSELF + for_kernel + self.shown.len() + code) as u64
     }

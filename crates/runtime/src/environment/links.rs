@@ -1,6 +1,5 @@
 //! Links, the agent's records of programs that run at a place, and lists of them.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Release;
 
@@ -11,7 +10,7 @@ use beeline_isa::abi::Run;
 use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
 
 use super::Environment;
-use crate::engines::Compiled;
+use crate::engines::ProgramFilter;
 use crate::error::{Error, os};
 use crate::program::Program;
 
@@ -48,9 +47,11 @@ impl Environment {
         let mut name = [0; BPF_OBJ_NAME_LEN];
         let known = name.iter_mut().zip(program.name.bytes());
         known.for_each(|(to, from)| *to = from);
+        // Where a thread's id has to be asked for, that would take a system call more.
+        let knows_ids = self.record().tid_offset != abi::TID_UNKNOWN;
         let filter = match program.filter() {
-            Some(filter) => self.place_filter(filter, run)?,
-            None => 0,
+            Some(filter) if knows_ids || !filter.asks_ids => self.place_filter(filter, run)?,
+            _ => 0,
         };
         let link = self.link(abi::Link {
             run,
@@ -68,8 +69,8 @@ impl Environment {
     }
 
     /// Places a filter, in the environment of its program, and returns its [`abi::Filter`].
-    fn place_filter(&mut self, filter: &Arc<Compiled>, run: Run) -> Result<u64, Error> {
-        let entry = self.place_code(filter)?.1 as usize;
+    fn place_filter(&mut self, filter: &ProgramFilter, run: Run) -> Result<u64, Error> {
+        let entry = self.place_code(&filter.code)?.1 as usize;
         let context = abi::Context {
             run,
             target: self.target as *const abi::Target,
@@ -93,20 +94,23 @@ impl Environment {
     /// Returns how a trampoline asks the filter of a link's program. `None` if there is none, or if
     /// a trampoline cannot show what the program looks at.
     pub fn trampoline_filter(&self, program: &Program, link: u64) -> Option<Filter> {
-        let filter = program.filter()?;
+        let code = &program.filter()?.code.code;
         let reads = match program.needs.reads_context {
             true => program.needs.registers,
             false => 0,
         };
         // SAFETY: `place_link` placed a `Link` there, and its filter.
         let place = unsafe { self.home.get::<abi::Link>(link) }.filter as u64;
+        if place == 0 || reads & !Filter::WORDS != 0 {
+            return None;
+        }
         // SAFETY: as above.
         let entry = unsafe { self.home.get::<abi::Filter>(place) }.entry as u64;
-        (reads & !Filter::WORDS == 0).then(|| Filter {
+        Some(Filter {
             entry,
-            argument: filter.code.uses_run.then_some(place),
+            argument: code.uses_run.then_some(place),
             reads,
-            clobbers: Registers::of_numbers(filter.code.clobbers.bits()),
+            clobbers: Registers::of_numbers(code.clobbers.bits()),
         })
     }
 
