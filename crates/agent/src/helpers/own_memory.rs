@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_maps::PAGE;
 
-use crate::abi::{Context, MapHandle, READS_ELSEWHERE};
+use crate::abi::{COPY_WORDS, Context, MapHandle, READS_ELSEWHERE};
 
 /// More than the frames of programs and helpers take on a thread's stack.
 const FRAMES: usize = 1 << 20;
@@ -22,7 +22,15 @@ pub fn holds(context: &Context, from: u64, bytes: u64) -> bool {
         return false;
     };
     let within = |(first, last): (u64, u64)| from >= first && end <= last;
-    within(stack(context)) || maps(context).any(within)
+    within(stack(context)) || within(copies(context)) || maps(context).any(within)
+}
+
+/// Returns the bounds of the copies of values that programs get from the kernel's maps.
+fn copies(context: &Context) -> (u64, u64) {
+    // SAFETY: the slot is leased by this run.
+    let copies = unsafe { &raw const (*context.slot).copies };
+    let first = copies.addr() as u64;
+    (first, first.wrapping_add(8 * COPY_WORDS as u64))
 }
 
 /// Returns the bounds of the stack from here to where the programs' frames begin, up to the page's

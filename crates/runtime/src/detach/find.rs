@@ -266,6 +266,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_pages_over_a_sessions_file_are_its_own() {
+        let region = |start, end, offset, path: &str| Region {
+            start,
+            end,
+            permissions: Default::default(),
+            offset,
+            device: 1,
+            inode: 7,
+            path: path.into(),
+        };
+        let array = |start, end| region(start, end, 0, "anon_inode:bpf-map");
+        let rest = region(
+            0x12000,
+            0x13000,
+            0x2000,
+            "/memfd:beeline-1-2-map-a (deleted)",
+        );
+        let (own, others, longer) = (
+            array(0x10000, 0x12000),
+            array(0x13000, 0x15000),
+            array(0xf000, 0x12000),
+        );
+        let found = |all: &[Region]| kernels_pages(std::slice::from_ref(&rest), all).len();
+        assert_eq!(found(&[own.clone(), rest.clone(), others.clone()]), 1);
+        assert_eq!(found(&[longer, rest.clone(), others]), 0);
+        let file = region(0x10000, 0x12000, 0, "/tmp/file");
+        assert_eq!(found(&[file, rest.clone()]), 0);
+    }
+
+    #[test]
     fn a_manifest_that_names_no_memory_is_none() {
         // SAFETY: a manifest consists of integers and bytes, for which zeros are valid.
         let zeros = || unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };

@@ -39,6 +39,23 @@ fn a_domain_lives_as_long_as_its_targets() {
 }
 
 #[test]
+fn all_slots_are_taken_or_none() {
+    let domains = Domains::new().unwrap();
+    let home = domains.home();
+    let owner = |slot: usize| home.page().leases[slot].owner.load(SeqCst);
+    let taken = home.take_all_slots(2).unwrap();
+    assert_eq!(
+        (owner(0), owner(1), owner(2)),
+        (RUNTIME_OWNER, RUNTIME_OWNER, 0)
+    );
+    drop(taken);
+    assert_eq!((owner(0), owner(1)), (0, 0));
+    home.page().leases[1].owner.store(7, SeqCst);
+    assert!(home.take_all_slots(2).is_none());
+    assert_eq!((owner(0), owner(1)), (0, 7));
+}
+
+#[test]
 fn a_user_has_only_so_many_domains() {
     let domains = Domains::new().unwrap();
     let one = |number: usize| Credentials {

@@ -329,11 +329,9 @@ impl MapObject {
         self.sides.read().are_one_in_kernel()
     }
 
-    /// True if all of it is in the kernel, and programs in processes that get it have to ask.
+    /// True if it is in the kernel, and programs in processes may have to ask for it now or later.
     pub fn may_be_asked_for(&self) -> bool {
-        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
-        let is_hash = self.map.spec().kind() == Some(Kind::Hash);
-        is_hash && self.sides.read().twin.as_ref().is_some_and(is_kernels)
+        self.map.spec().kind() == Some(Kind::Hash) && self.sides.read().twin.is_some()
     }
 
     /// Takes note of another use of the map, if both sides have it.
@@ -347,6 +345,16 @@ impl MapObject {
         let Some(twin) = &mut sides.twin else {
             return Ok(());
         };
+        if matches!(twin.view, View::Copies)
+            && !self.is_only_read()
+            && let Err(why) = common_view(sharing.clone())
+        {
+            self.check_by_value(Some(usage), why)?;
+            // Until now programs have only read, and both sides hold the same.
+            self.map.note_elsewhere();
+            twin.view = View::Kernels;
+            return Ok(());
+        }
         let view = match twin.view {
             View::Kernels if is_one => {
                 return usage.by_value().map_err(|reason| reason.to_string());

@@ -52,6 +52,67 @@ fn pointers_to_values_must_stay_in_sight() {
     whole(TABLE, &program(exchanged.concat()));
 }
 
+/// Whoever has only copies of values cannot change them where they are.
+#[test]
+fn changes_by_helpers_do_with_copies() {
+    let by_value = |parts: &[Vec<Insn>]| analyse(parts)[&TABLE].by_value().is_ok();
+    let with_pointer = |use_it: Vec<Insn>| {
+        by_value(&[
+            store_imm(DW, 10, -8, 7),
+            look_up(TABLE, -8),
+            if_missing(vec![], use_it),
+            end(),
+        ])
+    };
+    let read_and_replaced = [
+        load(DW, 3, 0, 0),
+        store(DW, 10, -16, 3),
+        update(TABLE, -8, -16, ANY),
+        map_fd(1, TABLE),
+        frame(2, -8),
+        call(HelperId::MAP_DELETE_ELEM),
+    ];
+    assert!(with_pointer(read_and_replaced.concat()));
+    let read_by_a_helper = [
+        copy(3, 0),
+        frame(1, -40),
+        mov(2, 8),
+        call(HelperId::PROBE_READ_KERNEL),
+    ];
+    assert!(with_pointer(read_by_a_helper.concat()));
+    assert!(!with_pointer(store_imm(DW, 0, 0, 1)));
+    assert!(!with_pointer([mov(1, 1), add(DW, 0, 0, 1)].concat()));
+    let exchanged = [mov(1, 1), insn(STX | ATOMIC | DW, 0, 1, 0, 0xe1)];
+    assert!(!with_pointer(exchanged.concat()));
+    let spilled = [
+        store(DW, 10, -24, 0),
+        load(DW, 3, 10, -24),
+        store_imm(W, 3, 4, 1),
+    ];
+    assert!(!with_pointer(spilled.concat()));
+    let filled = [
+        copy(1, 0),
+        mov(2, 8),
+        mov(3, 0),
+        call(HelperId::PROBE_READ_USER),
+    ];
+    assert!(!with_pointer(filled.concat()));
+    let stored = [map_value(3, ARRAY, 0), store(DW, 3, 0, 0)];
+    assert!(!with_pointer(stored.concat()));
+    // Both programs must do with copies, and the map must be a plain hash.
+    let reads = analyse(&[store_imm(DW, 10, -8, 7), look_up(TABLE, -8), end()]);
+    let changes = [
+        store_imm(DW, 10, -8, 7),
+        look_up(TABLE, -8),
+        if_missing(vec![], store_imm(DW, 0, 0, 1)),
+        end(),
+    ];
+    let changes = analyse(&changes);
+    assert!(reads[&TABLE].by_value().is_ok());
+    assert!(reads[&TABLE].and(&changes[&TABLE]).by_value().is_err());
+    assert!(reads[&LRU].by_value().is_err());
+}
+
 #[test]
 fn values_addressed_directly_are_summed() {
     let plain = [
