@@ -129,53 +129,51 @@ fn libbpf_tools() -> Vec<Vec<String>> {
     programs.map(command).collect()
 }
 
-/// What a tool says of itself, without what differs between two runs.
-fn outcome(guest: &Guest, proxy: &Proxy, words: &[String]) -> (Option<i32>, Vec<String>, Ended) {
+/// Runs a tool for a moment.
+fn outcome(guest: &Guest, proxy: &Proxy, words: &[String]) -> Ended {
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let tool = Tool::start(command(proxy, &words).unwrap_or_else(|why| panic!("{why}")));
-    let ends = until(Duration::from_millis(2500), || {
-        !beeline_e2e::is_alive(tool.pid())
-    });
+    let moment = Duration::from_millis(2500);
+    let has_ended = until(moment, || !beeline_e2e::is_alive(tool.pid()));
     guest.check(OPENS);
-    let ended = if ends { tool.wait() } else { tool.interrupt() };
-    let said = ended
-        .stderr
-        .iter()
-        .filter(|line| !line.starts_with("beeline: "));
-    let plain = |line: &String| line.replace(|letter: char| letter.is_ascii_digit(), "#");
-    let mut said: Vec<_> = said.map(plain).collect();
-    said.sort();
-    (ended.status.code(), said, ended)
+    match has_ended {
+        true => tool.wait(),
+        false => tool.interrupt(),
+    }
 }
 
+/// Some of them find no module, no trace of Java or no function of their kernel, with or without a
+/// policy.
 #[test]
-#[ignore = "every libbpf tool under each policy: a quarter of an hour"]
-fn every_libbpf_tool_says_under_a_policy_what_it_says_without() {
+#[ignore = "every libbpf tool under each policy: seven minutes"]
+fn every_libbpf_tool_that_works_without_a_policy_works_with_one() {
     need!(beeline_wanted());
     let guest = need!(shared());
     let tools = libbpf_tools();
-    let mut differ = Vec::new();
     let run = |policy: &str| {
         let proxy = under(&guest, policy);
         let run = |words: &Vec<String>| {
-            let outcome = outcome(&guest, &proxy, words);
-            beeline_e2e::remark(&format!("{policy}: {words:?} ends with {:?}", outcome.0));
-            outcome
+            let ended = outcome(&guest, &proxy, words);
+            let code = ended.status.code();
+            beeline_e2e::remark(&format!("{policy}: {words:?} ends with {code:?}"));
+            ended
         };
         tools.iter().map(run).collect::<Vec<_>>()
     };
     let free = run(EVERYTHING);
+    assert!(free.iter().filter(|ended| ended.status.success()).count() > 30);
+    let mut hindered = Vec::new();
     for policy in [OBSERVE, WITH_UPROBES] {
         for ((words, free), held) in tools.iter().zip(&free).zip(run(policy)) {
-            let refused = refusals(&held.2);
-            if (free.0, &free.1) != (held.0, &held.1) || !refused.is_empty() {
-                differ.push(format!(
-                    "{words:?} under {policy}: {held:?}, without: {free:?}"
-                ));
+            let refused = refusals(&held);
+            let is_meant = |line: &&String| policy == OBSERVE && line.contains("uprobe:");
+            if !refused.is_empty() && refused.iter().all(is_meant) {
+                continue;
+            }
+            if !refused.is_empty() || free.status.success() && !held.status.success() {
+                hindered.push(format!("{words:?} under {policy}: {held:?}"));
             }
         }
     }
-    let ended = free.iter().filter(|outcome| outcome.0 == Some(0)).count();
-    beeline_e2e::remark(&format!("{ended} of {} tools end with 0", tools.len()));
-    assert!(differ.is_empty(), "{}", differ.join("\n"));
+    assert!(hindered.is_empty(), "{}", hindered.join("\n"));
 }

@@ -80,10 +80,6 @@ pub struct Memory {
 ///
 /// Fails if the guest or its memory cannot be reached, or the tool cannot be served.
 pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
-    if let Some(why) = guest_commands::refusal(tool) {
-        say(&why);
-        return Ok(ExitCode::from(USAGE));
-    }
     let mut inherited_actions = signals::take_over();
     inherited_actions.extend(signals::outlive_file_limit());
     let tls = place.tls.tls();
@@ -94,6 +90,13 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     let words: Vec<_> = tool.iter().map(|word| word.to_string_lossy()).collect();
     let connection = Connection::greet(channel, &words.join(" "), Box::new(say), Box::new(end))?;
     say(&connected_to(connection.welcome(), address));
+    if !connection.is_this_machine()
+        && let Some(why) = guest_commands::refusal(tool)
+    {
+        say(&why);
+        connection.close();
+        return Ok(ExitCode::from(USAGE));
+    }
     let sharing = memory.and_then(|memory| share(&connection, memory));
     if let Some(monitor) = monitor.filter(|_| sharing.is_some()) {
         tell_of_the_end(monitor, &connection)?;

@@ -8,6 +8,7 @@ use anyhow::Context;
 use beeline_codegen::{Code, Machine};
 use beeline_isa::{Insn, Listing};
 use beeline_object::{Line, Object, ObjectProgram};
+use beeline_vm_protocol::text::printable;
 use clap::Args;
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 
@@ -54,11 +55,10 @@ pub fn disasm(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             false => None,
         };
         let gap = if number > 0 { "\n" } else { "" };
-        println!("{gap}{} ({}):", program.section, program.name);
-        print!(
-            "{}",
-            listing(&file.object, program, code.as_ref(), machine)?
-        );
+        let listing = listing(&file.object, program, code.as_ref(), machine)?;
+        // Names and source lines are the file's.
+        let text = format!("{gap}{} ({}):\n{listing}", program.section, program.name);
+        print!("{}", printable(&text));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 use beeline_object::{AttachTarget, Line, Object, ObjectProgram};
 use beeline_uapi::{Errno, HelperId, MapType, ProgramType};
 use beeline_verifier::verdict::ProgramSummary;
+use beeline_vm_protocol::text::printable;
 use serde_json::{Value, json};
 
 use super::hints::hint;
@@ -117,12 +118,9 @@ impl Judged<'_> {
 /// Prints for people.
 pub fn print(judged: &Judged<'_>) {
     let program = judged.program;
-    println!(
-        "{}  {} ({})",
-        word(judged.first.verdict),
-        program.section,
-        program.name
-    );
+    // Names and the words of verifiers on them are the file's.
+    let named = format!("{} ({})", program.section, program.name);
+    println!("{}  {}", word(judged.first.verdict), printable(&named));
     let name = |it| match it {
         VerifierName::Kernel => "kernel",
         VerifierName::Beeline | VerifierName::Both => "beeline",
@@ -138,7 +136,7 @@ pub fn print(judged: &Judged<'_>) {
         Some(other) => {
             print_judgement(judged, judged.first, None);
             if other.reason != judged.first.reason {
-                println!("  kernel: {}", because(other));
+                println!("  kernel: {}", printable(&because(other)));
             }
         }
     }
@@ -146,7 +144,7 @@ pub fn print(judged: &Judged<'_>) {
 
 fn print_judgement(judged: &Judged<'_>, judgement: &Judgement, heading: Option<&str>) {
     let indent = if heading.is_some() { "    " } else { "  " };
-    let say = |line: &str| println!("{indent}{line}");
+    let say = |line: &str| println!("{indent}{}", printable(line));
     if judgement.verdict != Verdict::Accept {
         say(&because(judgement));
         if let Some(insn) = judgement.insn {
@@ -226,7 +224,7 @@ fn word(verdict: Verdict) -> &'static str {
 fn print_facts(judged: &Judged<'_>, facts: &ProgramSummary) {
     let list = |what: &str, items: Vec<String>| {
         if !items.is_empty() {
-            println!("  {what}: {}", items.join(", "));
+            println!("  {what}: {}", printable(&items.join(", ")));
         }
     };
     list("helpers", helpers(facts));
@@ -281,7 +279,7 @@ pub fn print_json(judged: &Judged<'_>) {
             fields.insert("differ".to_owned(), json!(judged.differ()));
         }
     }
-    println!("{value}");
+    println!("{}", printable(&value.to_string()));
 }
 
 fn as_value(judged: &Judged<'_>, judgement: &Judgement) -> Value {

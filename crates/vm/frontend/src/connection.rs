@@ -30,6 +30,7 @@ pub struct Connection {
     /// Lines that are told only once.
     said: Mutex<HashMap<String, Repeated>>,
     at_loss: AtLoss,
+    is_this_machine: bool,
 }
 
 /// How often a line came up.
@@ -78,7 +79,10 @@ impl Connection {
             GreetError::Thread(error) => Error::Thread(error),
             error => Error::Guest(error.to_string()),
         })?;
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        let is_this_machine = boot_id.is_ok_and(|own| own.trim() == client.welcome().boot_id);
         Ok(Arc::new(Self {
+            is_this_machine,
             client,
             say,
             said: Mutex::default(),
@@ -89,6 +93,11 @@ impl Connection {
     /// Returns what the proxy said of its kernel.
     pub fn welcome(&self) -> &Welcome {
         self.client.welcome()
+    }
+
+    /// Returns whether the proxy runs on this machine's own kernel, with the same processes.
+    pub fn is_this_machine(&self) -> bool {
+        self.is_this_machine
     }
 
     /// Returns whether there can be another connection to the guest.

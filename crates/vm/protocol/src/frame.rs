@@ -51,11 +51,11 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
     write_within(PATIENCE, stream, message)
 }
 
-/// As [`write`], for a stream of that patience.
+/// As [`write()`], for a stream of that patience.
 ///
 /// # Errors
 ///
-/// Those of [`write`].
+/// Those of [`write()`].
 pub fn write_within<M: Message>(
     patience: Duration,
     stream: &mut impl Write,

@@ -167,7 +167,11 @@ impl<'a> Files<'a> {
         };
         let path = plain(&path);
         let path = self.fetched.shown(&path).unwrap_or(path);
-        match processes::leads(&path, self.call.tid) {
+        let leads = match self.connection.is_this_machine() {
+            true => None,
+            false => processes::leads(&path, self.call.tid),
+        };
+        match leads {
             Some(Leads::ToGuest) => Ok(Some(path)),
             Some(Leads::Nowhere) => Err(Errno(libc::ENOENT)),
             None => Ok(is_guests(&path).then_some(path)),

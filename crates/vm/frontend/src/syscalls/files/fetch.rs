@@ -99,6 +99,7 @@ impl<'a> Fetch<'a> {
             (false, _, Some(name)) => self.kept.keep(name, &content),
             (false, ..) => {}
         }
+        let content = super::processes::as_shown(path, content);
         let file = memory_file("beeline-guest", &content)?;
         if lasts {
             let kept = file.try_clone().map_err(errno)?;

@@ -61,6 +61,29 @@ fn is_of_session(pid: i32, tid: i32) -> bool {
     line.any(|ancestor| ancestor == own)
 }
 
+/// Returns a process's file as the tool is to see it. In `maps` the files of the guest stand below
+/// the process's root directory, where the tool finds none: at their own paths it would find this
+/// machine's files, and take the functions of another build for theirs.
+pub(super) fn as_shown(path: &Path, content: Vec<u8>) -> Vec<u8> {
+    let is_maps = parse(path).is_some() && path.file_name().is_some_and(|name| name == "maps");
+    let Some(directory) = path.parent().and_then(Path::to_str).filter(|_| is_maps) else {
+        return content;
+    };
+    let root = format!("{directory}/root");
+    let mut shown = Vec::with_capacity(content.len());
+    for line in content.split_inclusive(|byte| *byte == b'\n') {
+        // What stands before a path has no slash.
+        let at = line.iter().position(|byte| *byte == b'/');
+        let (facts, file) = line.split_at(at.unwrap_or(line.len()));
+        shown.extend(facts);
+        if !file.is_empty() {
+            shown.extend(root.as_bytes());
+        }
+        shown.extend(file);
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +104,17 @@ mod tests {
             "/sys/1/maps",
         ] {
             assert_eq!(whose(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn files_in_maps_are_below_the_processs_root() {
+        let maps = "1000-2000 r--p 00000000 fe:00 12    /lib/libc.so.6\n3000-4000 rw-p 00000000 00:00 0  [heap]\n";
+        let shown = as_shown(Path::new("/proc/12/maps"), maps.into());
+        let wanted = maps.replace("/lib", "/proc/12/root/lib");
+        assert_eq!(String::from_utf8(shown).unwrap(), wanted);
+        for path in ["/proc/12/comm", "/sys/kernel/maps"] {
+            assert_eq!(as_shown(Path::new(path), b"/a".into()), b"/a");
         }
     }
 
