@@ -34,7 +34,7 @@ pub const DELETE: u32 = 3;
 pub struct Errands {
     /// Incremented with each that is posted; the runtime waits on it as a futex.
     pub posted: AtomicU32,
-    /// 1 once one was not run in time: the runtime is gone, and nobody waits for it any more.
+    /// 1 once one was not run in time: nobody waits until the runtime shows that it is there.
     pub deaf: AtomicU32,
     /// Those that failed for want of the runtime, or of room for a value.
     pub lost: AtomicU64,

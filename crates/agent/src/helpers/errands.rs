@@ -12,7 +12,7 @@ use crate::syscalls::upcall::sleep_while;
 use crate::{arch, sys};
 
 /// The number of tenths of a second without an answer after which the runtime counts as gone.
-const PATIENCE: u32 = 50;
+const PATIENCE: u32 = 10;
 
 /// `bpf_map_lookup_elem`: the address of a copy of the value, which lasts as long as the run; null if
 /// there is no such element.

@@ -103,6 +103,8 @@ impl Shared {
         let errands = self.errands();
         while !self.is_over.load(Acquire) {
             let posted = errands.posted.load(Acquire);
+            // Processes that have given up wait again from now on.
+            errands.deaf.store(0, Relaxed);
             let mine = errands.all.iter().take(self.cpus as usize);
             let run = mine.filter(|errand| self.run_one(errand)).count();
             if run == 0 {
