@@ -219,13 +219,17 @@ impl Output {
         Output {
             code: ended.status.code(),
             stdout: ended.stdout,
-            stderr: ended.stderr.into_iter().filter(is_not_connected).collect(),
+            stderr: ended
+                .stderr
+                .into_iter()
+                .filter(|line| is_not_connected(line))
+                .collect(),
         }
     }
 }
 
 /// True for a line that does not say what Beeline is connected to, as no tool inside does.
-fn is_not_connected(line: &String) -> bool {
+fn is_not_connected(line: &str) -> bool {
     !(line.starts_with("beeline: guest ") && line.contains(", policy "))
 }
 

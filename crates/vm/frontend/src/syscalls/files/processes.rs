@@ -111,7 +111,7 @@ mod tests {
     fn files_in_maps_are_below_the_processs_root() {
         let maps = "1000-2000 r--p 00000000 fe:00 12    /lib/libc.so.6\n3000-4000 rw-p 00000000 00:00 0  [heap]\n";
         let shown = as_shown(Path::new("/proc/12/maps"), maps.into());
-        let wanted = maps.replace("/lib", "/proc/12/root/lib");
+        let wanted = maps.replace(" /lib/", " /proc/12/root/lib/");
         assert_eq!(String::from_utf8(shown).unwrap(), wanted);
         for path in ["/proc/12/comm", "/sys/kernel/maps"] {
             assert_eq!(as_shown(Path::new(path), b"/a".into()), b"/a");
