@@ -22,7 +22,7 @@ pub mod syscalls;
 use core::mem::offset_of;
 use core::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, SeqCst},
+    Ordering::{Acquire, Relaxed, SeqCst},
 };
 
 pub use beeline_isa::abi::TID_UNKNOWN;
@@ -421,6 +421,10 @@ pub const SEEKS_CALLS: u32 = 1;
 /// The runtime hooks functions in new processes. In [`Session::seeks`].
 pub const SEEKS_FUNCTIONS: u32 = 2;
 
+/// The owner of all slots while the runtime moves a map's elements. It holds them for less time than
+/// threads wait for a slot, so whoever has waited in vain frees them: the runtime was killed.
+pub const MOVING_OWNER: u32 = u32::MAX;
+
 /// The most CPUs that a session can serve.
 pub const MAX_CPUS: usize = 1024;
 
@@ -449,6 +453,16 @@ impl Lease {
     /// Returns the owner that holds it, or 0.
     pub fn owner(&self) -> u32 {
         Self::owner_of(self.holder.load(SeqCst))
+    }
+
+    /// Takes it for an owner, if it is free. `thread` is 0 for the runtime.
+    pub fn take_for(&self, owner: u32, thread: u32) -> bool {
+        let found = self.holder.load(Relaxed);
+        Self::owner_of(found) == 0
+            && self
+                .holder
+                .compare_exchange(found, Self::word(owner, thread), Acquire, Relaxed)
+                .is_ok()
     }
 
     /// Takes it from an owner, if that holds it.

@@ -7,7 +7,7 @@
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::abi::{Lease, ROOMY_STACKS, TID_UNKNOWN, Target};
+use crate::abi::{Lease, MOVING_OWNER, ROOMY_STACKS, TID_UNKNOWN, Target};
 use crate::{arch, helpers, sys};
 
 /// Spins on a taken slot before the CPU is given to another thread.
@@ -68,6 +68,8 @@ fn lease_any(target: &Target, cpu: u32) -> Option<(&Lease, u32)> {
             _ => sys::pause(),
         }
     }
+    let all = leases.iter().take(target.cpus as usize);
+    all.for_each(|lease| lease.take_from(MOVING_OWNER));
     None
 }
 
@@ -99,17 +101,8 @@ pub(crate) fn is_nested(target: &Target, cpu: u32) -> bool {
 /// slot's stack, two threads that take it at the very moment must not miss each other either.
 #[inline(always)]
 fn take(target: &Target, lease: &Lease, index: u32) -> bool {
-    let found = lease.holder.load(Relaxed);
-    if Lease::owner_of(found) != 0 {
-        return false;
-    }
     let this = this_thread(target);
-    let word = word_of(target, this);
-    if lease
-        .holder
-        .compare_exchange(found, word, Acquire, Relaxed)
-        .is_err()
-    {
+    if !lease.take_for(target.owner, short_name(this)) {
         return false;
     }
     // SAFETY: callers check the index against `target.cpus`.

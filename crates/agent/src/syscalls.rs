@@ -211,14 +211,14 @@ impl<'a> Call<'a> {
     /// [`run_unleased`]. Returns `None`, too, if all slots are taken.
     fn with_room<T>(&self, work: fn(&Call<'_>) -> Option<T>) -> Option<T> {
         let leased = Leased::new(self.target)?;
-        let mut errand = Errand {
+        let mut work = WorkOnCall {
             call: self,
             work,
             result: None,
         };
-        // SAFETY: an errand needs no more of the slot than its stack.
-        unsafe { leased.run(self.control, &mut errand) };
-        errand.result
+        // SAFETY: the work needs no more of the slot than its stack.
+        unsafe { leased.run(self.control, &mut work) };
+        work.result
     }
 
     /// Reads a word on a page where the stub has saved registers just now: it is there. Returns
@@ -276,13 +276,13 @@ impl<'a> Call<'a> {
 }
 
 /// Work with a call, and its outcome. On the thread's own stack.
-struct Errand<'a, T> {
+struct WorkOnCall<'a, T> {
     call: &'a Call<'a>,
     work: fn(&Call<'_>) -> Option<T>,
     result: Option<T>,
 }
 
-impl<T> Job for Errand<'_, T> {
+impl<T> Job for WorkOnCall<'_, T> {
     #[inline(never)]
     unsafe fn run(&mut self) {
         self.result = (self.work)(self.call);

@@ -21,9 +21,9 @@ pub(crate) enum Place {
     Network,
     /// A hook of netfilter, in the caller's network namespace.
     Netfilter,
-    /// What the program was loaded for, such as a hook of the kernel's security modules.
+    /// The one that the program was loaded for, such as a hook of the kernel's security modules.
     Own,
-    /// What the program was loaded for is an iterator.
+    /// An iterator, for which the program was loaded.
     Iterator,
 }
 
@@ -113,15 +113,16 @@ impl Place {
 
     /// Fails with the reason, in words, if Beeline would name another place by what a thread of the
     /// tool's says.
-    fn check(self, tid: i32) -> Result<(), &'static str> {
-        let (namespace, why) = match self {
-            Self::Device | Self::Netfilter => ("net", "the tool is in another network namespace"),
-            Self::Iterator => ("pid", "the tool is in another PID namespace"),
-            Self::Cgroup | Self::Network | Self::Own => return Ok(()),
+    pub(crate) fn check(self, tid: i32) -> Result<(), &'static str> {
+        const NETWORK: (&str, &str) = ("net", "the tool is in another network namespace");
+        const PID: (&str, &str) = ("pid", "the tool is in another PID namespace");
+        const CGROUP: (&str, &str) = ("cgroup", "the tool is in another cgroup namespace");
+        let all: &[_] = match self {
+            Self::Device | Self::Netfilter => &[NETWORK],
+            Self::Iterator => &[NETWORK, PID, CGROUP],
+            Self::Cgroup | Self::Network | Self::Own => &[],
         };
-        match shares_namespace(tid, namespace) {
-            true => Ok(()),
-            false => Err(why),
-        }
+        let other = all.iter().find(|(kind, _)| !shares_namespace(tid, kind));
+        other.map_or(Ok(()), |(_, why)| Err(*why))
     }
 }

@@ -60,7 +60,7 @@ pub fn connected_to(welcome: &Welcome, address: &Address) -> String {
     printable_line(&line).into_owned()
 }
 
-/// How long a guest may be silent.
+/// The time that a guest may be silent.
 #[derive(Debug, Args)]
 pub struct Silence {
     /// Seconds of silence, or in which it takes nothing, after which the guest is lost: more than

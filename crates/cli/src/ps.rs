@@ -6,6 +6,7 @@ mod in_kernel;
 use std::process::ExitCode;
 
 use beeline_runtime::detach::{Presence, SiteFacts, everywhere};
+use beeline_vm_protocol::text::printable_line;
 use serde_json::json;
 
 use in_kernel::InKernel;
@@ -44,7 +45,7 @@ fn print(presence: &Presence) {
     println!(
         "{pid:>8}  {:<16} {session:>8}  {state:<8} {sites:>5}  {}",
         comm(pid),
-        presence.tool
+        printable_line(&presence.tool)
     );
     for site in &presence.sites {
         let kind = if site.is_breakpoint {
@@ -161,10 +162,8 @@ fn as_value(presence: &Presence) -> serde_json::Value {
 }
 
 fn comm(pid: i32) -> String {
-    beeline_runtime::proc::text(format!("/proc/{pid}/comm"))
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
+    let comm = beeline_runtime::proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+    printable_line(comm.trim()).into_owned()
 }
 
 /// Returns the file and offset that an address belongs to.

@@ -9,7 +9,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use anyhow::Context;
-use beeline_supervisor::{ClockError, Options, Tool};
+use beeline_supervisor::{ClockError, Clocks, Options, Tool};
 use beeline_vm_frontend::{Connection, Difference, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
@@ -102,12 +102,17 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
         tell_of_the_end(monitor, &connection)?;
     }
     let clocks = connection.compare_clocks()?;
+    let mut tools_clocks = clocks.tools_clocks();
+    if let Some(Err(error)) = tools_clocks.map(Clocks::try_out) {
+        say(&without_clocks(&clocks, &error));
+        tools_clocks = None;
+    }
     let options = Options {
         pretend_root: run::lacks_rights(),
         is_for_guest: true,
         interception: run::interception(|| run::prepare_alone(Arc::new(say)))?,
         inherited_actions,
-        clocks: clocks.tools_clocks(),
+        clocks: tools_clocks,
     };
     let started = match Tool::spawn(tool, &options) {
         Ok(started) => started,
@@ -130,6 +135,10 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     }
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     signals::hand_on_to(pid, started.stopper()?)?;
+    if LOST.load(Relaxed) {
+        // It was lost before the tool could be told.
+        end_tool();
+    }
     let status = fallback::with_fallback(started)?.serve(guest)?;
     signals::end();
     match LOST.load(Relaxed) {
@@ -210,6 +219,11 @@ fn end(why: &str) {
     say(&format!(
         "the guest is lost: {why}; the tool is told to end"
     ));
+    end_tool();
+}
+
+/// Tells the tool to end, and sees to it that it does.
+fn end_tool() {
     signals::signal_tool(Signal::TERM);
     let kill = || {
         if !signals::wait_for_tool(GRACE) {

@@ -12,7 +12,7 @@ use crate::attr::{Attr, word};
 /// The thing that a program is linked to.
 #[derive(Debug, Clone, Copy)]
 pub enum Target<'a> {
-    /// What the program was loaded for, or what the options say.
+    /// The one that the program was loaded for, or that the options name.
     Own,
     /// A cgroup, a network namespace, a map of sockets.
     File(BorrowedFd<'a>),
@@ -127,26 +127,6 @@ pub fn create(program: impl AsFd, spec: &LinkSpec<'_>) -> io::Result<OwnedFd> {
     attr.make(Command::LINK_CREATE)
 }
 
-/// Gives a link another program (`BPF_LINK_UPDATE`). It must have the `old` one now, if that is
-/// given, for which `flags` has `BPF_F_REPLACE`.
-///
-/// # Errors
-/// The errno of bpf(2): `EINVAL` for a link or program of another type, `EPERM` for another `old`
-/// one.
-pub fn update(
-    link: impl AsFd,
-    program: impl AsFd,
-    old: Option<BorrowedFd<'_>>,
-    flags: u32,
-) -> io::Result<()> {
-    let mut attr = Attr::default();
-    attr.put_fd(word!(LinkUpdate.link_fd), Some(link.as_fd()));
-    attr.put_fd(word!(LinkUpdate.new_prog_fd), Some(program.as_fd()));
-    attr.put(word!(LinkUpdate.flags), flags);
-    attr.put_fd(word!(LinkUpdate.old_prog_fd), old);
-    attr.call(Command::LINK_UPDATE).map(drop)
-}
-
 /// Detaches a link's program, though the link lives on (`BPF_LINK_DETACH`).
 ///
 /// # Errors
@@ -232,7 +212,7 @@ pub fn attach_to_socket(program: impl AsFd, socket: BorrowedFd<'_>, option: i32)
 }
 
 /// The bytes of the longest name of a place.
-const LONGEST_NAME: usize = 256;
+const LONGEST_NAME: usize = 512;
 
 /// A link's facts.
 #[derive(Debug)]

@@ -13,14 +13,11 @@ mod credentials;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{
-    AtomicU32,
-    Ordering::{AcqRel, Relaxed, Release, SeqCst},
-};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use beeline_agent::abi::{Lease, Session};
+use beeline_agent::abi::{Lease, MOVING_OWNER, Session};
 use beeline_inject::Process;
 use beeline_uapi::Errno;
 use beeline_uapi::linux::FUTEX_WAITV_MAX;
@@ -31,7 +28,6 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::liveness::{Liveness, SessionId};
-use crate::map::RUNTIME_OWNER;
 use crate::memory::Memory;
 use crate::relay::CutOff;
 pub use credentials::Credentials;
@@ -263,25 +259,15 @@ pub struct AllSlots<'a>(&'a [Lease]);
 impl Domain {
     /// Waits until all slots are free, and takes them. A thread that wants one waits for it for a
     /// tenth of a second, so do not keep them for long. Returns `None` if they do not become free in
-    /// half of that time.
+    /// a fifth of that time.
     pub fn take_all_slots(&self, cpus: u32) -> Option<AllSlots<'_>> {
-        const TRIES: u32 = 400;
+        const LONGEST: Duration = Duration::from_millis(20);
         const PAUSE: Duration = Duration::from_micros(50);
         let leases = self.page().leases.get(..cpus as usize)?;
+        let end = Instant::now() + LONGEST;
         for (index, lease) in leases.iter().enumerate() {
-            let take = || {
-                let taken = lease.holder.compare_exchange(
-                    0,
-                    RUNTIME_OWNER.into(),
-                    AcqRel,
-                    Relaxed,
-                );
-                taken.is_ok()
-            };
-            let mut tries = 0;
-            while !take() {
-                tries += 1;
-                if tries > TRIES / cpus {
+            while !lease.take_for(MOVING_OWNER, 0) {
+                if Instant::now() > end {
                     drop(AllSlots(leases.get(..index)?));
                     return None;
                 }
@@ -292,11 +278,18 @@ impl Domain {
     }
 }
 
+impl AllSlots<'_> {
+    /// True if no thread has run out of patience: all slots are still taken.
+    pub fn are_taken(&self) -> bool {
+        self.0.iter().all(|lease| lease.owner() == MOVING_OWNER)
+    }
+}
+
 impl Drop for AllSlots<'_> {
     fn drop(&mut self) {
-        for lease in self.0 {
-            lease.holder.store(0, Release);
-        }
+        self.0
+            .iter()
+            .for_each(|lease| lease.take_from(MOVING_OWNER));
     }
 }
 

@@ -14,7 +14,7 @@ use beeline_codegen::aot::{Aot, Unusable};
 use beeline_codegen::{
     Baseline, Bytecode, Code, CodeStore, Compiler, Digest, Error, MapShape, RegisterSet,
 };
-use beeline_isa::{Insn, Op};
+use beeline_isa::{Imm64, Insn, Op};
 use parking_lot::Mutex;
 
 use crate::arch::MACHINE;
@@ -120,6 +120,8 @@ pub struct ProgramFilter {
     pub code: Arc<Compiled>,
     /// True if it asks for the thread's ids.
     pub asks_ids: bool,
+    /// The maps whose values it reads, by their places among the program's.
+    pub maps: Vec<u32>,
 }
 
 /// The source that code is made from.
@@ -251,9 +253,22 @@ impl Engines {
         let insns = beeline_codegen::filter(&source.insns)?;
         let asks = |insn: &Insn| matches!(insn.op(), Ok(Op::CallHelper { .. }));
         let asks_ids = insns.iter().any(asks);
+        let map = |insn: &Insn| match insn.op() {
+            Ok(Op::Imm64 {
+                kind: Imm64::MapValue,
+                low,
+                ..
+            }) => Some(low.cast_unsigned()),
+            _ => None,
+        };
+        let maps = insns.iter().filter_map(map).collect();
         let filter = Source::new(insns, source.maps.clone());
         let code = self.by_baseline(&filter).ok()?;
-        Some(ProgramFilter { code, asks_ids })
+        Some(ProgramFilter {
+            code,
+            asks_ids,
+            maps,
+        })
     }
 
     /// True if better code than this will come.

@@ -9,7 +9,7 @@ mod manifest;
 mod modules;
 mod objects;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -59,6 +59,8 @@ pub struct Environment {
     maps: HashMap<Id, PlacedMap>,
     /// Places of [`abi::MapHandle`]s that are free again.
     free_handles: Vec<u64>,
+    /// Maps that filters read. A thread may be in a filter at any time, without a slot, so these stay.
+    read_by_filters: HashSet<Id>,
     /// Places of [`abi::Witness`]es, likewise.
     pub free_witnesses: Vec<u64>,
     /// Compiled code here, and its address.
@@ -180,6 +182,7 @@ impl Environment {
             calls: None,
             maps: HashMap::new(),
             free_handles: Vec::new(),
+            read_by_filters: HashSet::new(),
             free_witnesses: Vec::new(),
             codes: Vec::new(),
             links: HashMap::new(),
@@ -230,6 +233,7 @@ impl Environment {
             calls: self.calls,
             maps: self.maps.clone(),
             free_handles: self.free_handles.clone(),
+            read_by_filters: self.read_by_filters.clone(),
             free_witnesses: self.free_witnesses.clone(),
             codes: self.codes.clone(),
             links: self.links.clone(),

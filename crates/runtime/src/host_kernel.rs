@@ -151,6 +151,10 @@ impl HostKernel {
         let insns: Vec<Insn> = Insn::decode_all(&insns)
             .map_err(|error| LoadError::new(libc::EINVAL, error.to_string()))?
             .collect();
+        if names_module(&insns) {
+            let why = "variables of the kernel's modules are not passed on";
+            return Err(LoadError::new(libc::EINVAL, why));
+        }
         let types = spec.types.as_ref();
         let btf = types
             .map(|types| kernel::load_types(&types.btf))
@@ -297,6 +301,17 @@ fn what_is_missing() -> String {
         [one] => format!("{one} is missing"),
         several => format!("{} are missing", several.join(" and ")),
     }
+}
+
+/// Returns whether instructions name a variable of a module of the kernel's, by a descriptor of the
+/// tool's.
+fn names_module(insns: &[Insn]) -> bool {
+    insns.windows(2).any(|pair| match pair {
+        [first, second] => {
+            first.is_imm64() && first.src == opcode::PSEUDO_BTF_ID && second.imm != 0
+        }
+        _ => false,
+    })
 }
 
 fn whole_log(text: String) -> VerifierLog {

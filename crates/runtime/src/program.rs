@@ -53,6 +53,8 @@ pub struct Program {
     pub context_end: u32,
     /// The map among them that is the session's trace buffer, which the tool does not know of.
     pub trace: Option<Id>,
+    /// It is an iterator that calls functions of the kernel, or changes sockets.
+    acts: bool,
     /// Maps that it keeps alive without using them.
     bound: Mutex<Vec<Arc<MapObject>>>,
     /// The program for the kernel, should it be attached there; `None` if it may not be.
@@ -158,6 +160,16 @@ pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
         .iter()
         .filter(move |(number, _)| calls(*number))
         .map(|(_, what)| *what)
+}
+
+/// Returns whether a program calls functions of the kernel, or changes sockets.
+fn acts(insns: &[u8]) -> bool {
+    let mut insns = Insn::decode_all(insns).into_iter().flatten();
+    insns.any(|insn| match insn.op() {
+        Ok(Op::CallHelper { id }) => id == HelperId::SETSOCKOPT,
+        Ok(Op::CallKernel { .. }) => true,
+        _ => false,
+    })
 }
 
 impl Needs {
@@ -296,6 +308,7 @@ impl Program {
             filter: filter.filter(|filter| filter.code.code.stack_bytes <= BORROWED_STACK),
             maps: used,
             trace: None,
+            acts: spec.expected_attach_type == AttachType::TRACE_ITER && acts(&spec.insns),
             bound: Mutex::default(),
             for_kernel: (rules.place == Place::Auto).then(|| Box::new(ForKernel::new(spec, maps))),
             charge: Mutex::new(charge.into_inner()),
@@ -317,8 +330,12 @@ impl Program {
     }
 
     /// True if its result, in the kernel, decides about what others do: whether a packet goes on, or a
-    /// call is permitted. A filter of sockets decides only for the sockets of its own tool.
+    /// call is permitted; or if it is an iterator that may do more than look. A filter of sockets
+    /// decides only for sockets that its own tool has, or shares by `SO_REUSEPORT`.
     pub fn decides_in_kernel(&self) -> bool {
+        if self.acts {
+            return true;
+        }
         !matches!(
             self.prog_type,
             ProgramType::KPROBE

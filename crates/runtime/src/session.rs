@@ -507,7 +507,12 @@ impl Backend for Runtime {
             "loaded a program"
         );
         if spec.in_kernel {
-            (_, log) = self.kernel.load(&program, spec.log_level)?;
+            let loaded = self.kernel.load(&program, spec.log_level);
+            (_, log) = loaded.inspect_err(|error| {
+                if error.errno == Errno::EBUSY {
+                    self.unsupported(&error.reason);
+                }
+            })?;
         }
         let program = Arc::new(program);
         if self.engines.tiers_up(program.code())

@@ -25,6 +25,40 @@ pub struct Clocks {
     pub boottime: i64,
 }
 
+impl Clocks {
+    /// Fails if a process of this one's cannot have such clocks.
+    ///
+    /// It tries in a child, as there is no way back: a process may be able to make a user namespace,
+    /// but not to be anybody in it.
+    ///
+    /// # Errors
+    ///
+    /// The step that fails, with the kernel's error.
+    pub fn try_out(self) -> Result<(), ClockError> {
+        let failed = |source| ClockError {
+            step: Step::Make,
+            source,
+        };
+        let (entry, report) = Entry::new(self).map_err(failed)?;
+        // SAFETY: the child makes system calls only, and runs nothing else of this process.
+        match unsafe { libc::fork() } {
+            -1 => Err(failed(io::Error::last_os_error())),
+            0 => {
+                entry.enter();
+                // SAFETY: ends the child, without this process's handlers.
+                unsafe { libc::_exit(0) }
+            }
+            child => {
+                drop(entry);
+                let entered = entered(report);
+                // SAFETY: waits for the child that was made here, and wants no status.
+                unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+                entered
+            }
+        }
+    }
+}
+
 /// The reason why the tool has the machine's clocks.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {source}")]

@@ -34,6 +34,7 @@ impl Errno {
     pub const ENODATA: Self = Self(61);
     pub const EPROTO: Self = Self(71);
     pub const EOPNOTSUPP: Self = Self(95);
+    pub const ETIMEDOUT: Self = Self(110);
     pub const EALREADY: Self = Self(114);
     /// The kernel's internal "not supported", which leaks out of bpf(2).
     pub const ENOTSUPP: Self = Self(524);

@@ -6,7 +6,9 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use beeline_uapi::Errno;
 
-use crate::abi::errands::{DELETE, DONE, Errand, Errands, IDLE, LOOK_UP, POSTED, RUNNING, UPDATE};
+use crate::abi::errands::{
+    DELETE, DONE, Errand, IDLE, KEY_WORDS, LOOK_UP, POSTED, RUNNING, UPDATE, VALUE_WORDS,
+};
 use crate::abi::{COPY_WORDS, Context, MapHandle};
 use crate::syscalls::upcall::sleep_while;
 use crate::{arch, sys};
@@ -115,15 +117,18 @@ unsafe fn run<'a>(
         Errno::EBUSY
     };
     let errand = errands.all.get(context.cpu as usize).ok_or_else(lost)?;
+    // The memory of the map says that it is in the kernel, and its processes can write that.
+    if !fits(map) {
+        return Err(lost());
+    }
     // The slot's last holder may have died while it waited.
-    if !wait(errands, || errand.state.load(Acquire) != RUNNING, errand) {
+    if !wait(context, || is_taken_back(errand), errand) {
         return Err(lost());
     }
     errand.map.store(map.id, Relaxed);
     errand.operation.store(operation, Relaxed);
     errand.flags.store(flags, Relaxed);
-    // SAFETY: the caller promises that both can be read, and the runtime keeps only such maps in the
-    // kernel that have keys and values for which an errand has room.
+    // SAFETY: the caller promises that both can be read, and the errand has room for both.
     unsafe {
         arch::copy(words_of(&errand.key), key, map.map.spec().key_size as usize);
         if !value.is_null() {
@@ -133,7 +138,11 @@ unsafe fn run<'a>(
     errand.state.store(POSTED, Release);
     errands.posted.fetch_add(1, AcqRel);
     sys::wake(&errands.posted);
-    if !wait(errands, || errand.state.load(Acquire) == DONE, errand) {
+    if !wait(context, || errand.state.load(Acquire) == DONE, errand) {
+        // A child that a signal handler has forked shares the errand, which is its parent's.
+        if is_forked(context) {
+            return Err(lost());
+        }
         // What the runtime has not begun is not to be done behind the program's back.
         let _ = errand.state.compare_exchange(POSTED, IDLE, AcqRel, Relaxed);
         return Err(lost());
@@ -145,23 +154,54 @@ unsafe fn run<'a>(
     }
 }
 
-/// Waits until `is_there`. Returns false if the runtime is gone.
-fn wait(errands: &Errands, is_there: impl Fn() -> bool, errand: &Errand) -> bool {
+/// Waits until `is_there`. Returns false if the runtime is gone, or if this is a child that was forked
+/// meanwhile.
+fn wait(context: &Context, is_there: impl Fn() -> bool, errand: &Errand) -> bool {
+    let errands = &context.target().session().errands;
     let mut left = PATIENCE;
     while !is_there() {
+        if is_forked(context) {
+            return false;
+        }
         if left == 0 {
             errands.deaf.store(1, Relaxed);
         }
         if errands.deaf.load(Relaxed) != 0 {
             return false;
         }
-        left = left.saturating_sub(1);
         let state = errand.state.load(Acquire);
-        if !is_there() {
-            sleep_while(&errand.state, state);
+        // Signals and answers to others do not count.
+        if !is_there() && sleep_while(&errand.state, state) {
+            left -= 1;
         }
     }
     true
+}
+
+/// True once the runtime is not at an errand, and will not begin it any more.
+fn is_taken_back(errand: &Errand) -> bool {
+    let state = errand.state.load(Acquire);
+    let take = || {
+        let taken = errand.state.compare_exchange(POSTED, IDLE, AcqRel, Relaxed);
+        taken.is_ok()
+    };
+    match state {
+        RUNNING => false,
+        POSTED => take(),
+        _ => true,
+    }
+}
+
+/// True in a child of the process that has leased the slot.
+fn is_forked(context: &Context) -> bool {
+    context.target().control().pid.load(Relaxed) == 0
+}
+
+/// True if an errand has room for the keys and the values of a map.
+fn fits(map: &MapHandle) -> bool {
+    let spec = map.map.spec();
+    let fits = |size: u32, words: usize| size as usize <= words * size_of::<u64>();
+    fits(spec.key_size, KEY_WORDS) && fits(spec.value_size, VALUE_WORDS)
 }
 
 fn value_size(map: &MapHandle) -> usize {

@@ -63,13 +63,13 @@ fn the_kept_entry_is_the_first_slots_for_good() {
     }
 }
 
-/// Threads with their own slots in the same few buckets, more than these have entries.
+/// Threads with their own slots in the same few buckets, of which some have more than they hold.
 #[test]
 fn threads_keep_their_returns_apart() {
     const THREADS: usize = 4;
     const NESTED: usize = 8;
     let table = table();
-    let keys = (1..).map(|n| n * 8).filter(|key| index_of(*key, 0) < 8);
+    let keys = (1..).map(|n| n * 8).filter(|key| index_of(*key, 0) < 16);
     let keys: std::vec::Vec<usize> = keys.take(THREADS * NESTED).collect();
     std::thread::scope(|scope| {
         for (thread, own) in keys.chunks(NESTED).enumerate() {

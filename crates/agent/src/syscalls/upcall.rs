@@ -8,6 +8,7 @@
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use beeline_uapi::Errno;
 use beeline_uapi::linux::FUTEX_WAIT;
 use beeline_uapi::nr;
 
@@ -122,10 +123,12 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// Sleeps for a tenth of a second, or until the word changes and its waiters are woken.
-pub(crate) fn sleep_while(word: &AtomicU32, value: u32) {
+/// Sleeps for a tenth of a second, or until the word changes and its waiters are woken, or a signal
+/// comes. Returns true after the tenth of a second.
+pub(crate) fn sleep_while(word: &AtomicU32, value: u32) -> bool {
     let time = [0u64, TENTH];
     let (word, until) = (core::ptr::from_ref(word) as u64, (&raw const time) as u64);
     // SAFETY: the call sleeps while the word is as given; nothing else happens.
-    unsafe { sys::syscall(nr::FUTEX, [word, FUTEX_WAIT, value.into(), until]) };
+    let result = unsafe { sys::syscall(nr::FUTEX, [word, FUTEX_WAIT, value.into(), until]) };
+    result == -i64::from(Errno::ETIMEDOUT.0)
 }

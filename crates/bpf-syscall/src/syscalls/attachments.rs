@@ -16,7 +16,7 @@ use crate::fds::ThreadFds;
 use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::local::Local;
-use crate::refused::by_kernel_only;
+use crate::refused::{NOT_YET, by_kernel_only};
 
 /// Attaches programs to such places, and takes them away.
 pub(super) struct Attachments<'a> {
@@ -38,11 +38,8 @@ impl<'a> Attachments<'a> {
     pub(super) fn attach(&self, attr: &BpfAttr) -> Answer {
         let wanted: ProgAttach = attr.ends_at(size_of::<ProgAttach>())?.view();
         let program = self.fds.program(wanted.attach_bpf_fd)?;
-        let replaces = match wanted.replace_bpf_fd {
-            0 => None,
-            fd => Some(self.loaded(fd)?),
-        };
         self.at_place(&wanted, |spec| {
+            let replaces = self.loaded(wanted.replace_bpf_fd)?;
             let replaces = replaces.as_ref().map(|program| program.as_fd());
             let parts = (self.backend, self.fds.table);
             host_kernel::attach_after_closes(parts, &program, |program| {
@@ -54,11 +51,8 @@ impl<'a> Attachments<'a> {
     /// Carries out `BPF_PROG_DETACH`.
     pub(super) fn take_away(&self, attr: &BpfAttr) -> Answer {
         let wanted: ProgAttach = attr.ends_at(size_of::<ProgAttach>())?.view();
-        let program = match wanted.attach_bpf_fd {
-            0 => None,
-            fd => Some(self.loaded(fd)?),
-        };
         self.at_place(&wanted, |spec| {
+            let program = self.loaded(wanted.attach_bpf_fd)?;
             let program = program.as_ref().map(|program| program.as_fd());
             link::take_away(program, spec).map_err(errno)
         })
@@ -103,6 +97,12 @@ impl<'a> Attachments<'a> {
             self.backend.unsupported(&what);
         });
         let place = place.map_err(|_| Errno::EINVAL)?;
+        // The others are the caller's own, and the caller would be Beeline.
+        if !matches!(place, Place::Cgroup | Place::Device) {
+            let what = by_kernel_only(&format!("programs of attach type {kind}"), NOT_YET);
+            self.backend.unsupported(&what);
+            return Err(Errno::EINVAL);
+        }
         if wanted.attach_flags & flags::ID != 0 || wanted.relative_fd != 0 {
             self.backend
                 .unsupported("BPF_PROG_ATTACH at a place that is relative to another program");
@@ -122,9 +122,12 @@ impl<'a> Attachments<'a> {
         Ok(Reply::Value(0))
     }
 
-    /// Returns the kernel's program in the place of the tool's.
-    fn loaded(&self, fd: i32) -> Result<Arc<OwnedFd>, Errno> {
+    /// Returns the kernel's program in the place of the tool's; none for 0.
+    fn loaded(&self, fd: i32) -> Result<Option<Arc<OwnedFd>>, Errno> {
+        if fd == 0 {
+            return Ok(None);
+        }
         let program = self.fds.program(fd)?;
-        self.backend.program_in_kernel(program.held.id)
+        self.backend.program_in_kernel(program.held.id).map(Some)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use beeline_kernel::program_by_id;
+use beeline_vm_protocol::text::printable_line;
 use serde_json::json;
 
 /// A session with programs in the kernel.
@@ -74,7 +75,7 @@ impl Program {
         let (kind, name) = program_by_id(id).ok()?;
         Some(Self {
             id,
-            name,
+            name: printable_line(&name).into_owned(),
             kind: kind.to_string(),
         })
     }
@@ -111,8 +112,6 @@ fn tool_of(session: i32) -> String {
     let line = String::from_utf8_lossy(&line)
         .trim_end_matches('\0')
         .replace('\0', " ");
-    match line.split_once(" -- ") {
-        Some((_, tool)) => tool.to_owned(),
-        None => line,
-    }
+    let tool = line.split_once(" -- ").map_or(&*line, |(_, tool)| tool);
+    printable_line(tool).into_owned()
 }

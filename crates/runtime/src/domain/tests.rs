@@ -42,15 +42,15 @@ fn a_domain_lives_as_long_as_its_targets() {
 fn all_slots_are_taken_or_none() {
     let domains = Domains::new().unwrap();
     let home = domains.home();
-    let owner = |slot: usize| home.page().leases[slot].owner.load(SeqCst);
+    let owner = |slot: usize| home.page().leases[slot].owner();
     let taken = home.take_all_slots(2).unwrap();
     assert_eq!(
         (owner(0), owner(1), owner(2)),
-        (RUNTIME_OWNER, RUNTIME_OWNER, 0)
+        (MOVING_OWNER, MOVING_OWNER, 0)
     );
     drop(taken);
     assert_eq!((owner(0), owner(1)), (0, 0));
-    home.page().leases[1].owner.store(7, SeqCst);
+    home.page().leases[1].holder.store(7, SeqCst);
     assert!(home.take_all_slots(2).is_none());
     assert_eq!((owner(0), owner(1)), (0, 7));
 }

@@ -50,7 +50,12 @@ impl Environment {
         // Where a thread's id has to be asked for, that would take a system call more.
         let knows_ids = self.record().tid_offset != abi::TID_UNKNOWN;
         let filter = match program.filter() {
-            Some(filter) if knows_ids || !filter.asks_ids => self.place_filter(filter, run)?,
+            Some(filter) if knows_ids || !filter.asks_ids => {
+                let maps = filter.maps.iter();
+                let maps = maps.filter_map(|map| program.maps.get(*map as usize));
+                self.read_by_filters.extend(maps.map(|map| map.id));
+                self.place_filter(filter, run)?
+            }
             _ => 0,
         };
         let link = self.link(abi::Link {

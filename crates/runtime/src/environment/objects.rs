@@ -90,9 +90,10 @@ impl Environment {
 
     fn unreachable_maps(&self, reachable: &Reachable) -> impl Iterator<Item = &PlacedMap> {
         let live: HashSet<Id> = reachable.maps.iter().map(|map| map.id).collect();
-        self.maps
-            .values()
-            .filter(move |placed| placed.slots == 0 && !live.contains(&placed.map.id))
+        self.maps.values().filter(move |placed| {
+            let map = placed.map.id;
+            placed.slots == 0 && !live.contains(&map) && !self.read_by_filters.contains(&map)
+        })
     }
 
     /// Returns a place for a map's handle: a free one, if there is any.

@@ -50,7 +50,7 @@ pub struct Prefetch {
 /// The clocks of a tool that has a time namespace of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolClocks {
-    /// What `/proc/PID/ns/time` of the tool leads to.
+    /// The file that `/proc/PID/ns/time` of the tool leads to.
     pub namespace: PathBuf,
     /// Nanoseconds by which its `CLOCK_MONOTONIC` is ahead of Beeline's.
     pub ahead: i64,

@@ -3,7 +3,7 @@
 //! [`beeline_agent::abi::errands`].
 //!
 //! Processes need neither a descriptor nor leave to call `bpf(2)` for that. Only those of the home
-//! domain get such maps, so nobody asks here who could not do as much to Beeline anyway.
+//! domain get such maps, and can do to them whatever they like, as to all memory of their domain.
 
 use std::collections::HashMap;
 use std::io;
@@ -119,7 +119,9 @@ impl Shared {
             return false;
         }
         let map = Id(errand.map.load(Relaxed));
-        let Some(map) = self.maps.lock().get(&map).and_then(Weak::upgrade) else {
+        let map = self.maps.lock().get(&map).and_then(Weak::upgrade);
+        // Others may be in the kernel only, where no process may change them.
+        let Some(map) = map.filter(|map| map.is_elsewhere()) else {
             return false;
         };
         // Whoever has given up has taken it back.
@@ -131,7 +133,9 @@ impl Shared {
         }
         let error = operate(&map, errand).err().map_or(0, |errno| errno.0);
         errand.error.store(error, Relaxed);
-        errand.state.store(DONE, Release);
+        let _ = errand
+            .state
+            .compare_exchange(RUNNING, DONE, AcqRel, Relaxed);
         let _ = futex::wake(&errand.state, futex::Flags::empty(), 1);
         true
     }

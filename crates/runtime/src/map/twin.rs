@@ -183,13 +183,24 @@ impl MapObject {
         let charge = self.budget.charge(bytes);
         let charge =
             charge.map_err(|_| "the tool has all the memory that it may have".to_owned())?;
-        let moves_from_programs = sides.is_in_processes && matches!(view, View::Kernels);
-        let _still = moves_from_programs
-            .then(|| self.stop_programs(home))
-            .transpose()?;
-        let map = self.new_twin(&view).map_err(in_words)?;
-        if moves_from_programs {
-            self.map.note_elsewhere();
+        let map = self.new_twin().map_err(in_words)?;
+        // Sums stay on this side.
+        if !matches!(view, View::Sums(_)) {
+            let moves_from_programs = sides.is_in_processes && matches!(view, View::Kernels);
+            let still = moves_from_programs.then(|| self.stop_programs(home));
+            let still = still.transpose()?;
+            let filled = self.fill_twin(&map);
+            filled.map_err(|errno| in_words(io::Error::from_raw_os_error(errno.0)))?;
+            if still.as_ref().is_some_and(|still| !still.are_taken()) {
+                return Err("moving its elements took too long".to_owned());
+            }
+            // What is left here is seen by nobody.
+            if moves_from_programs {
+                self.map.note_elsewhere();
+            }
+        }
+        if self.check_thawed().is_err() {
+            kernel::freeze(&map).map_err(in_words)?;
         }
         let twin = sides.twin.insert(Twin {
             map,
@@ -250,8 +261,12 @@ impl MapObject {
                 }
                 view => view?,
             };
-            if matches!(view, View::Copies) && self.has_values() {
-                self.copy_back(&twin.map).map_err(|errno| {
+            if matches!(view, View::Copies | View::Sums(_)) && self.has_values() {
+                let mut filled = self.clear_here();
+                if matches!(view, View::Copies) {
+                    filled = filled.and_then(|()| self.copy_back(&twin.map));
+                }
+                filled.map_err(|errno| {
                     let error = io::Error::from_raw_os_error(errno.0);
                     format!("its elements cannot be copied: {error}")
                 })?;
@@ -305,6 +320,9 @@ impl MapObject {
         if !fits(spec.key_size, KEY_WORDS) || !fits(spec.value_size, VALUE_WORDS) {
             return Err("its keys or values are too long to be asked for".to_owned());
         }
+        if self.check_thawed().is_err() {
+            return Err("the tool has frozen it".to_owned());
+        }
         let is_homes = |owner: &Arc<Domain>| owner.id == DomainId::HOME;
         if self.shards.are_there() || !self.owner.get().is_none_or(is_homes) {
             return Err("processes of another user have it".to_owned());
@@ -315,7 +333,7 @@ impl MapObject {
     /// Has no program use the map until the result is dropped.
     fn stop_programs<'a>(&self, home: &'a Domain) -> Result<AllSlots<'a>, String> {
         // They wait for a tenth of a second and no longer.
-        const MOST: usize = 10_000;
+        const MOST: usize = 2_000;
         let len = self.keys(|last, next| self.next_key_here(last, next));
         if !len.is_ok_and(|keys| keys.len() <= MOST) {
             return Err("it has too many elements to be moved while programs wait".to_owned());
@@ -325,7 +343,7 @@ impl MapObject {
     }
 
     /// True if programs in processes have to ask for each operation.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub fn is_elsewhere(&self) -> bool {
         self.sides.read().are_one_in_kernel()
     }
 

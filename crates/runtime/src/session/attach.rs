@@ -11,6 +11,7 @@ use super::Runtime;
 use crate::backend::{AttachPoint, CallContext, Edge, Id, ProbeSpec};
 use crate::error::Error;
 use crate::link::{CallLink, FilePlace, Link, Probe, Uprobe};
+use crate::map::MapObject;
 use crate::program::Program;
 
 impl Runtime {
@@ -36,16 +37,29 @@ impl Runtime {
         }
         // Before any process has the map: the refusal of one process is not the tool's. A timer may
         // turn out to be part of a profiler, and claims nothing before its first tick.
-        for map in &program.maps {
-            let may_enter = match point {
-                AttachPoint::Timer { .. } => map.check_enters_processes(),
-                _ => map.claim_for_processes(),
-            };
-            may_enter.map_err(|why| {
+        self.each_map(&program, MapObject::check_enters_processes)?;
+        if !matches!(point, AttachPoint::Timer { .. }) {
+            self.each_map(&program, MapObject::claim_for_processes)?;
+        }
+        self.attach_at(id, program, point)
+    }
+
+    /// Does something with each map of a program that fails, with the reason in words, if processes
+    /// may not have it.
+    fn each_map(
+        &self,
+        program: &Program,
+        work: impl Fn(&MapObject) -> Result<(), String>,
+    ) -> Result<(), Errno> {
+        program.maps.iter().try_for_each(|map| {
+            work(map).map_err(|why| {
                 let map = map.spec.name.clone();
                 self.refuse(&Error::InKernel { map, why })
-            })?;
-        }
+            })
+        })
+    }
+
+    fn attach_at(&self, id: Id, program: Arc<Program>, point: &AttachPoint) -> Result<Link, Errno> {
         match *point {
             AttachPoint::Uprobe { retprobe, pid, .. }
             | AttachPoint::UprobeMulti { retprobe, pid, .. } => {

@@ -236,7 +236,8 @@ impl TargetMemory {
     /// Unmaps maps that programs here cannot reach any more, when there are many. `maps` are those
     /// that they refer to directly.
     ///
-    /// A program that runs without a slot cannot be using them, as no such program uses maps.
+    /// A program that runs without a slot cannot be using them, as no such program uses maps; those that
+    /// filters read stay.
     pub(super) fn unmap_out_of_reach(&mut self, maps: &[Arc<MapObject>]) -> Result<(), Error> {
         if !self.is_to_unmap() {
             return Ok(());
@@ -375,7 +376,11 @@ impl NewPart {
             false => Ok(None),
         };
         let to_read = to_read.map_err(os("opening a map's memory"))?;
-        let pages = map.kernels_pages();
+        // A further domain has memory of its own.
+        let pages = match &part {
+            MapPart::First(map) => map.kernels_pages(),
+            MapPart::Further(_) | MapPart::Source(..) => Ok(None),
+        };
         let pages = pages.map_err(os("sharing a map's memory"))?;
         Ok(Self {
             part,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use beeline_agent::abi::MOVING_OWNER;
 use beeline_inject::Process;
 use parking_lot::Mutex;
 
@@ -145,7 +146,8 @@ impl Owners {
     pub fn take_back_slots(&self, domain: &Domain) {
         for lease in &domain.page().leases {
             let owner = lease.owner();
-            let is_ours = owner == RUNTIME_OWNER && domain.id == DomainId::HOME;
+            let is_ours =
+                matches!(owner, RUNTIME_OWNER | MOVING_OWNER) && domain.id == DomainId::HOME;
             if owner != 0 && !is_ours && !domain.has(owner) {
                 tracing::info!(
                     domain = domain.id.0,

@@ -23,7 +23,7 @@ use beeline_vm_protocol::messages::{Clocks, ReadClocks};
 use crate::Error;
 use crate::connection::{Connection, EPROTO};
 
-/// How often the clocks are compared before the tool starts. The comparison that took the shortest
+/// The number of comparisons of the clocks before the tool starts. The comparison that took the shortest
 /// time is the best.
 const TIMES: usize = 8;
 /// The time between two comparisons later.

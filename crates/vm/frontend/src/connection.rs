@@ -33,7 +33,7 @@ pub struct Connection {
     is_this_machine: bool,
 }
 
-/// How often a line came up.
+/// The number of times that a line came up.
 #[derive(Debug, Clone, Copy, Default)]
 struct Repeated {
     times: u64,

@@ -35,7 +35,7 @@ pub struct Stream {
     fd: OwnedFd,
     /// True if its calls wait by themselves, as long as there is patience, or until it is shut down.
     is_socket: bool,
-    /// How long its calls wait, in milliseconds.
+    /// The time that its calls wait, in milliseconds.
     patience: AtomicU64,
     over: AtomicBool,
     /// Readable once the stream is over, for threads that poll. A socket needs none.

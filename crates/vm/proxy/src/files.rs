@@ -140,6 +140,7 @@ const SERVED: &[Served] = &[
             "sys/net/core/bpf_jit_harden",
             "sys/net/core/bpf_jit_kallsyms",
             "sys/net/core/bpf_jit_limit",
+            "stat",
             "uptime",
             "version",
             "version_signature",

@@ -235,7 +235,7 @@ fn a_proxy_without_rules_says_so_in_one_line() {
     assert!(both.contains("cannot be used with"), "{both}");
 }
 
-/// What a libbpf tool needs that names no policy: a refused trial would make it take the kernel for
+/// The needs of a libbpf tool that names no policy: a refused trial would make it take the kernel for
 /// an old one.
 #[test]
 fn a_policy_that_stops_libbpf_is_told_of() {

@@ -8,11 +8,28 @@ use beeline_maps::Kind;
 use beeline_uapi::{Errno, flags};
 
 use super::super::{MapObject, as_verified};
-use super::{View, errno};
+use super::errno;
 use crate::backend::MapSpec;
 
 impl MapObject {
-    /// Copies all elements of the kernel's map to this side.
+    /// Removes all elements of this side, where nobody looks at them.
+    pub(super) fn clear_here(&self) -> Result<(), Errno> {
+        let keys = self.keys(|last, next| self.next_key_here(last, next))?;
+        let nothing = vec![0; self.map.value_len()];
+        for key in keys {
+            let cleared = match self.has_keys_of_its_own() {
+                true => self.delete_here(&key),
+                false => self.update_here(&key, &nothing, 0),
+            };
+            match cleared {
+                Err(Errno::ENOENT) => {}
+                cleared => cleared?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies all elements of the kernel's map to this side, which has none.
     pub(super) fn copy_back(&self, twin: &kernel::Map) -> Result<(), Errno> {
         let next = |last: Option<&[u8]>, next: &mut [u8]| errno(twin.next_key(last, next));
         for key in self.keys(next)? {
@@ -24,30 +41,35 @@ impl MapObject {
         Ok(())
     }
 
-    /// Moves all elements to the kernel's map, or copies them there. Values of arrays are left as
-    /// zeros.
-    fn fill_twin(&self, twin: &kernel::Map, moves: bool) -> Result<(), Errno> {
+    /// Copies all elements to the kernel's map.
+    pub(super) fn fill_twin(&self, twin: &kernel::Map) -> Result<(), Errno> {
+        if matches!(self.map.spec().kind(), Some(Kind::Queue | Kind::Stack)) {
+            return self.pour_into(twin);
+        }
+        if !self.has_values() {
+            return Ok(());
+        }
         let keys = self.keys(|last, next| self.next_key_here(last, next))?;
-        let is_hash = self.map.spec().kind().is_some_and(Kind::is_hash);
-        let is_trie = self.map.spec().kind() == Some(Kind::LpmTrie);
         let mut value = vec![0; self.map.value_len()];
         for key in keys {
-            if self.lookup_here(&key, &mut value, 0).is_err() {
-                continue;
+            match self.lookup_here(&key, &mut value, 0) {
+                Err(Errno::ENOENT) => continue,
+                found => found?,
             }
-            if is_hash || is_trie || value.iter().any(|&byte| byte != 0) {
+            if self.has_keys_of_its_own() || value.iter().any(|&byte| byte != 0) {
                 errno(twin.update(&key, &value, 0))?;
-                match moves {
-                    true if is_hash || is_trie => self.delete_here(&key)?,
-                    true => self.update_here(&key, &vec![0; value.len()], 0)?,
-                    false => {}
-                }
             }
         }
         Ok(())
     }
 
-    /// Moves the values of a queue or stack to the kernel's.
+    /// True for a map that has only the elements that were stored.
+    fn has_keys_of_its_own(&self) -> bool {
+        let kind = self.map.spec().kind();
+        kind.is_some_and(|kind| kind.is_hash() || kind == Kind::LpmTrie)
+    }
+
+    /// Moves the values of a queue or stack to the kernel's. They stay here if that fails.
     fn pour_into(&self, twin: &kernel::Map) -> Result<(), Errno> {
         let mut values = Vec::new();
         loop {
@@ -61,8 +83,13 @@ impl MapObject {
         if self.map.spec().kind() == Some(Kind::Stack) {
             values.reverse();
         }
-        let mut values = values.iter();
-        values.try_for_each(|value| errno(twin.update(&[], value, 0)))
+        let mut all = values.iter();
+        let poured = all.try_for_each(|value| errno(twin.update(&[], value, 0)));
+        if poured.is_err() {
+            let mut all = values.iter();
+            all.try_for_each(|value| self.update_here(&[], value, 0))?;
+        }
+        poured
     }
 
     /// True if nothing was ever stored in its memory.
@@ -109,8 +136,8 @@ impl MapObject {
         }
     }
 
-    /// Creates the kernel's map, with the elements that this one has. Sums stay on this side.
-    pub(super) fn new_twin(&self, view: &View) -> io::Result<kernel::Map> {
+    /// Creates the kernel's map, without elements.
+    pub(super) fn new_twin(&self) -> io::Result<kernel::Map> {
         let flags = self.spec.flags & !TOOLS;
         let types = types_of(&self.spec)?;
         let twin = kernel::Map::new(&kernel::MapSpec {
@@ -123,18 +150,6 @@ impl MapObject {
             return Err(io::Error::other(
                 "its values have another number of CPUs there",
             ));
-        }
-        if self.has_values() && !matches!(view, View::Sums(_)) {
-            let moves = matches!(view, View::Kernels) && self.check_thawed().is_ok();
-            self.fill_twin(&twin, moves)
-                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        }
-        if matches!(self.map.spec().kind(), Some(Kind::Queue | Kind::Stack)) {
-            self.pour_into(&twin)
-                .map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
-        }
-        if self.check_thawed().is_err() {
-            kernel::freeze(&twin)?;
         }
         Ok(twin)
     }

@@ -11,6 +11,7 @@ use beeline_uapi::attr::{IterCreate, LinkCreateIter};
 use beeline_uapi::fields::u32_at;
 
 use super::Links;
+use crate::kernel_places::Place;
 use crate::objects::{LinkTo, Object, ProgramObject};
 use crate::refused::{NOT_YET, by_kernel_only};
 
@@ -55,7 +56,10 @@ impl Links<'_> {
         if bytes.iter().skip(INFO).any(|&byte| byte != 0) {
             return Err(Errno::E2BIG);
         }
-        bytes.truncate(INFO);
+        // A field that is there in part is there: its descriptor must not be taken for one of Beeline's.
+        if !bytes.is_empty() {
+            bytes.resize(INFO, 0);
+        }
         let name = self.attach_name(program).unwrap_or_default();
         let at = match name.strip_prefix("bpf_iter_") {
             Some("cgroup") => CGROUP_FD,
@@ -66,10 +70,11 @@ impl Links<'_> {
                 return Err(Errno::EINVAL);
             }
             // The kernel refuses any info for the others.
-            _ => return Ok(IteratorInfo { bytes, _file: None }),
+            _ if bytes.iter().any(|&byte| byte != 0) => return Err(Errno::EINVAL),
+            _ => return Ok(IteratorInfo::default()),
         };
         let fd = u32_at(&bytes, at).cast_signed();
-        if fd == 0 || bytes.len() < at + size_of::<u32>() {
+        if fd == 0 {
             return Ok(IteratorInfo { bytes, _file: None });
         }
         let file = call.tool_file(fd)?;
@@ -84,6 +89,11 @@ impl Links<'_> {
     pub(in crate::syscalls) fn iterate(&self, attr: &BpfAttr) -> Answer {
         let wanted: IterCreate = attr.ends_at(size_of::<IterCreate>())?.view();
         if wanted.flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        if let Err(why) = Place::Iterator.check(self.fds.tid) {
+            self.backend
+                .unsupported(&by_kernel_only("an iterator", why));
             return Err(Errno::EINVAL);
         }
         let Some(Object::Link(link)) = self.fds.find(wanted.link_fd)? else {
