@@ -14,21 +14,21 @@
 //! restore an orphan, and then checks it.
 
 pub mod errands;
+mod leases;
+mod links;
 mod modules;
 mod signals;
 mod sites;
 pub mod syscalls;
 
 use core::mem::offset_of;
-use core::sync::atomic::{
-    AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, SeqCst},
-};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 pub use beeline_isa::abi::TID_UNKNOWN;
-use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
+use beeline_isa::abi::{self, HELPER_SLOTS, Run};
 use beeline_maps::Map;
-use beeline_uapi::attr::BPF_OBJ_NAME_LEN;
+pub use leases::*;
+pub use links::*;
 pub use modules::*;
 pub use signals::*;
 pub use sites::*;
@@ -421,149 +421,8 @@ pub const SEEKS_CALLS: u32 = 1;
 /// The runtime hooks functions in new processes. In [`Session::seeks`].
 pub const SEEKS_FUNCTIONS: u32 = 2;
 
-/// The owner of all slots while the runtime moves a map's elements. It holds them for less time than
-/// threads wait for a slot, so whoever has waited in vain frees them: the runtime was killed.
-pub const MOVING_OWNER: u32 = u32::MAX;
-
 /// The most CPUs that a session can serve.
 pub const MAX_CPUS: usize = 1024;
-
-/// The word that names the holder of one CPU's slot. Each is on its own cache line.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct Lease {
-    /// [`Target::owner`] in the low half, which is 0 while the slot is free; the thread, as watched
-    /// returns name it, in the high half.
-    pub holder: AtomicU64,
-}
-
-impl Lease {
-    /// Returns the word for a thread of an owner.
-    #[inline(always)]
-    pub(crate) fn word(owner: u32, thread: u32) -> u64 {
-        u64::from(thread) << 32 | u64::from(owner)
-    }
-
-    /// Returns the owner that a word names, or 0.
-    #[inline(always)]
-    pub(crate) fn owner_of(word: u64) -> u32 {
-        word as u32
-    }
-
-    /// Returns the owner that holds it, or 0.
-    pub fn owner(&self) -> u32 {
-        Self::owner_of(self.holder.load(SeqCst))
-    }
-
-    /// Takes it for an owner, if it is free. `thread` is 0 for the runtime.
-    pub fn take_for(&self, owner: u32, thread: u32) -> bool {
-        let found = self.holder.load(Relaxed);
-        Self::owner_of(found) == 0
-            && self
-                .holder
-                .compare_exchange(found, Self::word(owner, thread), Acquire, Relaxed)
-                .is_ok()
-    }
-
-    /// Takes it from an owner, if that holds it.
-    pub fn take_from(&self, owner: u32) {
-        let word = self.holder.load(SeqCst);
-        if Self::owner_of(word) == owner {
-            let _ = self.holder.compare_exchange(word, 0, SeqCst, SeqCst);
-        }
-    }
-}
-
-/// The head of an array of [`Link`] addresses. In the pool, never changed once published.
-#[repr(C)]
-#[derive(Debug)]
-pub struct LinkList {
-    /// The number of `usize` addresses of [`Link`]s that follow.
-    pub count: usize,
-    /// The needs of all the programs: the bits of all [`Link::needs`], and [`FILTERED`].
-    pub needs: usize,
-}
-
-/// In [`Link::needs`]: a leased slot, for its stack or for what helpers keep there. Other programs
-/// run on the target's stack.
-pub const NEEDS_SLOT: usize = 1;
-/// In [`Link::needs`]: all registers. A program at a system call that sees a [`syscalls::Record`]
-/// needs them only for the stack.
-pub const NEEDS_REGISTERS: usize = 2;
-
-/// In [`Link::needs`]: it is the agent's own, and runs even where no slot is free, and in forked
-/// children. It finds its target by the table of helpers, and looks only at registers that
-/// trampolines always show.
-pub const ALWAYS: usize = 4;
-
-/// In [`LinkList::needs`]: all the programs have filters, which nobody has asked before.
-pub const FILTERED: usize = 8;
-
-/// A program attached to a site. In the pool.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Link {
-    /// The address of compiled code, an [`Entry`]. Better code may take its place while the link is
-    /// in use.
-    pub entry: AtomicUsize,
-    /// Its environment.
-    pub run: Run,
-    /// For `bpf_get_attach_cookie`.
-    pub cookie: u64,
-    /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`], [`ALWAYS`].
-    pub needs: usize,
-    /// Words of [`PtRegs`] that it may look at, bit n for word n.
-    pub reads: usize,
-    /// The context that the program gets: [`syscalls::CONTEXT_REGISTERS`] or one of the others
-    /// there.
-    pub context: usize,
-    /// The code that says if the program has to run at all; null if there is none.
-    pub filter: *const Filter,
-    /// 0 while the link is disabled.
-    pub enabled: AtomicUsize,
-    /// The engine that made the code at `entry`, for people: up to eight characters, NUL-padded.
-    pub engine: AtomicU64,
-    /// The program's name, for people, NUL-padded.
-    pub name: [u8; BPF_OBJ_NAME_LEN],
-}
-
-/// Code that returns 0 if its link's program would end without any effect. It needs no slot. In the
-/// pool.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Filter {
-    /// The context of every run of it: the link's environment, without a slot.
-    pub context: Context,
-    /// The address of the code, an [`Entry`].
-    pub entry: usize,
-}
-
-impl Filter {
-    /// Returns the code, and its environment.
-    #[inline(always)]
-    pub(crate) fn code(&self) -> (Entry, *const Run) {
-        // SAFETY: only the runtime writes the pool, and it stores an address of compiled code here.
-        let entry = unsafe { core::mem::transmute::<usize, Entry>(self.entry) };
-        (entry, (&raw const self.context).cast())
-    }
-}
-
-impl Link {
-    /// Returns the filter of its program, if there is one.
-    #[inline(always)]
-    pub(crate) fn filter(&self) -> Option<&Filter> {
-        // SAFETY: only the runtime writes the pool, and filters stay as long as their links.
-        unsafe { self.filter.as_ref() }
-    }
-
-    /// Returns the code to call now.
-    #[inline(always)]
-    pub fn entry(&self) -> Entry {
-        // SAFETY: only the runtime writes the pool, and it stores only addresses of compiled code
-        // here.
-        unsafe { core::mem::transmute::<usize, Entry>(self.entry.load(Acquire)) }
-    }
-}
 
 /// The target of a program's map reference. In the pool.
 #[repr(C)]

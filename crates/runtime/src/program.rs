@@ -1,10 +1,11 @@
 //! A program: verified, compiled, and ready to be placed into targets.
 
+mod policy;
+
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use beeline_codegen::Code;
-use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::sharding::Use;
 use beeline_verifier::types::KernelTypes;
@@ -18,6 +19,8 @@ use crate::host_kernel::ForKernel;
 use crate::map::MapObject;
 use crate::rules::{Isolation, Place, Rules};
 use crate::verification::{self, Accepted, Maps};
+use policy::acts;
+pub use policy::{CHANGING_RESULTS, DECIDING, forbidden};
 
 /// A loaded program.
 #[derive(Debug)]
@@ -127,50 +130,6 @@ const TASK: [HelperId; 4] = [
 ];
 /// Helpers that print to the trace pipe.
 const PRINTERS: [HelperId; 2] = [HelperId::TRACE_PRINTK, HelperId::TRACE_VPRINTK];
-
-/// Helpers that only [`Policy::AllowDestructive`] allows. A kernel that is locked down refuses them
-/// too.
-const FORBIDDEN: [(HelperId, &str); 2] = [
-    (
-        HelperId::PROBE_WRITE_USER,
-        "writing into the traced process (bpf_probe_write_user) without `beeline run --unsafe`",
-    ),
-    (
-        HelperId::OVERRIDE_RETURN,
-        "overriding what calls return (bpf_override_return) without `beeline run --unsafe`",
-    ),
-];
-
-/// The other thing that only [`Policy::AllowDestructive`] allows: attaching a program that
-/// [changes results](Program::changes_results).
-pub const CHANGING_RESULTS: &str =
-    "changing what calls return (fmod_ret) without `beeline run --unsafe`";
-
-/// As [`CHANGING_RESULTS`], for a program that [decides](Program::decides_in_kernel).
-pub const DECIDING: &str = "deciding about packets, sockets or permissions in the kernel (a program \
-                            of this type) without `beeline run --unsafe`";
-
-/// Returns the forbidden actions of a program that was refused.
-pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
-    let calls = |wanted: HelperId| {
-        let mut insns = Insn::decode_all(insns).into_iter().flatten();
-        insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == wanted))
-    };
-    FORBIDDEN
-        .iter()
-        .filter(move |(number, _)| calls(*number))
-        .map(|(_, what)| *what)
-}
-
-/// Returns whether a program calls functions of the kernel, or changes sockets.
-fn acts(insns: &[u8]) -> bool {
-    let mut insns = Insn::decode_all(insns).into_iter().flatten();
-    insns.any(|insn| match insn.op() {
-        Ok(Op::CallHelper { id }) => id == HelperId::SETSOCKOPT,
-        Ok(Op::CallKernel { .. }) => true,
-        _ => false,
-    })
-}
 
 impl Needs {
     fn of(facts: &ProgramSummary, code: &Code) -> Self {
@@ -327,25 +286,6 @@ impl Program {
     pub fn changes_results(&self) -> bool {
         self.prog_type == ProgramType::TRACING
             && self.expected_attach_type == AttachType::MODIFY_RETURN
-    }
-
-    /// True if its result, in the kernel, decides about what others do: whether a packet goes on, or a
-    /// call is permitted; or if it is an iterator that may do more than look. A filter of sockets
-    /// decides only for sockets that its own tool has, or shares by `SO_REUSEPORT`.
-    pub fn decides_in_kernel(&self) -> bool {
-        if self.acts {
-            return true;
-        }
-        !matches!(
-            self.prog_type,
-            ProgramType::KPROBE
-                | ProgramType::TRACEPOINT
-                | ProgramType::PERF_EVENT
-                | ProgramType::RAW_TRACEPOINT
-                | ProgramType::TRACING
-                | ProgramType::SYSCALL
-                | ProgramType::SOCKET_FILTER
-        )
     }
 
     /// True if it has code. A program that needs things which exist in the kernel only has none.
