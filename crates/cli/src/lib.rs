@@ -164,7 +164,10 @@ pub fn main() -> ExitCode {
             tool,
         } => match &place.guest {
             Some(address) => run_guest::run(&tool, address, &place),
-            None if matches!(programs, Programs::Kernel) => run::run_in_kernel(&tool),
+            None if matches!(programs, Programs::Kernel) => {
+                let limits = all || !pid.is_empty() || no_isolation;
+                run::run_in_kernel(&tool, limits)
+            }
             None => {
                 let rules = Rules {
                     policy: match destructive {

@@ -81,8 +81,14 @@ pub fn run(
 ///
 /// # Errors
 ///
-/// Fails if no program may be loaded into the kernel, or the tool cannot be started.
-pub fn run_in_kernel(tool: &[OsString]) -> anyhow::Result<ExitCode> {
+/// Fails if options choose or keep apart processes (`limits_targets`), no program may be loaded into
+/// the kernel, or the tool cannot be started.
+pub fn run_in_kernel(tool: &[OsString], limits_targets: bool) -> anyhow::Result<ExitCode> {
+    if limits_targets {
+        anyhow::bail!(
+            "with --where kernel the tool runs as without Beeline, so --pid, --all and --no-isolation have no effect: leave them out"
+        );
+    }
     if let Some(why) = beeline_runtime::kernel_refusal() {
         anyhow::bail!("no program can run in the kernel: {why}");
     }
