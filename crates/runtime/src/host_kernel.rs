@@ -139,61 +139,9 @@ impl HostKernel {
         if let Some(loaded) = &*loaded {
             return Ok((loaded.clone(), VerifierLog::default()));
         }
-        let spec = &source.spec;
         let fds = self.twins(&source.maps)?;
-        let mut insns = spec.insns.clone();
-        crate::tag::each_map_load(&mut insns, |first, _| {
-            let tools = (*first).try_into().map(i32::from_ne_bytes);
-            // A number that is no map's must not name a file of Beeline's.
-            let fd = tools.ok().and_then(|fd| fds.get(&fd)).unwrap_or(&-1);
-            first.copy_from_slice(&fd.to_ne_bytes());
-        });
-        let insns: Vec<Insn> = Insn::decode_all(&insns)
-            .map_err(|error| LoadError::new(libc::EINVAL, error.to_string()))?
-            .collect();
-        if names_module(&insns) {
-            let why = "variables of the kernel's modules are not passed on";
-            return Err(LoadError::new(libc::EINVAL, why));
-        }
-        let types = spec.types.as_ref();
-        let btf = types
-            .map(|types| kernel::load_types(&types.btf))
-            .transpose();
-        let btf = btf.map_err(refused)?;
-        let asked = kernel::ProgramSpec {
-            prog_type: spec.prog_type,
-            expected_attach_type: spec.expected_attach_type,
-            name: &spec.name,
-            flags: spec.flags,
-            attach_btf_id: spec.attach_btf_id,
-            license: &spec.license,
-            insns: &insns,
-            types: types
-                .zip(btf.as_ref())
-                .map(|(types, btf)| kernel::ProgramTypes {
-                    btf: btf.as_fd(),
-                    functions: &types.functions,
-                    lines: &types.lines,
-                }),
-            log_level,
-            ..kernel::ProgramSpec::default()
-        };
-        // A log takes its time, and is wanted for a refusal only.
-        let again = |refusal| match log_level {
-            0 => kernel::load_program(&kernel::ProgramSpec {
-                log_level: beeline_uapi::log::LEVEL1,
-                ..asked
-            }),
-            _ => Err(refusal),
-        };
-        let (fd, log) = kernel::load_program(&asked)
-            .or_else(again)
-            .map_err(refused)?;
-        tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
-        let log = match log_level {
-            0 => String::new(),
-            _ => log,
-        };
+        let insns = with_kernels_maps(&source.spec, &fds)?;
+        let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
         Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
     }
 
@@ -268,6 +216,73 @@ impl HostKernel {
                 .watch(ring),
         }
     }
+}
+
+/// Returns a program's instructions, with the kernel's maps in the place of the tool's.
+fn with_kernels_maps(spec: &ProgramSpec, fds: &HashMap<i32, i32>) -> Result<Vec<Insn>, LoadError> {
+    let mut insns = spec.insns.clone();
+    crate::tag::each_map_load(&mut insns, |first, _| {
+        let tools = (*first).try_into().map(i32::from_ne_bytes);
+        // A number that is no map's must not name a file of Beeline's.
+        let fd = tools.ok().and_then(|fd| fds.get(&fd)).unwrap_or(&-1);
+        first.copy_from_slice(&fd.to_ne_bytes());
+    });
+    let insns: Vec<Insn> = Insn::decode_all(&insns)
+        .map_err(|error| LoadError::new(libc::EINVAL, error.to_string()))?
+        .collect();
+    match names_module(&insns) {
+        true => Err(LoadError::new(
+            libc::EINVAL,
+            "variables of the kernel's modules are not passed on",
+        )),
+        false => Ok(insns),
+    }
+}
+
+/// Loads a program into the kernel, with the types that the tool gave. Without a `log_level` there is
+/// a log for a refusal only.
+fn load_as_asked(
+    spec: &ProgramSpec,
+    insns: &[Insn],
+    log_level: u32,
+) -> Result<(OwnedFd, String), kernel::Refusal> {
+    let types = spec.types.as_ref();
+    let btf = types
+        .map(|types| kernel::load_types(&types.btf))
+        .transpose()?;
+    let asked = kernel::ProgramSpec {
+        prog_type: spec.prog_type,
+        expected_attach_type: spec.expected_attach_type,
+        name: &spec.name,
+        flags: spec.flags,
+        attach_btf_id: spec.attach_btf_id,
+        license: &spec.license,
+        insns,
+        types: types
+            .zip(btf.as_ref())
+            .map(|(types, btf)| kernel::ProgramTypes {
+                btf: btf.as_fd(),
+                functions: &types.functions,
+                lines: &types.lines,
+            }),
+        log_level,
+        ..kernel::ProgramSpec::default()
+    };
+    let loaded = kernel::load_program(&asked).or_else(|refusal| match log_level {
+        // A log takes its time.
+        0 => kernel::load_program(&kernel::ProgramSpec {
+            log_level: beeline_uapi::log::LEVEL1,
+            ..asked
+        }),
+        _ => Err(refusal),
+    });
+    let (fd, log) = loaded?;
+    tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
+    let log = match log_level {
+        0 => String::new(),
+        _ => log,
+    };
+    Ok((fd, log))
 }
 
 /// Returns the kernel's verdict; the last line of its log is the reason.
