@@ -1,5 +1,5 @@
 /* A tool that gives up its capabilities and then gives a program to an event of the kernel's: it must gain nothing by
- * those that Beeline has. Says the error number of each try. */
+ * those that Beeline has. Says if each try is refused, and ends when it is sent a line. */
 #define _GNU_SOURCE
 #include "raw.h"
 #include <sys/prctl.h>
@@ -24,6 +24,13 @@ int main(void)
     attr.raw_tracepoint.name = (uintptr_t)"sched_switch";
     attr.raw_tracepoint.prog_fd = (uint32_t)raw;
     int open = bpf(BPF_RAW_TRACEPOINT_OPEN, &attr);
-    printf("event %s, tracepoint %s\n", set ? "refused" : "taken", open < 0 ? "refused" : "taken");
+    memset(&attr, 0, sizeof attr);
+    attr.attach_bpf_fd = (uint32_t)raw;
+    attr.attach_type = BPF_CGROUP_INET_EGRESS;
+    int detach = bpf(BPF_PROG_DETACH, &attr);
+    printf("event %s, tracepoint %s, cgroup %s\n", set ? "refused" : "taken", open < 0 ? "refused" : "taken",
+           detach < 0 ? "refused" : "taken");
+    fflush(stdout);
+    getchar();
     return 0;
 }

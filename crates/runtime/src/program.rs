@@ -226,7 +226,9 @@ impl Program {
         };
         let is_split = rules.isolation == Isolation::ByUser || rules.place == Place::Auto;
         if is_split && (spec.in_kernel || engines.are_verified()) {
-            note_uses(&verification::uses(spec, &accepted, maps, kernel), maps)?;
+            let only_here = rules.place == Place::User;
+            let uses = verification::uses(spec, &accepted, maps, kernel, only_here);
+            note_uses(&uses, maps)?;
         }
         let Accepted {
             insns,

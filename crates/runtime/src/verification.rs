@@ -241,19 +241,20 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
 }
 
 /// Finds out how an accepted program that may run, here or in the kernel, uses its maps, each by its
-/// descriptor.
+/// descriptor. With `only_here` none runs in the kernel.
 pub fn uses(
     spec: &ProgramSpec,
     accepted: &Accepted,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
+    only_here: bool,
 ) -> Vec<(i32, Use)> {
     if !accepted.is_understood {
         let whole = Use::whole("only the kernel knows what a program does with it");
         return maps.keys().map(|fd| (*fd, whole.clone())).collect();
     }
     let runs_here = HERE.contains(&spec.prog_type) || ON_PACKETS.contains(&spec.prog_type);
-    if !runs_here && !spec.in_kernel {
+    if !runs_here && only_here {
         return Vec::new();
     }
     let maps = as_verified(maps, kernel);
