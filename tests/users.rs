@@ -2,7 +2,7 @@
 
 use beeline_e2e::{
     Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, as_user, beeline,
-    beeline_wanted, find_program, is_alive, map_counts, need, until,
+    beeline_wanted, engines, file_offset, find_program, is_alive, map_counts, need, until,
 };
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -391,4 +391,35 @@ fn programs_that_gain_rights_have_them() {
     assert_eq!(ended.stderr.len(), 4, "{ended:?}");
     assert_eq!(altered_text(traced.pid()), Vec::<String>::new());
     traced.finish();
+}
+
+/// Where the kernel may be used, such an array is the kernel's memory: its pages stay with the tool's
+/// user, and another user's processes count in memory of their own.
+#[test]
+fn another_user_does_not_get_the_kernels_pages() {
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    let mut own = Workload::start(&setting.program);
+    let mut other = Workload::start_command(setting.as_nobody(&setting.program));
+    let offset = file_offset(&setting.program, "wl_add").expect("a symbol");
+    let tool = setting.scratch.build("frozen_array.c");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&tool);
+        command.arg(&setting.program).arg(offset.to_string());
+        let mut session = Tool::start(command);
+        session.wait_for_line(|line| line == "attached");
+        own.go();
+        other.go();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", other.pid()));
+        assert!(!maps.expect("its mappings").contains("bpf-map"), "{engine}");
+        session.send("end");
+        let ended = session.wait();
+        assert_eq!(
+            ended.stdout,
+            ["attached", "counted 2000"],
+            "{engine}: {ended:?}"
+        );
+    }
+    own.finish();
+    other.finish();
 }
