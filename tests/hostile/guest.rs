@@ -104,7 +104,15 @@ fn run(mut command: Command, tool: &[&str]) -> (Option<i32>, String) {
         .args(arguments);
     command.args(&tool[1..]);
     let ended = Tool::start(command).wait();
-    (ended.status.code(), ended.stderr.join("\n"))
+    // The line that says what Beeline is connected to names the policy, too.
+    let is_refusal = |line: &&String| !line.contains(", policy observe-and-uprobes, by ");
+    let said: Vec<&str> = ended
+        .stderr
+        .iter()
+        .filter(is_refusal)
+        .map(String::as_str)
+        .collect();
+    (ended.status.code(), said.join("\n"))
 }
 
 /// A guest without some kinds of probes may not run all that the machine itself runs, but not for
