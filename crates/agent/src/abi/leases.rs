@@ -13,7 +13,7 @@ pub const MOVING_OWNER: u32 = u32::MAX;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Lease {
-    /// [`Target::owner`] in the low half, which is 0 while the slot is free; the thread, as watched
+    /// [`Target::owner`](super::Target::owner) in the low half, which is 0 while the slot is free; the thread, as watched
     /// returns name it, in the high half.
     pub holder: AtomicU64,
 }

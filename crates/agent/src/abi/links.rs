@@ -20,8 +20,8 @@ pub struct LinkList {
 /// In [`Link::needs`]: a leased slot, for its stack or for what helpers keep there. Other programs
 /// run on the target's stack.
 pub const NEEDS_SLOT: usize = 1;
-/// In [`Link::needs`]: all registers. A program at a system call that sees a [`syscalls::Record`]
-/// needs them only for the stack.
+/// In [`Link::needs`]: all registers. A program at a system call that sees a
+/// [`Record`](super::syscalls::Record) needs them only for the stack.
 pub const NEEDS_REGISTERS: usize = 2;
 
 /// In [`Link::needs`]: it is the agent's own, and runs even where no slot is free, and in forked
@@ -45,10 +45,10 @@ pub struct Link {
     pub cookie: u64,
     /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`], [`ALWAYS`].
     pub needs: usize,
-    /// Words of [`PtRegs`] that it may look at, bit n for word n.
+    /// Words of [`PtRegs`](super::PtRegs) that it may look at, bit n for word n.
     pub reads: usize,
-    /// The context that the program gets: [`syscalls::CONTEXT_REGISTERS`] or one of the others
-    /// there.
+    /// The context that the program gets: one of the constants of [`super::syscalls`], such as
+    /// [`CONTEXT_REGISTERS`](super::syscalls::CONTEXT_REGISTERS).
     pub context: usize,
     /// The code that says if the program has to run at all; null if there is none.
     pub filter: *const Filter,
