@@ -3,7 +3,7 @@
 
 use beeline_e2e::{
     Ended, Engine, Scratch, Tool, Turn, beeline, beeline_wanted, engines, file_offset,
-    find_program, in_guest, in_sandbox, kernel_available, map_counts, need, with_tracefs,
+    find_program, has_host_kernel, map_counts, need, with_tracefs,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +37,14 @@ impl Setting {
         format!("{} {} {RUNS}", self.work.display(), self.leaf.display())
     }
 
+    /// Runs a tool of these tests' own over the workload, with a place in it to probe.
+    fn run(&self, engine: Engine, tool: &Path, offset: u64) -> Ended {
+        let mut command = engine.command(tool);
+        command.arg(&self.work).arg(offset.to_string());
+        command.args([&self.work, &self.leaf]).arg(RUNS.to_string());
+        Tool::start(command).wait()
+    }
+
     /// Runs a bpftrace script over the workload.
     fn trace(&self, engine: Engine, bpftrace: &Path, script: &str) -> Ended {
         let run = engine.command(bpftrace);
@@ -45,14 +53,6 @@ impl Setting {
         command.args(["-e", script]);
         Tool::start(command).wait()
     }
-}
-
-/// Fails unless this machine's kernel is the session's own.
-fn has_host_kernel() -> Result<(), String> {
-    if in_guest() || in_sandbox() {
-        return Err("the session has no kernel of its own".to_owned());
-    }
-    kernel_available()
 }
 
 #[test]
@@ -106,12 +106,7 @@ fn both_sides_send_through_one_ring_buffer() {
     let tool = setting.scratch.build("both_sides.c");
     let offset = file_offset(&setting.work, "before_run").expect("a symbol");
     for engine in need!(engines()) {
-        let mut command = engine.command(&tool);
-        command.arg(&setting.work).arg(offset.to_string());
-        command
-            .args([&setting.work, &setting.leaf])
-            .arg(RUNS.to_string());
-        let ended = Tool::start(command).wait();
+        let ended = setting.run(engine, &tool, offset);
         let expected = format!(
             "counted {}: {RUNS} in the kernel, {RUNS} in processes; sent {RUNS} and {RUNS}, other 0; status 0",
             2 * RUNS
@@ -153,12 +148,7 @@ fn a_mapped_array_is_one_memory() {
     let tool = setting.scratch.build("one_memory.c");
     let offset = file_offset(&setting.work, "before_run").expect("a symbol");
     for engine in need!(engines()) {
-        let mut command = engine.command(&tool);
-        command.arg(&setting.work).arg(offset.to_string());
-        command
-            .args([&setting.work, &setting.leaf])
-            .arg(RUNS.to_string());
-        let ended = Tool::start(command).wait();
+        let ended = setting.run(engine, &tool, offset);
         let all = 2 * RUNS;
         let before = RUNS - 1;
         let expected = [

@@ -2,8 +2,8 @@
 //! iterators. The host's kernel runs them.
 
 use beeline_e2e::{
-    Engine, Scratch, Tool, Turn, beeline, beeline_wanted, engines, find_program, in_guest,
-    in_sandbox, kernel_available, kernel_function, need,
+    Engine, Scratch, Tool, Turn, beeline, beeline_wanted, engines, find_program, has_host_kernel,
+    kernel_function, need,
 };
 use std::path::PathBuf;
 use std::process::Command;
@@ -48,14 +48,6 @@ fn beeline_with(options: &[&str], tool: &Command) -> Command {
     command.arg("run").args(options).arg("--");
     command.arg(tool.get_program()).args(tool.get_args());
     command
-}
-
-/// Fails unless this machine's kernel is the session's own.
-fn has_host_kernel() -> Result<(), String> {
-    if in_guest() || in_sandbox() {
-        return Err("the session has no kernel of its own".to_owned());
-    }
-    kernel_available()
 }
 
 /// The workload, built.

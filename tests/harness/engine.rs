@@ -76,6 +76,17 @@ pub fn with_tracefs(tool: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
+/// Returns whether this machine's kernel is a session's own, for programs at its events.
+///
+/// # Errors
+/// The text says why it is not.
+pub fn has_host_kernel() -> Result<(), String> {
+    if in_guest() || in_sandbox() {
+        return Err("the session has no kernel of its own".to_owned());
+    }
+    kernel_available()
+}
+
 /// Returns the id of a function in the kernel's BTF.
 ///
 /// # Errors

@@ -25,9 +25,9 @@ mod workload;
 pub use case::{Case, Compare};
 pub use embedded::embedded_objects;
 pub use engine::{
-    Engine, beeline, beeline_wanted, compile_anew, engines, find_program, in_guest, in_sandbox,
-    kernel_available, kernel_function, packaged_policy, proxy, sandboxed, with_kernel_headers,
-    with_tracefs,
+    Engine, beeline, beeline_wanted, compile_anew, engines, find_program, has_host_kernel,
+    in_guest, in_sandbox, kernel_available, kernel_function, packaged_policy, proxy, sandboxed,
+    with_kernel_headers, with_tracefs,
 };
 pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;

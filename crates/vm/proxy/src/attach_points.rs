@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use beeline_btf::OwnedBtf;
 use beeline_uapi::fields::{u32_at, u64_at};
-use beeline_uapi::perf::{PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE};
+use beeline_uapi::perf::{PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE, SOFTWARE_EVENTS};
 use beeline_uapi::{AttachType, Command, ProgramType, attr_offset as at};
 use beeline_vm_protocol::info::Kind;
 use parking_lot::Mutex;
@@ -73,24 +73,7 @@ const EVENTS: [(u32, &str, &[&str]); 2] = [
             "ref-cycles",
         ],
     ),
-    (
-        PERF_TYPE_SOFTWARE,
-        "software",
-        &[
-            "cpu-clock",
-            "task-clock",
-            "page-faults",
-            "context-switches",
-            "cpu-migrations",
-            "minor-faults",
-            "major-faults",
-            "alignment-faults",
-            "emulation-faults",
-            "dummy",
-            "bpf-output",
-            "cgroup-switches",
-        ],
-    ),
+    (PERF_TYPE_SOFTWARE, "software", SOFTWARE_EVENTS),
 ];
 
 /// Returns the name of a place with words for numbers, if it has one: `perf_event:1:0x0` is
