@@ -109,7 +109,9 @@ pub unsafe extern "C" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> 
     // trampoline's registers are writable.
     let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
     let slot = regs.returned_slot() as usize;
-    let Some(address) = target.returns().take(slot) else {
+    let returns = target.returns();
+    let address = returns.take(slot, || owner(target));
+    let Some(address) = address.or_else(|| returns.last_of(slot)) else {
         // The only way to get here is a stack slot that the target itself copied elsewhere. Nothing
         // knows where it meant to return to; stop at a place that names Beeline rather than run
         // wild.
@@ -136,12 +138,15 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
         (slot as usize, *(slot as *const u64))
     };
     let returns = target.returns();
-    if returns.insert(slot, address, site.return_entry, owner(target)) {
-        1
-    } else {
+    // SAFETY: as above.
+    let restore = || unsafe { *(slot as *mut u64) = address };
+    if !returns.insert(slot, address, site.return_entry, owner(target), restore) {
         miss(target);
-        0
+        return 0;
     }
+    // A function that has jumped to itself has its trampoline there already. Written again, it
+    // would undo what another thread's unwinder may have put there since.
+    (address != site.return_entry).into()
 }
 
 /// Runs the programs of a call that is about to return, with the registers as they will be then.

@@ -10,8 +10,14 @@
 //! same slot takes it over. When there is no room, [`ReturnTable::insert`] gives up and the hit is
 //! counted as missed.
 //!
-//! The entries of a slot are owned by the one thread that makes the call. Threads meet only when
-//! they claim an empty entry, by a compare-and-swap of its key.
+//! The entries of a slot belong to the thread that runs the call: it fills and frees them by plain
+//! stores. Threads meet when they claim an empty entry, by a compare-and-swap of its key, and when
+//! an unwinder has slots [put back](ReturnTable::put_back): what it takes for its own stack may
+//! reach over stacks that other threads run on, as those of coroutines have no guard pages. It marks
+//! a slot's entries as away before it changes the slot. From then on they are changed only under
+//! the table's lock, for which the thread that runs the call waits when it finds the mark. From the
+//! first such case on, entries are freed by a compare-and-swap, which fails where the mark came
+//! just before.
 //!
 //! The first entry of a bucket is *kept*: it is the first slot's that claims it from its home, for
 //! good, and idle between that slot's calls. No other slot gets it then, so the slot's next call
@@ -88,13 +94,26 @@ pub struct ReturnTable {
     used: [AtomicU64; BUCKETS / 64],
     /// The owner that is just now putting slots back or watching them again, or 0.
     changing: AtomicU32,
+    /// 1 once an unwinder has reached a call that another thread has made.
+    is_crossed: AtomicU32,
 }
 
 impl ReturnTable {
     /// Remembers that the slot at `key`, of a call that `owner` makes, held `address` and is given
     /// `hijack`. Returns false when there is no room.
+    ///
+    /// `restore` puts `address` into the slot. It is called where an earlier call has left entries
+    /// behind: another thread, which believed that call to be under way, may have [watched the slot
+    /// again](Self::watch_again) since `address` was read.
     #[inline(always)]
-    pub fn insert(&self, key: usize, address: u64, hijack: u64, owner: u32) -> bool {
+    pub fn insert(
+        &self,
+        key: usize,
+        address: u64,
+        hijack: u64,
+        owner: u32,
+        restore: impl FnOnce(),
+    ) -> bool {
         let claimed = match self.may_have(key) {
             false => self.bucket(key, 0).claim(key),
             true => None,
@@ -105,20 +124,28 @@ impl ReturnTable {
                 entry.fill(address, hijack, 1, owner);
                 true
             }
-            None => self.insert_anywhere(key, address, hijack, owner),
+            None => self.insert_anywhere(key, address, hijack, owner, restore),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn insert_anywhere(&self, key: usize, address: u64, hijack: u64, owner: u32) -> bool {
+    fn insert_anywhere(
+        &self,
+        key: usize,
+        address: u64,
+        hijack: u64,
+        owner: u32,
+        restore: impl FnOnce(),
+    ) -> bool {
         let depth = match self.newest(key) {
             None => 1,
             // Another watched call has this slot already, and has jumped to this one.
             Some(last) if last.hijack.load(Relaxed) == address => last.depth() + 1,
             // Left behind by longjmp, or by an exception.
             Some(_) => {
-                self.of(key).for_each(|entry| self.free(entry, key));
+                self.forget(key, owner);
+                restore();
                 1
             }
         };
@@ -130,27 +157,65 @@ impl ReturnTable {
     }
 
     /// Forgets the newest entry of the slot at `key`, and returns the address that the slot held.
+    /// `owner` names this thread.
     #[inline(always)]
-    pub fn take(&self, key: usize) -> Option<u64> {
+    pub fn take(&self, key: usize, owner: impl FnOnce() -> u32) -> Option<u64> {
         let home = self.bucket(key, 0);
         let mut own = home.of(key);
         match (own.next(), own.next(), home.spilled.load(Relaxed)) {
-            (Some(only), None, 0) => {
+            (Some(only), None, 0) if !only.is_away() && self.is_crossed.load(Relaxed) == 0 => {
                 let address = only.address.load(Relaxed);
                 home.free(only);
                 Some(address)
             }
-            _ => self.take_newest(key),
+            _ => self.take_newest(key, owner()),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn take_newest(&self, key: usize) -> Option<u64> {
+    fn take_newest(&self, key: usize, owner: u32) -> Option<u64> {
         let last = self.newest(key)?;
         let address = last.address.load(Relaxed);
-        self.free(last, key);
-        Some(address)
+        if last.end() {
+            self.vacate(last, key);
+            return Some(address);
+        }
+        let is_locked = self.lock(owner);
+        let last = self.newest(key);
+        let address = last.map(|last| {
+            let address = last.address.load(Relaxed);
+            self.free(last, key);
+            address
+        });
+        self.unlock(is_locked);
+        address
+    }
+
+    /// Returns the address that the slot at `key` held for the last call, if it has an entry of its
+    /// own: for a call that has moved to another thread and is about to be [taken](Self::take)
+    /// while an unwinder of the thread that has made it believes that it has ended.
+    #[cold]
+    pub fn last_of(&self, key: usize) -> Option<u64> {
+        let idle = self.bucket(key, 0).idle(key)?;
+        Some(idle.address.load(Relaxed))
+    }
+
+    /// Forgets all entries of the slot at `key`, where a new call of this thread begins.
+    fn forget(&self, key: usize, owner: u32) {
+        let mut entries = self.of(key);
+        let are_forgotten = entries.all(|entry| {
+            let has_ended = entry.end();
+            if has_ended {
+                self.vacate(entry, key);
+            }
+            has_ended
+        });
+        if !are_forgotten {
+            let is_locked = self.lock(owner);
+            self.of(key).for_each(|entry| self.free(entry, key));
+            self.unlock(is_locked);
+        }
     }
 
     /// Returns the address that the slot at `key`, which holds `now`, held before it was first
@@ -199,32 +264,49 @@ impl ReturnTable {
     pub fn put_back(&self, sp: usize, owner: u32, is_wanted: impl Fn(usize, bool) -> bool) -> u64 {
         let is_locked = self.lock(owner);
         let mut lost = 0;
-        for entry in self.entries() {
+        // Each slot once, by its first entry.
+        for entry in self.entries().filter(|entry| entry.depth() == 1) {
             let (key, is_own) = (entry.key.load(Relaxed), entry.is_of(owner));
             let is_away = entry.is_away();
-            if key != 0 && is_away && is_own && key < sp {
-                self.free(entry, key);
+            if key == 0 || is_away && entry.is_of(NOBODY) {
                 continue;
             }
-            // Each slot once, by its first entry.
-            if key == 0
-                || entry.depth() != 1
-                || is_away && (is_own || entry.is_of(NOBODY))
-                || !is_wanted(key, is_own)
-                || !is_away && !self.exchange(entry, key, |last, first| (last, first))
-            {
-                continue;
-            }
-            for entry in self.of(key) {
-                entry.state.fetch_or(AWAY, Relaxed);
-                if !is_own {
-                    entry.state.fetch_and(OF_NOBODY, Relaxed);
-                    lost += 1;
+            if is_away && is_own {
+                if key < sp {
+                    self.of(key).for_each(|entry| self.free(entry, key));
                 }
+                continue;
+            }
+            if !is_wanted(key, is_own) {
+                continue;
+            }
+            if !is_own {
+                self.is_crossed.store(1, Relaxed);
+            }
+            if !is_away && !self.take_away(key) {
+                continue;
+            }
+            if !is_own {
+                lost += self.of(key).filter(|entry| entry.disown()).count() as u64;
             }
         }
         self.unlock(is_locked);
         lost
+    }
+
+    /// Gives the slot at `key` its caller's address again. Returns false if the call has ended, or
+    /// not begun.
+    fn take_away(&self, key: usize) -> bool {
+        // Marked beforehand, so that the thread that runs the call waits: otherwise it might have
+        // returned by now, and marked would be the entries of its next call.
+        let is_marked = self
+            .of(key)
+            .fold(true, |all, entry| entry.mark_away(key) && all);
+        let is_done = is_marked && self.exchange(key, |last, first| (last, first));
+        if !is_done {
+            self.of(key).for_each(Entry::unmark_away);
+        }
+        is_done
     }
 
     /// Watches the owner's calls again that have been [put back](Self::put_back), as far as these
@@ -241,10 +323,8 @@ impl ReturnTable {
             // Without the lock another thread's unwinder may be about to read the slot.
             if !is_locked {
                 lost += 1;
-            } else if self.exchange(entry, key, |last, first| (first, last)) {
-                for entry in self.of(key) {
-                    entry.state.fetch_and(!AWAY, Relaxed);
-                }
+            } else if self.exchange(key, |last, first| (first, last)) {
+                self.of(key).for_each(Entry::unmark_away);
             }
         }
         self.unlock(is_locked);
@@ -254,8 +334,9 @@ impl ReturnTable {
     /// Replaces one of two words in a slot by the other. `order` chooses them from what the
     /// trampoline has put there last, and the caller's address. Returns false if another word is
     /// there: the call has ended, or not begun.
-    fn exchange(&self, first: &Entry, key: usize, order: impl Fn(u64, u64) -> (u64, u64)) -> bool {
-        let Some(last) = self.newest(key) else {
+    fn exchange(&self, key: usize, order: impl Fn(u64, u64) -> (u64, u64)) -> bool {
+        let first = self.of(key).find(|entry| entry.depth() == 1);
+        let (Some(first), Some(last)) = (first, self.newest(key)) else {
             return false;
         };
         let (old, new) = order(last.hijack.load(Relaxed), first.address.load(Relaxed));
@@ -364,13 +445,16 @@ impl ReturnTable {
     }
 
     fn free(&self, entry: &Entry, key: usize) {
+        entry.state.store(0, Release);
+        self.vacate(entry, key);
+    }
+
+    /// Gives an idle entry of the key to others, unless it is kept.
+    fn vacate(&self, entry: &Entry, key: usize) {
         let home = self.bucket(key, 0);
-        home.free(entry);
-        if !home
-            .entries
-            .as_ptr_range()
-            .contains(&core::ptr::from_ref(entry))
-        {
+        home.vacate(entry);
+        let own = home.entries.as_ptr_range();
+        if !own.contains(&core::ptr::from_ref(entry)) {
             home.spilled.fetch_sub(1, Relaxed);
         }
     }
@@ -411,6 +495,54 @@ impl Entry {
     fn is_of(&self, owner: u32) -> bool {
         self.state.load(Relaxed) >> OWNER_SHIFT == u64::from(owner)
     }
+
+    /// Makes an entry idle, unless it is marked as away.
+    fn end(&self) -> bool {
+        let state = self.state.load(Relaxed);
+        if state & AWAY != 0 {
+            return false;
+        }
+        self.state
+            .compare_exchange(state, 0, AcqRel, Relaxed)
+            .is_ok()
+    }
+
+    /// Marks an entry of the slot at `key`, under the table's lock. Returns false if it has become
+    /// another call's.
+    fn mark_away(&self, key: usize) -> bool {
+        let state = self.state.load(Acquire);
+        if depth_of(state) == 0 {
+            return false;
+        }
+        let marked = self
+            .state
+            .compare_exchange(state, state | AWAY, AcqRel, Relaxed);
+        if marked.is_err() {
+            return false;
+        }
+        let is_same = self.key.load(Acquire) == key;
+        if !is_same {
+            self.unmark_away();
+        }
+        is_same
+    }
+
+    /// Takes the mark away. An entry that has been filled since has none.
+    fn unmark_away(&self) {
+        self.state.fetch_and(!AWAY, Release);
+    }
+
+    /// Takes the owner away from an entry that is away. Returns false if it has been filled anew.
+    fn disown(&self) -> bool {
+        let state = self.state.load(Relaxed);
+        if state & AWAY == 0 {
+            return false;
+        }
+        let swapped = self
+            .state
+            .compare_exchange(state, state & OF_NOBODY, Relaxed, Relaxed);
+        swapped.is_ok()
+    }
 }
 
 impl Bucket {
@@ -425,11 +557,14 @@ impl Bucket {
     /// Claims an entry for a key that has its home here: the kept one, or a free one.
     #[inline]
     fn claim(&self, key: usize) -> Option<&Entry> {
+        self.idle(key).or_else(|| self.claim_free(key))
+    }
+
+    /// Returns the entry that is kept for a key that has its home here, if no call is under way.
+    #[inline]
+    fn idle(&self, key: usize) -> Option<&Entry> {
         let [kept, ..] = &self.entries;
-        if kept.key.load(Relaxed) == key && kept.depth() == 0 {
-            return Some(kept);
-        }
-        self.claim_free(key)
+        (kept.key.load(Relaxed) == key && kept.depth() == 0).then_some(kept)
     }
 
     /// Claims a free entry.
@@ -446,6 +581,11 @@ impl Bucket {
     #[inline(always)]
     fn free(&self, entry: &Entry) {
         entry.state.store(0, Release);
+        self.vacate(entry);
+    }
+
+    #[inline(always)]
+    fn vacate(&self, entry: &Entry) {
         let [kept, ..] = &self.entries;
         if !core::ptr::eq(entry, kept) {
             entry.key.store(0, Release);
@@ -453,5 +593,7 @@ impl Bucket {
     }
 }
 
+#[cfg(test)]
+mod moving;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::boxed::Box;
 
 use super::*;
 
-fn table() -> Box<ReturnTable> {
+pub(super) fn table() -> Box<ReturnTable> {
     // SAFETY: all zeros are a valid table.
     unsafe { Box::<ReturnTable>::new_zeroed().assume_init() }
 }
@@ -13,15 +13,15 @@ fn table() -> Box<ReturnTable> {
 #[test]
 fn a_tail_call_is_taken_before_the_call_it_stands_upon() {
     let table = table();
-    assert!(table.insert(0x7000, 1, 100, 1));
-    assert!(table.insert(0x7000, 100, 200, 1));
-    assert!(table.insert(0x7000, 200, 200, 1));
+    assert!(table.insert(0x7000, 1, 100, 1, || ()));
+    assert!(table.insert(0x7000, 100, 200, 1, || ()));
+    assert!(table.insert(0x7000, 200, 200, 1, || ()));
     assert_eq!(
         (table.original(0x7000, 200), table.original(0x7000, 7)),
         (1, 7)
     );
     assert_eq!(
-        [(); 4].map(|()| table.take(0x7000)),
+        [(); 4].map(|()| table.take(0x7000, || 1)),
         [Some(200), Some(100), Some(1), None]
     );
 }
@@ -29,11 +29,11 @@ fn a_tail_call_is_taken_before_the_call_it_stands_upon() {
 #[test]
 fn records_that_a_longjmp_left_are_reused() {
     let table = table();
-    assert!(table.insert(0x7000, 1, 100, 1));
-    assert!(table.insert(0x7000, 100, 200, 1));
-    assert!(table.insert(0x7000, 7, 100, 1));
-    assert_eq!(table.take(0x7000), Some(7));
-    assert_eq!(table.take(0x7000), None);
+    assert!(table.insert(0x7000, 1, 100, 1, || ()));
+    assert!(table.insert(0x7000, 100, 200, 1, || ()));
+    assert!(table.insert(0x7000, 7, 100, 1, || ()));
+    assert_eq!(table.take(0x7000, || 1), Some(7));
+    assert_eq!(table.take(0x7000, || 1), None);
 }
 
 #[test]
@@ -49,16 +49,19 @@ fn the_kept_entry_is_the_first_slots_for_good() {
     let [kept, next, ..] = &table.bucket(8, 0).entries;
     let keys_now = || [kept, next].map(|entry| entry.key.load(Relaxed));
     for round in 1..4 {
-        assert!(table.insert(first, round, 100, 1));
+        assert!(table.insert(first, round, 100, 1, || ()));
         assert_eq!(table.original(first, 100), round);
         assert_eq!(keys_now(), [first, 0]);
-        assert_eq!((table.take(first), table.take(first)), (Some(round), None));
+        assert_eq!(
+            (table.take(first, || 1), table.take(first, || 1)),
+            (Some(round), None)
+        );
         assert_eq!(table.highest(&(0..usize::MAX)), None);
         assert_eq!(table.original(first, 100), 100);
         // Another slot takes another entry, and leaves it free.
-        assert!(table.insert(second, round, 100, 1));
+        assert!(table.insert(second, round, 100, 1, || ()));
         assert_eq!(keys_now(), [first, second]);
-        assert_eq!(table.take(second), Some(round));
+        assert_eq!(table.take(second, || 1), Some(round));
         assert_eq!(keys_now(), [first, 0]);
     }
 }
@@ -79,10 +82,10 @@ fn threads_keep_their_returns_apart() {
                     let nested = &own[..=round % NESTED];
                     let address = |key: usize| (key << 32 | round) as u64;
                     for key in nested {
-                        assert!(table.insert(*key, address(*key), 100, thread as u32));
+                        assert!(table.insert(*key, address(*key), 100, thread as u32, || ()));
                     }
                     for key in nested.iter().rev() {
-                        assert_eq!(table.take(*key), Some(address(*key)));
+                        assert_eq!(table.take(*key, || 1), Some(address(*key)));
                     }
                 }
             });
@@ -101,10 +104,10 @@ fn threads_keep_their_returns_apart() {
 fn a_full_neighbourhood_is_refused() {
     let table = table();
     let depth = (0..1000)
-        .take_while(|_| table.insert(0x7000, 100, 100, 1))
+        .take_while(|_| table.insert(0x7000, 100, 100, 1, || ()))
         .count();
     assert_eq!(depth, WAYS * PROBES);
-    assert!((0..depth).all(|_| table.take(0x7000).is_some()));
+    assert!((0..depth).all(|_| table.take(0x7000, || 1).is_some()));
 }
 
 #[test]
@@ -117,12 +120,12 @@ fn records_that_overflow_their_bucket_are_found_elsewhere() {
         .take(WAYS + 2)
         .collect();
     for key in &keys {
-        assert!(table.insert(*key, *key as u64, 100, 1));
+        assert!(table.insert(*key, *key as u64, 100, 1, || ()));
     }
     assert_eq!(table.bucket(8, 0).spilled.load(Relaxed), 2);
     for key in &keys {
         assert_eq!(
-            (table.take(*key), table.take(*key)),
+            (table.take(*key, || 1), table.take(*key, || 1)),
             (Some(*key as u64), None)
         );
     }
@@ -135,9 +138,9 @@ fn slots_hold_their_callers_again_for_an_unwinder_and_are_forgotten_by_the_next(
     // Two calls, where the inner one was jumped to by another; and one that is not watched.
     let stack = [200u64, 7, 300, 5];
     let key = |place: usize| stack.as_ptr_range().start.addr() + 8 * place;
-    assert!(table.insert(key(0), 1, 100, 9) && table.insert(key(0), 100, 200, 9));
-    assert!(table.insert(key(1), 2, 100, 9)); // left behind by longjmp
-    assert!(table.insert(key(2), 3, 300, 8));
+    assert!(table.insert(key(0), 1, 100, 9, || ()) && table.insert(key(0), 100, 200, 9, || ()));
+    assert!(table.insert(key(1), 2, 100, 9, || ())); // left behind by longjmp
+    assert!(table.insert(key(2), 3, 300, 8, || ()));
     let all = key(0)..key(4);
     assert_eq!(table.highest(&all), Some(key(2)));
     assert_eq!(
@@ -163,18 +166,18 @@ fn slots_hold_their_callers_again_for_an_unwinder_and_are_forgotten_by_the_next(
     table.watch_again(9, |key| all.contains(&key));
     assert_eq!(now(0), 1);
     // A thread that has returned by the trampoline just then.
-    assert_eq!(table.take(key(2)), Some(3));
+    assert_eq!(table.take(key(2), || 1), Some(3));
     // Ended calls are forgotten.
-    assert!(table.insert(key(3), 4, 5, 9));
+    assert!(table.insert(key(3), 4, 5, 9, || ()));
     assert_eq!(table.put_back(key(3), 9, |_, _| true), 0);
     assert_eq!(table.put_back(key(3) + 8, 9, |_, _| true), 0);
-    assert_eq!(table.take(key(3)), None);
+    assert_eq!(table.take(key(3), || 1), None);
 }
 
 #[test]
 fn places_are_where_the_entries_are() {
     let table = table();
-    assert!(table.insert(0x7000, 1, 100, 1));
+    assert!(table.insert(0x7000, 1, 100, 1, || ()));
     let words = core::ptr::from_ref(&*table).cast::<u8>();
     // SAFETY: places lie inside the table, and its keys are aligned words.
     let key = |place: usize| unsafe { words.add(place).cast::<usize>().read() };
