@@ -299,10 +299,8 @@ impl ReturnTable {
     fn take_away(&self, key: usize) -> bool {
         // Marked beforehand, so that the thread that runs the call waits: otherwise it might have
         // returned by now, and marked would be the entries of its next call.
-        let is_marked = self
-            .of(key)
-            .fold(true, |all, entry| entry.mark_away(key) && all);
-        let is_done = is_marked && self.exchange(key, |last, first| (last, first));
+        let unmarked = self.of(key).filter(|entry| !entry.mark_away(key)).count();
+        let is_done = unmarked == 0 && self.exchange(key, |last, first| (last, first));
         if !is_done {
             self.of(key).for_each(Entry::unmark_away);
         }

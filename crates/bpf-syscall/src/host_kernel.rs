@@ -34,6 +34,19 @@ pub(crate) fn refusal(backend: &dyn Backend, tid: i32) -> Option<String> {
     }
 }
 
+/// Returns whether a thread of the tool's has all the rights that Beeline has, and is the same user
+/// to the kernel, so that it gains nothing if Beeline opens a file for it.
+pub(crate) fn has_our_rights(tid: i32) -> bool {
+    let theirs = tid.to_string();
+    let is_same = |line| {
+        let ours = status("self", line);
+        ours.is_some() && ours == status(&theirs, line)
+    };
+    shares_namespace(tid, "user")
+        && effective_capabilities("self") & !effective_capabilities(&theirs) == 0
+        && ["Uid:", "Gid:", "Groups:"].into_iter().all(is_same)
+}
+
 /// Attaches the kernel's program, which is loaded if there is none. If that fails, the user is told.
 ///
 /// # Errors
@@ -102,10 +115,16 @@ fn namespace(process: &str, kind: &str) -> Option<PathBuf> {
 
 /// Returns none if the thread has ended.
 fn effective_capabilities(thread: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    line.and_then(|all| u64::from_str_radix(all.trim(), 16).ok())
+    let all = status(thread, "CapEff:");
+    all.and_then(|all| u64::from_str_radix(&all, 16).ok())
         .unwrap_or_default()
+}
+
+/// Returns what a line of a thread's `/proc/PID/status` says; `None` if the thread has ended.
+fn status(thread: &str, line: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let found = status.lines().find_map(|one| one.strip_prefix(line));
+    found.map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]

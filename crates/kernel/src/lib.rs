@@ -2,7 +2,7 @@
 //! that run at the kernel's events.
 //!
 //! Maps, types, programs and links are descriptors, so nothing stays behind when they are dropped.
-//! Nothing is pinned.
+//! Nothing is pinned; what others have pinned can be opened.
 //!
 //! Its terms are in docs/glossary.md.
 
@@ -10,6 +10,7 @@ pub mod attach;
 mod attr;
 pub mod link;
 mod map;
+pub mod pinned;
 
 use std::ffi::CString;
 use std::io;

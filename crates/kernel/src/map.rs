@@ -8,7 +8,7 @@ use beeline_uapi::Command;
 use crate::attr::{Attr, word};
 use crate::{MapSpec, create_map};
 
-/// A map that was created here, so that the sizes of its keys and values are known.
+/// A map of which the sizes of keys and values are known.
 #[derive(Debug)]
 pub struct Map {
     fd: OwnedFd,
@@ -20,15 +20,23 @@ impl Map {
     /// Creates a map (`BPF_MAP_CREATE`).
     ///
     /// # Errors
-    /// Those of [`create_map`]; for a map that is per CPU, those of reading the number of CPUs.
+    /// Those of [`create_map`] and [`Self::of`].
     pub fn new(spec: &MapSpec<'_>) -> io::Result<Self> {
+        Self::of(create_map(spec)?, spec)
+    }
+
+    /// Takes a map that others have made, as `spec` says.
+    ///
+    /// # Errors
+    /// For a map that is per CPU, those of reading the number of CPUs.
+    pub fn of(fd: OwnedFd, spec: &MapSpec<'_>) -> io::Result<Self> {
         let value_size = spec.value_size as usize;
         let value_len = match spec.map_type.is_per_cpu() {
             true => value_size.next_multiple_of(8) * possible_cpus()?,
             false => value_size,
         };
         Ok(Self {
-            fd: create_map(spec)?,
+            fd,
             key_size: spec.key_size as usize,
             value_len,
         })

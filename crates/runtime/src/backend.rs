@@ -176,6 +176,18 @@ pub trait Backend: Send + Sync {
         self.map_create(spec)
     }
 
+    /// Takes a map of the kernel's that others have made. `spec` has `BPF_F_RDONLY_PROG` if the
+    /// descriptor does not allow changes.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for types that cannot be used so; `EPERM` if the session keeps out of the kernel;
+    /// `ENOMEM`, and those of mmap(2).
+    fn map_of_kernel(&self, spec: &MapSpec, map: OwnedFd) -> Result<Id, Errno> {
+        let _ = (spec, map);
+        Err(Errno::EOPNOTSUPP)
+    }
+
     /// Returns the kernel's array whose pages are a map's memory, for the tool to map in place of its
     /// file; `None` for other maps.
     ///

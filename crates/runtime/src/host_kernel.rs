@@ -72,6 +72,7 @@ impl ForKernel {
 pub struct HostKernel {
     /// The reason why this process may not use bpf(2), if it may not.
     refusal: Option<String>,
+    keeps_out: bool,
     watcher: Mutex<Option<Watcher>>,
     runner: Mutex<Option<ErrandRunner>>,
     domains: Arc<Domains>,
@@ -82,6 +83,7 @@ impl HostKernel {
     pub fn new(place: Place, domains: Arc<Domains>) -> Self {
         Self {
             refusal: refusal(place),
+            keeps_out: matches!(place, Place::User),
             watcher: Mutex::default(),
             runner: Mutex::default(),
             domains,
@@ -91,6 +93,11 @@ impl HostKernel {
     /// Returns the reason, in words, for which no program may run in the kernel; `None` if it may.
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
+    }
+
+    /// Returns whether the user wants nothing of the kernel.
+    pub fn keeps_out(&self) -> bool {
+        self.keeps_out
     }
 
     /// Returns whether a timer's program belongs in the kernel: it is there already, or cannot run in

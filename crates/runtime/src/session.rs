@@ -290,6 +290,19 @@ impl Backend for Runtime {
         }
     }
 
+    fn map_of_kernel(&self, spec: &MapSpec, file: OwnedFd) -> Result<Id, Errno> {
+        if self.kernel.keeps_out() {
+            return Err(Errno::EPERM);
+        }
+        let id = self.id();
+        let map = MapObject::of_kernel(id, spec, self.shared.cpus, &self.budget, file)?;
+        let map = Arc::new(map);
+        self.kernel.connect(&map).map_err(|_| Errno::ENOMEM)?;
+        self.tracees.watch_map(&map);
+        self.objects().maps.insert(id, map);
+        Ok(id)
+    }
+
     fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
         let pages = self.map(map)?.kernels_pages();
         let pages = pages.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;

@@ -109,7 +109,7 @@ fn coroutines_move_and_throw() {
                                 coroutine.end_call(table, owner);
                             }
                             // Few addresses, as few places call a function.
-                            _ => coroutine.call(table, (step + turn) % 4 << 8 | 16, owner),
+                            _ => coroutine.call(table, 0x10 + 0x100 * ((step + turn) % 4), owner),
                         }
                     }
                     waiting.lock().unwrap().push(coroutine);

@@ -13,6 +13,7 @@
 //! An array that the tool may map has its twin from the beginning, if the session may use the kernel
 //! at all: the kernel's memory is the map's, for everybody ([`MapObject::on_both_sides`]).
 
+mod adoption;
 mod creation;
 mod operations;
 
@@ -22,19 +23,17 @@ use std::sync::Arc;
 
 use beeline_agent::abi::errands::{KEY_WORDS, VALUE_WORDS};
 use beeline_kernel as kernel;
-use beeline_maps::{Kind, Layout, Map, PAGE};
+use beeline_maps::Kind;
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::sharding::{Sharing, Use};
 use parking_lot::Mutex;
 
-use super::shards::Shard;
 use super::tool::halves;
 use super::{MapObject, bytes_of, out_of_memory};
 use crate::backend::{Id, MapSpec};
 use crate::budget::{Budget, Charge};
 use crate::domain::{AllSlots, Domain, DomainId};
 use crate::host_kernel::rings::KernelRing;
-use crate::liveness::SessionId;
 use crate::memory::Memory;
 use creation::{TOOLS, kernel_spec};
 
@@ -43,6 +42,8 @@ use creation::{TOOLS, kernel_spec};
 pub(super) struct Twin {
     map: kernel::Map,
     view: View,
+    /// True if others made it and may use it, so that all of it stays where it is.
+    is_anothers: bool,
     /// Held while the tool changes copies, so that both sides have its changes in one order.
     changing: Mutex<()>,
     /// `None` if the map's own charge has it.
@@ -95,37 +96,12 @@ impl MapObject {
         cpus: u32,
         budget: &Budget,
     ) -> Result<Self, Errno> {
-        let plain = spec.plain();
-        let layout = Layout::new(&plain, cpus)?;
-        let is_plain = super::as_verified(spec, None).fields.is_empty();
-        if plain.kind() != Some(Kind::Array) || !is_plain {
+        if !super::as_verified(spec, None).fields.is_empty() {
             return Err(Errno::EINVAL);
         }
-        let charge = budget.charge(bytes_of(&layout, plain.kind()))?;
-        let name = SessionId::own().name(&format!("map-{}", spec.name));
-        let face = Memory::new(&name, (layout.len + PAGE) as usize).map_err(out_of_memory)?;
-        face.seal_size().map_err(out_of_memory)?;
-        let flags = plain.flags & !TOOLS | flags::MMAPABLE;
+        let flags = spec.flags & !TOOLS | flags::MMAPABLE;
         let twin = kernel::Map::new(&kernel_spec(spec, flags)).map_err(out_of_memory)?;
-        let file = twin.as_fd().try_clone_to_owned().map_err(out_of_memory)?;
-        let pages = Memory::over(file, layout.len as usize).map_err(out_of_memory)?;
-        // SAFETY: the kernel lays an array out as Beeline does, one value of whole words behind the
-        // other, and the mapping lives as long as the map that owns its twin.
-        let map = unsafe { Map::attach(&plain, cpus, pages.base()) }?;
-        let twin = Twin {
-            map: twin,
-            view: View::Shared(pages),
-            changing: Mutex::default(),
-            _charge: None,
-        };
-        let first = Shard {
-            memory: face,
-            map,
-            charge,
-        };
-        let map = Self::with_first(id, spec, first, None, budget)?;
-        map.sides.write().twin = Some(twin);
-        Ok(map)
+        Self::over_kernels_pages(id, spec, cpus, budget, (twin, false))
     }
 
     /// Returns the kernel's array whose pages are the map's memory, if it has such memory.
@@ -205,6 +181,7 @@ impl MapObject {
         let twin = sides.twin.insert(Twin {
             map,
             view,
+            is_anothers: false,
             changing: Mutex::default(),
             _charge: Some(charge),
         });
@@ -253,14 +230,10 @@ impl MapObject {
         if let Some(twin) = &mut sides.twin
             && matches!(twin.view, View::Kernels)
         {
-            let view = match common_view(sharing.clone()) {
-                Err(why) => {
-                    self.check_by_value(usage, why)?;
-                    self.map.note_elsewhere();
-                    View::Kernels
-                }
-                view => view?,
-            };
+            let view = self.view_in_processes(twin, sharing, usage)?;
+            if matches!(view, View::Kernels) {
+                self.map.note_elsewhere();
+            }
             if matches!(view, View::Copies | View::Sums(_)) && self.has_values() {
                 let mut filled = self.clear_here();
                 if matches!(view, View::Copies) {
@@ -296,14 +269,29 @@ impl MapObject {
     pub fn check_enters_processes(&self) -> Result<(), String> {
         let usage = self.usage.lock();
         let sides = self.sides.read();
-        let is_kernels = |twin: &Twin| matches!(twin.view, View::Kernels);
-        if sides.is_in_processes || !sides.twin.as_ref().is_some_and(is_kernels) {
-            return Ok(());
+        match &sides.twin {
+            Some(twin) if !sides.is_in_processes && matches!(twin.view, View::Kernels) => {
+                let sharing = self.sharing_by(usage.as_ref());
+                self.view_in_processes(twin, &sharing, usage.as_ref())
+                    .map(drop)
+            }
+            _ => Ok(()),
         }
-        match common_view(self.sharing_by(usage.as_ref())) {
-            Err(why) => self.check_by_value(usage.as_ref(), why),
-            Ok(_) => Ok(()),
-        }
+    }
+
+    /// Returns how the tool sees a map that is all in the kernel, once processes have it, too.
+    fn view_in_processes(
+        &self,
+        twin: &Twin,
+        sharing: &Sharing,
+        usage: Option<&Use>,
+    ) -> Result<View, String> {
+        let why = match common_view(sharing.clone()) {
+            _ if twin.is_anothers => adoption::NOT_HERE.to_owned(),
+            Ok(view) => return Ok(view),
+            Err(why) => why,
+        };
+        self.check_by_value(usage, why).map(|()| View::Kernels)
     }
 
     /// Fails unless programs in processes can do with a map that is all in the kernel. `why` is the

@@ -68,15 +68,30 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         }
     }
 
-    fn named(&self, directory: i32, path: u64) -> Result<Named, Errno> {
+    /// Returns the path that `BPF_OBJ_GET` names, as the tool sees it, and the flags that it asks
+    /// with.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::pinned`] that are not about the object.
+    pub fn path_to_get(&self, attr: &BpfAttr) -> Result<(PathBuf, u32), Errno> {
+        let attr = parse(attr)?;
+        let path = self.path(relative_to(&attr)?, attr.pathname)?;
+        Ok((path, attr.file_flags & !flags::PATH_FD))
+    }
+
+    fn path(&self, directory: i32, path: u64) -> Result<PathBuf, Errno> {
         const LONGEST: usize = libc::PATH_MAX as usize;
         let path = self.memory.string(path, LONGEST)?;
         match path.len() {
-            0 => return Err(ENOENT),
-            LONGEST => return Err(Errno(libc::ENAMETOOLONG)),
-            _ => {}
+            0 => Err(ENOENT),
+            LONGEST => Err(Errno(libc::ENAMETOOLONG)),
+            _ => self.absolute(directory, &path),
         }
-        let path = self.absolute(directory, &path)?;
+    }
+
+    fn named(&self, directory: i32, path: u64) -> Result<Named, Errno> {
+        let path = self.path(directory, path)?;
         let inside = self
             .owner
             .bpffs()

@@ -156,12 +156,14 @@ impl MapObject {
 
     /// True if it has elements that can be copied.
     pub(super) fn has_values(&self) -> bool {
-        let kind = self.map.spec().kind();
-        kind.is_some_and(|kind| {
-            matches!(kind, Kind::Array | Kind::PercpuArray | Kind::LpmTrie)
-                || kind.is_hash() && !kind.holds_objects() && kind != Kind::TaskStorage
-        })
+        self.map.spec().kind().is_some_and(has_values)
     }
+}
+
+/// True for maps with elements that can be copied.
+pub(super) fn has_values(kind: Kind) -> bool {
+    matches!(kind, Kind::Array | Kind::PercpuArray | Kind::LpmTrie)
+        || kind.is_hash() && !kind.holds_objects() && kind != Kind::TaskStorage
 }
 
 /// The access of the tool's first descriptor, which is not the map's.
