@@ -1,0 +1,85 @@
+//! Stacks of the guest's processes have the names of their functions here as well, from the guest's
+//! files.
+
+use super::*;
+use crate::place::{Place, Setting};
+use std::collections::BTreeSet;
+
+/// The program's place in the guest. There is another program of this name on this machine, whose
+/// functions would be wrong.
+const PROGRAM: &str = "/bin/perl";
+/// What calls what, the innermost first.
+const CALLS: [&str; 3] = ["innermost", "middle", "outer"];
+
+/// Puts the program into the guest, and starts it.
+fn start<'a>(guest: &'a Guest) -> Job<'a> {
+    let scratch = Scratch::new();
+    let program = std::fs::read(scratch.build("sleeps.c")).expect("it was built");
+    assert!(
+        std::path::Path::new(PROGRAM).exists(),
+        "this machine has one too"
+    );
+    guest.put(&program, PROGRAM);
+    guest.start(PROGRAM)
+}
+
+#[test]
+fn user_stacks_have_the_names_of_the_guests_functions() {
+    let guest = need!(shared());
+    let setting = need!(Setting::new(&guest));
+    let job = start(&guest);
+    let pid = job.pid();
+    let script = format!(
+        "tracepoint:syscalls:sys_enter_nanosleep /pid == {pid}/ {{ @[ustack(4)] = count(); }} interval:s:2 {{ exit(); }}"
+    );
+    let mut found = Vec::new();
+    for &place in &setting.places {
+        let output = setting.run(place, &["bpftrace", "-e", &script]);
+        let frames: Vec<_> = output.stdout.iter().map(|line| line.trim()).collect();
+        let begins = |name: &str| {
+            frames
+                .iter()
+                .any(|frame| frame.starts_with(&format!("{name}+")))
+        };
+        assert!(CALLS.into_iter().all(begins), "{place}: {output:?}");
+        // But for the number of calls.
+        let frames = frames.iter().filter(|frame| frame.contains('+'));
+        found.push(
+            frames
+                .map(|frame| (*frame).to_owned())
+                .collect::<BTreeSet<_>>(),
+        );
+
+        let pid = pid.to_string();
+        let output = setting.run(place, &["offcputime", "-u", "-p", &pid, "2"]);
+        let mut lines = output.stdout.iter();
+        let in_order = CALLS
+            .into_iter()
+            .all(|name| lines.any(|line| line.contains(name)));
+        assert!(in_order, "{place}: {output:?}");
+    }
+    if let [inside, host] = found.as_slice() {
+        assert_eq!(host, inside, "by beeline (left) and inside (right)");
+    }
+    if setting.places.contains(&Place::Host) {
+        files_are_the_guests(&setting, pid);
+    }
+}
+
+/// What the tool finds in `/proc/PID` is what the process runs, and nothing else.
+fn files_are_the_guests(setting: &Setting, pid: u32) {
+    let script = format!(
+        "cd / && p=/proc/{pid} && readlink $p/exe $p/root && sha256sum <$p/exe && sha256sum <$p/root{PROGRAM} && \
+         sha256sum <$p/root$p/root{PROGRAM}; cat $p/root/etc/inittab $p/root$p/maps"
+    );
+    let output = setting.run(Place::Host, &["sh", "-c", &script]);
+    let sum = setting.guest.check(&format!("sha256sum <{PROGRAM}"));
+    let sum = sum.trim_end();
+    let exe = format!("/proc/{pid}/root{PROGRAM}");
+    assert_eq!(output.stdout, [&exe, "/", sum, sum, sum], "{output:?}");
+    let missing = output
+        .stderr
+        .iter()
+        .filter(|line| line.contains("No such file"));
+    assert_eq!(missing.count(), 2, "{output:?}");
+}
