@@ -27,6 +27,8 @@ const SECONDS: &str = "5";
 /// The time for the pinned state to be seen.
 const PINNED: Duration = Duration::from_secs(3);
 
+/// The exit code after Ctrl-C, a shell's.
+const INTERRUPTED_CODE: i32 = 128 + libc::SIGINT;
 /// True after Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -45,12 +47,13 @@ pub fn run() -> anyhow::Result<()> {
     let demo = Demo::boot(&proxy)?;
     // The step that runs has got Ctrl-C too, and ends by itself.
     end_after_this_step();
-    let _work = demo.guest.start(WORK);
-    let _proxy = demo.serve()?;
-    demo.opensnoop()?;
-    demo.bpftrace()?;
-    demo.stacks()?;
-    demo.vcpu_pin()?;
+    let shown = demo.show();
+    drop(demo);
+    if INTERRUPTED.load(Relaxed) {
+        title("Interrupted: the virtual machine is killed, and its files are removed.");
+        std::process::exit(INTERRUPTED_CODE);
+    }
+    shown?;
     title("The end: the virtual machine is killed, and its files are removed.");
     Ok(())
 }
@@ -88,6 +91,16 @@ impl Demo {
             cpus,
             address,
         })
+    }
+
+    /// Carries out the steps.
+    fn show(&self) -> anyhow::Result<()> {
+        let _work = self.guest.start(WORK);
+        let _proxy = self.serve()?;
+        self.opensnoop()?;
+        self.bpftrace()?;
+        self.stacks()?;
+        self.vcpu_pin()
     }
 
     /// Starts the proxy in the guest.
@@ -251,10 +264,7 @@ fn end_after_this_step() {
 
 /// Fails if the user has ended it.
 fn go_on() -> anyhow::Result<()> {
-    anyhow::ensure!(
-        !INTERRUPTED.load(Relaxed),
-        "interrupted; the virtual machine is killed, and its files are removed"
-    );
+    anyhow::ensure!(!INTERRUPTED.load(Relaxed), "interrupted");
     Ok(())
 }
 
