@@ -85,6 +85,11 @@ fn a_guest_is_found_with_what_answers_there() {
     assert_eq!(serves["policy"], "observe");
     assert_eq!(serves["node"], "guest");
     assert_eq!(serves["protocol"], beeline_vm_protocol::VERSION);
+    // One that stands still is not asked, which its vsock would not survive.
+    signal(guest.pid(), libc::SIGSTOP);
+    let still = state_of(&listed(&guest), "uds:");
+    signal(guest.pid(), libc::SIGCONT);
+    assert_eq!(still["state"], "stopped", "{still}");
     let text = ask(&[]).stdout.join("\n");
     let line = format!("{address}  serves guest (Linux 6.12");
     assert!(text.contains(&line), "{text}");

@@ -16,7 +16,7 @@ use beeline_vm_protocol::text::printable_line;
 use serde_json::{Value, json};
 
 use crate::say;
-use machines::Machine;
+use machines::{Machine, NotAsked};
 use probe::{Probed, State};
 use sockets::{Sockets, Use};
 
@@ -35,7 +35,8 @@ pub fn guests(as_json: bool) -> anyhow::Result<ExitCode> {
     }
     let sockets = Sockets::read();
     let asked: Vec<_> = found.iter().flat_map(|machine| &machine.places).collect();
-    let mut answers = probe::all(&asked, &sockets, PATIENCE).into_iter();
+    let (answers, pending) = probe::all(&asked, &sockets, PATIENCE);
+    let mut answers = answers.into_iter();
     let listed: Vec<_> = found
         .iter()
         .map(|machine| {
@@ -54,6 +55,7 @@ pub fn guests(as_json: bool) -> anyhow::Result<ExitCode> {
     } else {
         listed.iter().for_each(|one| one.print(&sockets));
     }
+    pending.wait();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -129,9 +131,10 @@ fn words(state: &State) -> String {
         State::Unreachable(why) => format!("not reached: {why}"),
         State::Silent => format!("does not answer within {} s", PATIENCE.as_secs()),
         State::Taken => "in use: another client has the line".into(),
-        State::Foreign => {
+        State::NotAsked(NotAsked::Foreign) => {
             "not asked: the socket belongs to another user than the process that names it".into()
         }
+        State::NotAsked(NotAsked::Stopped) => "not asked: the machine's process is stopped".into(),
     }
 }
 
@@ -149,7 +152,8 @@ fn as_value(probed: &Probed) -> Value {
         State::Unreachable(why) => ("unreachable", Some(why)),
         State::Silent => ("silent", None),
         State::Taken => ("in use", None),
-        State::Foreign => ("foreign", None),
+        State::NotAsked(NotAsked::Foreign) => ("foreign", None),
+        State::NotAsked(NotAsked::Stopped) => ("stopped", None),
     };
     value["state"] = state.into();
     if let Some(why) = why {

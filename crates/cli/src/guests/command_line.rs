@@ -11,6 +11,9 @@ use serde_json::Value;
 /// whoever else a port is for, QEMU's guest agent for one, would not understand a greeting.
 const OURS: &str = "beeline";
 
+/// The program that gives a machine of QEMU's a vsock.
+pub const VHOST_DEVICE: &str = "vhost-device-vsock";
+
 /// What a command line says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CommandLine {
@@ -41,7 +44,7 @@ pub fn read(words: &[String]) -> Option<CommandLine> {
         "qemu-kvm" | "kvm" => Some(qemu(words)),
         "cloud-hypervisor" => Some(cloud_hypervisor(words)),
         "firecracker" => Some(firecracker(words)),
-        "vhost-device-vsock" => Some(vhost_device(words)),
+        VHOST_DEVICE => Some(vhost_device(words)),
         _ => None,
     }
 }
@@ -195,7 +198,7 @@ pub fn of_config(text: &str) -> Option<Address> {
 
 fn vhost_device(words: &[String]) -> CommandLine {
     let mut line = CommandLine {
-        program: "vhost-device-vsock",
+        program: VHOST_DEVICE,
         ..CommandLine::default()
     };
     let machines = options(words).filter(|(option, _)| *option == "vm");

@@ -28,6 +28,9 @@ const LIBVIRT: [&str; 3] = [
     "/var/lib/libvirt/qemu/channel/target",
 ];
 
+/// Stands for what runs a machine that only libvirt's directories tell of.
+const LIBVIRTS: &str = "libvirt";
+
 /// A virtual machine.
 #[derive(Debug, Default)]
 pub struct Machine {
@@ -39,15 +42,38 @@ pub struct Machine {
     pub places: Vec<Place>,
     pub qmp: Vec<PathBuf>,
     vhost: Vec<PathBuf>,
+    is_stopped: bool,
 }
 
 /// A place where a proxy may listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub address: Address,
-    /// True if its socket belongs to the user of the machine's process. Anyone can give a process any
+    /// The reason for not asking there.
+    pub not_asked: Option<NotAsked>,
+    /// True for a vhost-device-vsock. If a client gives up before the guest has taken its connection,
+    /// version 0.3.0 serves nobody any more.
+    pub is_delicate: bool,
+}
+
+/// The reason for not asking at a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotAsked {
+    /// The socket belongs to another user than the machine's process. Anyone can give a process any
     /// command line; so no socket of another user's is connected to because of one.
-    pub is_own: bool,
+    Foreign,
+    /// The machine's process is stopped.
+    Stopped,
+}
+
+impl Place {
+    fn new(address: Address) -> Self {
+        Self {
+            address,
+            not_asked: None,
+            is_delicate: false,
+        }
+    }
 }
 
 /// Returns the machines, and true if everything could be looked at in time.
@@ -103,24 +129,24 @@ fn of_process(pid: i32) -> Option<Machine> {
         vhost,
         config,
     } = command_line::read(&words)?;
-    let users = users(&text(&file("status"))?);
+    let status = text(&file("status"))?;
+    let users = users(&status);
     let is_own = |file: Metadata| users.contains(&file.uid());
     let seen = Seen::by(pid);
     let config = config.map(|path| seen.path(path));
     let config =
         config.filter(|path| fs::metadata(path).is_ok_and(|file| file.is_file() && is_own(file)));
     let configured = config.and_then(|path| command_line::of_config(&text(&path)?));
-    let places = places.into_iter().chain(configured).map(|mut address| {
-        let mut of_own = true;
-        if let Address::Uds { path, .. } | Address::Serial { path } = &mut address {
+    let places = places.into_iter().chain(configured).map(|address| {
+        let mut place = Place::new(address);
+        if let Address::Uds { path, .. } | Address::Serial { path } = &mut place.address {
             *path = seen.path(std::mem::take(path));
             // Of one that is not there the connection will say so.
-            of_own = fs::metadata(&*path).is_ok_and(is_own) || !path.exists();
+            let is_foreign = path.exists() && !fs::metadata(&*path).is_ok_and(is_own);
+            place.not_asked = is_foreign.then_some(NotAsked::Foreign);
         }
-        Place {
-            address,
-            is_own: of_own,
-        }
+        place.is_delicate = program == command_line::VHOST_DEVICE;
+        place
     });
     Some(Machine {
         pid: Some(pid),
@@ -129,7 +155,15 @@ fn of_process(pid: i32) -> Option<Machine> {
         places: places.collect(),
         qmp: qmp.into_iter().map(|path| seen.path(path)).collect(),
         vhost: vhost.into_iter().map(|path| seen.path(path)).collect(),
+        is_stopped: is_stopped(&status),
     })
+}
+
+/// True if a process stands still because of a signal or a debugger.
+fn is_stopped(status: &str) -> bool {
+    let mut lines = status.lines();
+    let state = lines.find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| matches!(state.trim_start().get(..1), Some("T" | "t")))
 }
 
 /// Returns the users that a process acts for: real, effective, saved, and for files.
@@ -214,7 +248,7 @@ fn of_directory(directory: &Path) -> Option<Machine> {
     let (number, name) = numbered.split_once('-')?;
     number.parse::<u32>().ok()?;
     let mut machine = Machine {
-        monitor: "libvirt",
+        monitor: LIBVIRTS,
         name: Some(name.to_owned()),
         ..Machine::default()
     };
@@ -223,11 +257,7 @@ fn of_directory(directory: &Path) -> Option<Machine> {
         match path.file_name().and_then(|name| name.to_str()) {
             Some("monitor.sock") if is_socket => machine.qmp.push(path),
             Some(name) if is_socket && command_line::is_ours(name) => {
-                let address = Address::Serial { path };
-                machine.places.push(Place {
-                    address,
-                    is_own: true,
-                });
+                machine.places.push(Place::new(Address::Serial { path }));
             }
             _ => {}
         }
@@ -238,7 +268,8 @@ fn of_directory(directory: &Path) -> Option<Machine> {
 /// Puts together what belongs to one machine: the process that has its vsock, and what libvirt
 /// knows.
 fn merged(found: Vec<Machine>) -> Vec<Machine> {
-    let is_part = |machine: &Machine| matches!(machine.monitor, "vhost-device-vsock" | "libvirt");
+    let is_part =
+        |machine: &Machine| matches!(machine.monitor, command_line::VHOST_DEVICE | LIBVIRTS);
     let (parts, mut machines): (Vec<_>, Vec<_>) = found.into_iter().partition(is_part);
     for part in parts {
         let is_of = |machine: &&mut Machine| match part.pid {
@@ -249,11 +280,17 @@ fn merged(found: Vec<Machine>) -> Vec<Machine> {
             Some(machine) => {
                 machine.places.extend(part.places);
                 machine.qmp.extend(part.qmp);
+                machine.is_stopped |= part.is_stopped;
             }
             None => machines.push(part),
         }
     }
     for machine in &mut machines {
+        if machine.is_stopped {
+            for place in &mut machine.places {
+                place.not_asked.get_or_insert(NotAsked::Stopped);
+            }
+        }
         let mut known = Vec::new();
         machine.places.retain(|place| {
             let is_new = !known.contains(place);
@@ -293,10 +330,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_a_machine_is_put_together() {
-        let uds = |path: &str| Place {
-            address: format!("uds:{path}").parse().unwrap(),
-            is_own: true,
-        };
+        let uds = |path: &str| Place::new(format!("uds:{path}").parse().unwrap());
         let of = |monitor, pid| Machine {
             monitor,
             pid,
@@ -310,7 +344,7 @@ mod tests {
         device.places = vec![uds("/x"), uds("/x")];
         let mut other = of("vhost-device-vsock", Some(3));
         other.places = vec![uds("/y")];
-        let mut libvirt = of("libvirt", None);
+        let mut libvirt = of(LIBVIRTS, None);
         libvirt.name = Some("a".into());
         libvirt.qmp = vec!["/monitor".into()];
         let machines = merged(vec![device, libvirt, qemu, other]);
@@ -318,12 +352,20 @@ mod tests {
         assert_eq!(pids, [Some(1), Some(3)]);
         assert_eq!(machines[0].places, [uds("/x")]);
         assert_eq!(machines[0].qmp, [PathBuf::from("/monitor")]);
+
+        let mut still = of("QEMU", Some(1));
+        still.places = vec![uds("/x")];
+        still.is_stopped = true;
+        let found = merged(vec![still]);
+        assert_eq!(found[0].places[0].not_asked, Some(NotAsked::Stopped));
     }
 
     #[test]
     fn a_processs_users_are_read() {
         assert_eq!(users("Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\n"), [1, 2, 3, 4]);
         assert_eq!(users("Name:\tx\n"), [0; 0]);
+        assert!(is_stopped("Name:\tx\nState:\tT (stopped)\n"));
+        assert!(!is_stopped("Name:\tT\nState:\tS (sleeping)\n"));
     }
 
     #[test]

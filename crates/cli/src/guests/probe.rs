@@ -1,6 +1,6 @@
 //! Asks proxies if they are there.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use beeline_vm_protocol::channel::Channel;
 use beeline_vm_protocol::client::{Client, GreetError};
 use beeline_vm_protocol::messages::Welcome;
 
-use super::machines::Place;
+use super::machines::{NotAsked, Place};
 use super::sockets::{Sockets, Use};
 
 /// The most proxies that are asked at once, each by a thread.
@@ -33,25 +33,34 @@ pub enum State {
     Silent,
     /// Another client has the line, which takes one at a time.
     Taken,
-    /// It is a socket of another user's than the machine's, and was not connected to.
-    Foreign,
+    /// It was not asked.
+    NotAsked(NotAsked),
+}
+
+/// Questions that must not be given up yet.
+pub struct Pending(Receiver<()>);
+
+impl Pending {
+    /// Waits until they are answered, or have been given up because nothing came for long.
+    pub fn wait(self) {
+        // It ends when the last of those threads has.
+        let _ = self.0.recv();
+    }
 }
 
 /// Asks at all places at the same time. The answers are in the places' order.
-pub fn all(places: &[&Place], sockets: &Sockets, patience: Duration) -> Vec<Probed> {
+pub fn all(places: &[&Place], sockets: &Sockets, patience: Duration) -> (Vec<Probed>, Pending) {
     let (sender, answers) = channel();
+    let (asks, pending) = channel::<()>();
     let mut probed: Vec<_> = places
         .iter()
         .map(|place| Probed {
             address: place.address.clone(),
-            state: match place.is_own {
-                true => State::Silent,
-                false => State::Foreign,
-            },
+            state: place.not_asked.map_or(State::Silent, State::NotAsked),
         })
         .collect();
-    for (at, probed) in probed.iter_mut().enumerate() {
-        if matches!(probed.state, State::Foreign) {
+    for (at, (probed, place)) in probed.iter_mut().zip(places).enumerate() {
+        if place.not_asked.is_some() {
             continue;
         }
         if let Address::Serial { path } = &probed.address
@@ -61,9 +70,11 @@ pub fn all(places: &[&Place], sockets: &Sockets, patience: Duration) -> Vec<Prob
             continue;
         }
         let (sender, address) = (sender.clone(), probed.address.clone());
+        let asks = place.is_delicate.then(|| asks.clone());
         let ask = move || {
             // Behind the deadline nobody waits for it.
             let _ = sender.send((at, probe(&address, patience)));
+            drop(asks);
         };
         let thread = Builder::new().name("beeline-probe".into());
         if at >= MOST || thread.spawn(ask).is_err() {
@@ -72,12 +83,15 @@ pub fn all(places: &[&Place], sockets: &Sockets, patience: Duration) -> Vec<Prob
         }
     }
     drop(sender);
+    let pending = Pending(pending);
     let deadline = Instant::now() + patience;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match answers.recv_timeout(left) {
             Ok((at, state)) => probed[at].state = state,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return probed,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                return (probed, pending);
+            }
         }
     }
 }
@@ -113,7 +127,11 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let stuck = folder.join("stuck");
         let _listener = UnixListener::bind(&stuck).unwrap();
-        let place = |address, is_own| Place { address, is_own };
+        let place = |address, asked| Place {
+            address,
+            not_asked: (!asked).then_some(NotAsked::Foreign),
+            is_delicate: false,
+        };
         let uds = |path| Address::Uds { path, port: 8790 };
         let places = [
             place(uds(stuck.clone()), true),
@@ -123,11 +141,12 @@ mod tests {
         ];
         let began = Instant::now();
         let patience = Duration::from_millis(300);
-        let found = all(&places.each_ref(), &Sockets::read(), patience);
+        let (found, pending) = all(&places.each_ref(), &Sockets::read(), patience);
+        pending.wait();
         assert!(began.elapsed() < 10 * patience, "{:?}", began.elapsed());
         assert!(matches!(found[0].state, State::Silent));
         assert!(matches!(found[1].state, State::Unreachable(_)));
-        assert!(matches!(found[2].state, State::Foreign));
+        assert!(matches!(found[2].state, State::NotAsked(NotAsked::Foreign)));
         assert!(matches!(found[3].state, State::Silent));
         std::fs::remove_dir_all(&folder).unwrap();
     }

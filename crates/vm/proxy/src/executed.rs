@@ -146,6 +146,8 @@ fn identity(stat: &Stat) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digests::Digests;
+    use crate::policy::Policy;
 
     const MAPS: &[u8] = b"00400000-00401000 r--p 00000000 fe:00 12    /bin/a b\n\
         00401000-00402000 r-xp 00001000 fe:00 12                        /bin/a b\n\
@@ -214,5 +216,18 @@ mod tests {
             // Only root may open what a mapping leads to.
             Err(refused) => assert_eq!(refused.errno, libc::EPERM),
         }
+    }
+
+    #[test]
+    fn a_policy_that_hides_processes_hides_what_they_run() {
+        let hides = Policy::parse("[processes]\nvisible = false").unwrap();
+        let request = Look {
+            path: format!("/proc/{}/exe", std::process::id()),
+            content: true,
+            ..Look::default()
+        };
+        let look = |policy| files::look(&request, &Digests::default(), policy);
+        assert_eq!(look(&hides).unwrap_err().rule, "processes.visible");
+        assert!(look(&Policy::default()).is_ok());
     }
 }
