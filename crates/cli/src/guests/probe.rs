@@ -127,7 +127,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let stuck = folder.join("stuck");
         let _listener = UnixListener::bind(&stuck).unwrap();
-        let place = |address, asked| Place {
+        let place = |address, asked: bool| Place {
             address,
             not_asked: (!asked).then_some(NotAsked::Foreign),
             is_delicate: false,
