@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::proxy::Proxy;
-use beeline_e2e::{Ended, Tool, beeline, beeline_wanted};
+use beeline_e2e::{Ended, PATIENCE, Tool, beeline, beeline_wanted, until};
 use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -87,6 +87,11 @@ fn a_guest_is_found_with_what_answers_there() {
     assert_eq!(serves["protocol"], beeline_vm_protocol::VERSION);
     // One that stands still is not asked, which its vsock would not survive.
     signal(guest.pid(), libc::SIGSTOP);
+    let is_still = until(PATIENCE, || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", guest.pid()));
+        status.is_ok_and(|status| status.contains("State:\tT"))
+    });
+    assert!(is_still, "QEMU does not stop");
     let still = state_of(&listed(&guest), "uds:");
     signal(guest.pid(), libc::SIGCONT);
     assert_eq!(still["state"], "stopped", "{still}");

@@ -74,6 +74,12 @@ fn files_are_the_guests(setting: &Setting, pid: u32) {
     let sum = sum.trim_end();
     let exe = format!("/proc/{pid}/root{PROGRAM}");
     assert_eq!(output.stdout, [&exe, "/", sum, sum, sum], "{output:?}");
+    // The list of functions that a process compiles itself.
+    let list = format!("/tmp/perf-{pid}.map");
+    setting.guest.put(b"7f0000000000 10 compiled\n", &list);
+    let path = format!("/proc/{pid}/root{list}");
+    let listed = setting.run(Place::Host, &["cat", &path]);
+    assert_eq!(listed.stdout, ["7f0000000000 10 compiled"], "{listed:?}");
     let missing = output
         .stderr
         .iter()

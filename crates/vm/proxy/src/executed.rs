@@ -1,15 +1,15 @@
 //! The files that the guest's processes run, in which a host's tools look up the names of functions.
 //!
 //! Of a process there are `/proc/PID/exe`, and below `/proc/PID/root` the files that it has mapped to
-//! run them, by the names that `/proc/PID/maps` shows. Nothing else of its file systems can be
-//! reached. A file is opened by the mapping, not by its name: so it is the one that the process
+//! run them, by the names that `/proc/PID/maps` shows, and its `/tmp/perf-PID.map`, in which it lists
+//! functions that it has compiled. Nothing else of its file systems can be reached. A file is opened by the mapping, not by its name: so it is the one that the process
 //! runs, even if another has taken its place, if it was deleted, or if it is in a mount namespace
 //! of the process's own.
 
 use std::os::fd::OwnedFd;
 
 use beeline_vm_protocol::messages::{File, Look};
-use rustix::fs::{FileType, OFlags, Stat, fstat};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
 
 use crate::files;
 use crate::fs_roots::Root;
@@ -73,6 +73,10 @@ impl Executed<'_> {
                 let target = Root::Proc.read_link(&link)?;
                 (link, target)
             }
+            Which::Mapped(name) if is_list(name) => {
+                let (opened, stat) = open_list(pid, name)?;
+                return described(&opened, &stat, String::new(), request);
+            }
             Which::Mapped(name) => {
                 let maps = Root::Proc.read_all(&format!("{pid}/maps"))?;
                 let range = executable(&maps, name.as_bytes())
@@ -81,17 +85,79 @@ impl Executed<'_> {
             }
         };
         let (opened, stat) = open_regular(&link)?;
-        let mut file = File {
-            mode: stat.st_mode,
-            size: stat.st_size as u64,
-            identity: identity(&stat),
-            target,
-            ..File::default()
-        };
-        if request.content {
-            (file.content, file.more) = files::content(&opened, request.from)?;
-        }
-        Ok(file)
+        described(&opened, &stat, target, request)
+    }
+}
+
+/// Describes a file, with its content if that is wanted.
+fn described(
+    opened: &OwnedFd,
+    stat: &Stat,
+    target: String,
+    request: &Look,
+) -> Result<File, Refusal> {
+    let mut file = File {
+        mode: stat.st_mode,
+        size: stat.st_size as u64,
+        identity: identity(stat),
+        target,
+        ..File::default()
+    };
+    if request.content {
+        (file.content, file.more) = files::content(opened, request.from)?;
+    }
+    Ok(file)
+}
+
+/// The beginning and the end of the name of a list of compiled functions.
+const LIST: (&str, &str) = ("/tmp/perf-", ".map");
+
+/// True for the name of a list of compiled functions.
+fn is_list(name: &str) -> bool {
+    let number = name
+        .strip_prefix(LIST.0)
+        .and_then(|rest| rest.strip_suffix(LIST.1));
+    number.is_some_and(|number| {
+        !number.is_empty() && number.bytes().all(|letter| letter.is_ascii_digit())
+    })
+}
+
+/// Opens a process's list of compiled functions, which has the number that the process itself knows.
+/// It is the one of a process only if it belongs to the process's user.
+fn open_list(pid: &str, name: &str) -> Result<(OwnedFd, Stat), Refusal> {
+    let status = Root::Proc.read(&format!("{pid}/status"))?;
+    let words = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        line.unwrap_or_default().split_whitespace()
+    };
+    let own = words("NSpid:").last().unwrap_or(pid);
+    let user = words("Uid:").nth(1).and_then(|user| user.parse().ok());
+    let missing = || Refusal::new(libc::ENOENT, "");
+    if name != format!("{}{own}{}", LIST.0, LIST.1) {
+        return Err(missing());
+    }
+    let root = Root::Proc.open_linked(&format!("{pid}/root"), OFlags::PATH | OFlags::DIRECTORY)?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let name = name.trim_start_matches('/');
+    let is_it = |stat: &Stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && Some(stat.st_uid) == user
+    };
+    let found = openat2(
+        &root,
+        name,
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        resolve,
+    )?;
+    if !is_it(&fstat(found)?) {
+        return Err(missing());
+    }
+    let opened = openat2(&root, name, flags, Mode::empty(), resolve)?;
+    let stat = fstat(&opened)?;
+    match is_it(&stat) {
+        true => Ok((opened, stat)),
+        false => Err(missing()),
     }
 }
 
@@ -215,6 +281,35 @@ mod tests {
             }
             // Only root may open what a mapping leads to.
             Err(refused) => assert_eq!(refused.errno, libc::EPERM),
+        }
+    }
+
+    #[test]
+    fn a_list_of_compiled_functions_is_the_processs_own() {
+        let pid = std::process::id();
+        let list = format!("/tmp/perf-{pid}.map");
+        let path = format!("/proc/{pid}/root{list}");
+        let content = b"7f0000000000 10 compiled\n";
+        std::fs::write(&list, content).unwrap();
+        let found = look(&path, true);
+        let other = look(
+            &format!("/proc/{}/root{list}", std::os::unix::process::parent_id()),
+            true,
+        );
+        std::fs::remove_file(&list).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &list).unwrap();
+        let linked = look(&path, true);
+        std::fs::remove_file(&list).unwrap();
+        assert_eq!(found.unwrap().content, content);
+        assert_eq!(other.unwrap_err().errno, libc::ENOENT);
+        assert_eq!(linked.unwrap_err().errno, libc::ELOOP);
+        for name in [
+            "/tmp/perf-.map",
+            "/tmp/perf-1x.map",
+            "/tmp/perf-1/2.map",
+            "/tmp/perf-1",
+        ] {
+            assert!(!is_list(name), "{name}");
         }
     }
 

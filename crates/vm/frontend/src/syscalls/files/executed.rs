@@ -58,10 +58,14 @@ impl Executed {
         }
         let mut file = HostFile::from(memory_file("beeline-guest", &[])?);
         let mut size = 0;
+        let mut identity = Vec::new();
         loop {
             let part = fetch.look(path, true, size)?;
-            if part.identity != about.identity {
-                return Err(Errno(libc::ESTALE));
+            // It may have changed since the guest was asked about it, but not between two parts.
+            match size {
+                0 => identity = part.identity,
+                _ if part.identity != identity => return Err(Errno(libc::ESTALE)),
+                _ => {}
             }
             file.write_all(&part.content).map_err(errno)?;
             size += part.content.len() as u64;
@@ -75,7 +79,7 @@ impl Executed {
         }
         let opened = open_anew(&file)?;
         self.keep(Kept {
-            identity: about.identity.clone(),
+            identity,
             size,
             file,
         });
@@ -114,7 +118,16 @@ fn open_anew(file: &HostFile) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::sync::Arc;
+
+    use beeline_supervisor::{Options, Tool};
+    use beeline_vm_protocol::messages::Refused;
+    use beeline_vm_protocol::messages::guest_message::Body as Said;
+    use beeline_vm_protocol::messages::host_message::Body as Asked;
+
     use super::*;
+    use crate::{Guest, fake};
 
     fn kept(identity: u8, size: u64) -> Kept {
         Kept {
@@ -136,5 +149,50 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 4].map(there), [true, false, true, true, true]);
         executed.keep(kept(5, MOST));
         assert_eq!(executed.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_file_of_many_processes_is_fetched_once() {
+        const SCRIPT: &str = "test $(cat /proc/1/root/a /proc/2/root/proc/2/root/a /proc/1/root/a) = xyxyxy || exit 1
+            test $(readlink /proc/1/exe) = /proc/1/root/a || exit 2
+            test $(stat -c %i /proc/1/root/a) = $(stat -c %i /proc/2/root/a) || exit 3";
+        let fetched = Arc::<Mutex<Vec<u64>>>::default();
+        let froms = Arc::clone(&fetched);
+        let guest = fake::guest(move |asked| {
+            let Asked::Look(look) = asked else {
+                return None;
+            };
+            let known = ["/proc/1/root/a", "/proc/2/root/a", "/proc/1/exe"];
+            if !known.contains(&look.path.as_str()) {
+                return Some(Said::Refused(Refused {
+                    errno: libc::ENOENT as u32,
+                    ..Refused::default()
+                }));
+            }
+            let mut file = File {
+                mode: libc::S_IFREG | 0o755,
+                size: 2,
+                identity: vec![7],
+                target: "/a".into(),
+                ..File::default()
+            };
+            if look.content {
+                froms.lock().push(look.from);
+                file.content = vec![b"xy"[look.from as usize]];
+                file.more = look.from == 0;
+            }
+            Some(Said::File(file))
+        });
+        let options = Options {
+            is_for_guest: true,
+            ..Options::default()
+        };
+        let command = ["sh", "-c", SCRIPT].map(OsString::from);
+        let tool = Tool::spawn(&command, &options).unwrap();
+        let status = tool
+            .serve(Guest::new(Arc::clone(&guest.connection), None).unwrap())
+            .unwrap();
+        assert_eq!(status.code(), Some(0));
+        assert_eq!(*fetched.lock(), [0, 1]);
     }
 }
