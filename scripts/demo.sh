@@ -6,17 +6,19 @@ set -eu
 cd "$(dirname "$0")/.."
 target="${CARGO_TARGET_DIR:-target}"
 
-cargo build --release -p beeline-bench -p beeline
 case ${1-} in
-'') exec "$target/release/beeline-bench" demo ;;
+'') demo=demo ;;
 guest)
+    demo=demo-guest
     # Again for its reason, where `make deps` went on without guests.
     ./scripts/guest-deps.sh >/dev/null
+    mkdir -p "$target/release"
     ./scripts/static.sh "$target/release" beeline-guest
-    exec "$target/release/beeline-bench" demo-guest
     ;;
 *)
     echo "demo.sh: $1 is no demonstration: there is guest, and the one without a name" >&2
     exit 2
     ;;
 esac
+cargo build --release -p beeline-bench -p beeline
+exec "$target/release/beeline-bench" "$demo"
