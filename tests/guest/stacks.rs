@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 /// The program's place in the guest. There is another program of this name on this machine, whose
 /// functions would be wrong.
 const PROGRAM: &str = "/bin/perl";
-/// What calls what, the innermost first.
+/// The functions on its stack, the innermost first.
 const CALLS: [&str; 3] = ["innermost", "middle", "outer"];
 
 /// Puts the program into the guest, and starts it.
@@ -63,7 +63,7 @@ fn are_calls(output: &Output) -> bool {
     calls.all(|name| lines.any(|line| line.contains(name)))
 }
 
-/// What the tool finds in `/proc/PID` is what the process runs, and nothing else.
+/// The tool finds in `/proc/PID` the files that the process runs, and nothing else.
 fn files_are_the_guests(setting: &Setting, pid: u32) {
     let script = format!(
         "cd / && p=/proc/{pid} && readlink $p/exe $p/root && sha256sum <$p/exe && sha256sum <$p/root{PROGRAM} && \

@@ -7,14 +7,14 @@ use beeline_vm_protocol::PORT;
 use beeline_vm_protocol::address::Address;
 use serde_json::Value;
 
-/// The word in a serial port's name by which it is told to be a proxy's. Others are not connected to:
+/// The word in the name of a serial port that is a proxy's. Others are not connected to:
 /// whoever else a port is for, QEMU's guest agent for one, would not understand a greeting.
 const OURS: &str = "beeline";
 
 /// The program that gives a machine of QEMU's a vsock.
 pub const VHOST_DEVICE: &str = "vhost-device-vsock";
 
-/// What a command line says.
+/// The facts of a command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CommandLine {
     /// The program, as the user knows it.

@@ -36,7 +36,7 @@ const LIBVIRTS: &str = "libvirt";
 pub struct Machine {
     /// The process; `None` if only its sockets are known.
     pub pid: Option<i32>,
-    /// What runs it.
+    /// The program that runs it.
     pub monitor: &'static str,
     pub name: Option<String>,
     pub places: Vec<Place>,

@@ -21,7 +21,7 @@ pub struct Probed {
     pub state: State,
 }
 
-/// What is found at an address.
+/// The state of an address.
 pub enum State {
     /// A proxy that serves this host.
     Serves(Box<Welcome>),
