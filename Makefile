@@ -1,6 +1,6 @@
 # What people type. `make` alone builds; see each target's line.
 
-.PHONY: build dist check test soak fuzz bench peers corpora matrix demo deps
+.PHONY: build dist check test soak fuzz bench peers corpora matrix demo demo-guest deps
 
 # The release build: target/release/beeline, and beside it beeline-llvm, the optimizing compiler,
 # and beeline-guest, which runs in virtual machines: linked statically, it needs nothing but a
@@ -96,6 +96,11 @@ matrix: deps build
 # A Python program under a bpftrace one-liner, by Beeline and by the kernel.
 demo: deps
 	./scripts/demo.sh
+
+# Tools on this machine with their programs in the kernel of a virtual machine, which it boots; two
+# minutes, once everything is built.
+demo-guest: deps
+	./scripts/demo.sh guest
 
 # Debian packages and the Rust target, only those that are missing; and, into a cache, what virtual
 # machines are made of.

@@ -6,6 +6,7 @@
 
 mod calls;
 mod demo;
+mod demo_guest;
 mod guest;
 mod measure;
 mod moments;
@@ -89,6 +90,8 @@ enum Topic {
     Verify,
     /// A real program under a one-liner. Not part of the usual run.
     Demo,
+    /// Tools on this machine, and their programs in a virtual machine. Not part of the usual run.
+    DemoGuest,
 }
 
 const USUAL: [Topic; 16] = [
@@ -162,6 +165,7 @@ fn measured(topic: Topic, on: &[Engine], json: bool) -> anyhow::Result<Vec<Value
             let times = shown(&times, json, engines::print_compile_times)?;
             Ok([call, times].concat())
         }
+        Topic::DemoGuest => demo_guest::run().map(|()| Vec::new()),
         other => shown(&probes(other, on)?, json, table::print),
     }
 }
@@ -198,6 +202,6 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),
         Topic::Demo => demo::run(engines),
-        Topic::Engines | Topic::Compile => Ok(Vec::new()),
+        Topic::Engines | Topic::Compile | Topic::DemoGuest => Ok(Vec::new()),
     }
 }

@@ -11,6 +11,7 @@ mod clockwork;
 mod descriptors;
 mod everything;
 mod faults;
+mod found;
 mod guests;
 mod inject;
 mod losses;
@@ -20,13 +21,14 @@ mod place;
 mod policies;
 mod processes;
 mod proxy;
+mod stacks;
 mod tools;
 mod trace;
 mod transports;
 mod vcpus;
 mod wire;
 
-use beeline_e2e::{Guest, Options, Scratch, need};
+use beeline_e2e::{Guest, Job, Options, Scratch, need};
 use std::ops::Deref;
 use std::sync::OnceLock;
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Reads process 1, which has another name here, and what the shell itself is.
 const SCRIPT: &str = "cat /proc/1/comm; tr '\\0' ' ' </proc/1/cmdline; echo; head -n 1 /proc/1/maps; \
-    ls /proc/1/exe /proc/1/root/etc/passwd /proc/1/environ 2>&1 | grep -c 'No such file'; \
+    ls /proc/1/mem /proc/1/root/etc/passwd /proc/1/environ 2>&1 | grep -c 'No such file'; \
     cat /proc/self/comm /proc/$$/comm";
 
 fn run(proxy: &Proxy, shell: &Path) -> Ended {
@@ -32,6 +32,7 @@ fn the_guests_processes_have_their_own_names() {
         let address = format!("uds:{}:{PORT}", guest.vsock().display());
         let proxy = Proxy::listen(&guest, "vsock:any:8790", address, &options);
         let ended = run(&proxy, &shell);
+        assert_eq!(ended.stdout.len(), 6, "{policy}: {ended:?}");
         let (guests, own) = ended.stdout.split_at(3);
         assert_eq!(
             guests,

@@ -9,6 +9,7 @@ mod fallback;
 mod fatal;
 mod guest_commands;
 mod guest_load;
+mod guests;
 mod log;
 mod memory;
 mod preload;
@@ -125,6 +126,13 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Serve tools that the host of this virtual machine runs with `beeline run --guest`
     Guest(beeline_vm_proxy::Options),
+    /// List the virtual machines of this host, and which of them serve tools: by which address, and
+    /// under which policy
+    Guests {
+        /// Print JSON, for scripts
+        #[arg(long)]
+        json: bool,
+    },
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and
     /// what changes in their maps
     Inject(guest_load::Arguments),
@@ -207,6 +215,10 @@ pub fn main() -> ExitCode {
         }
         Command::Detach { pid: Some(pid), .. } => detach::detach(pid),
         Command::Detach { pid: None, .. } => detach::detach_dead(),
+        Command::Guests { json } => {
+            end_with_the_reader();
+            guests::guests(json)
+        }
         Command::Inject(arguments) => guest_load::inject(&arguments),
         Command::Fallback => fallback::serve(),
         Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),

@@ -271,6 +271,12 @@ pub const MAX_PID_NS_LEVEL: usize = 32;
 /// The most descriptors that one message carries.
 pub const SCM_MAX_FD: usize = 253;
 
+// linux/net.h
+/// A flag of a socket that listens, as /proc/net/unix shows it.
+pub const __SO_ACCEPTCON: u32 = 1 << 16;
+/// `socket_state` of a connected socket.
+pub const SS_CONNECTED: u32 = 3;
+
 // linux/vm_sockets.h
 pub const SO_VM_SOCKETS_BUFFER_SIZE: i32 = 0;
 pub const SO_VM_SOCKETS_BUFFER_MAX_SIZE: i32 = 2;

@@ -345,6 +345,25 @@ const TEXTS: &[(&str, Text)] = &[
         },
     ),
     (
+        "beeline-guests",
+        Text {
+            description: &[
+                "Lists the virtual machines of this host that it finds by the command lines of QEMU, Cloud \
+                 Hypervisor, Firecracker and vhost-device-vsock, and in libvirt's directories. Each \
+                 address where a proxy may listen is asked, all at once and for a second: a proxy's \
+                 audit log notes that. A serial port is asked only if `beeline` is in its name and no \
+                 client is connected, and a socket only if it belongs to the user of the process that \
+                 names it. Monitors (`--qmp`) are not connected to.",
+            ],
+            examples: &[(
+                "Print the addresses that serve tools:",
+                "beeline guests --json | jq -r '.[].guests[] | select(.state == \"serves\").address'",
+            )],
+            sections: COMMON,
+            see_also: &["beeline-guest(1)", "beeline-run(1)"],
+        },
+    ),
+    (
         "beeline-inject",
         Text {
             description: &[

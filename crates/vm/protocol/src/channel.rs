@@ -30,7 +30,7 @@ pub struct Error {
 impl Error {
     pub(crate) fn new(address: &Address, what: &'static str, cause: impl Into<io::Error>) -> Self {
         let cause = cause.into();
-        let hint = hint(address, cause.kind(), what);
+        let hint = hint(address, &cause, what);
         Self {
             address: address.to_string(),
             what,
@@ -45,13 +45,31 @@ impl Error {
     }
 }
 
+/// The device of the kernel's vsock for virtual machines.
+const VHOST_VSOCK: &str = "/dev/vhost-vsock";
+
 /// Returns advice for the user.
-fn hint(address: &Address, kind: io::ErrorKind, what: &str) -> &'static str {
+fn hint(address: &Address, cause: &io::Error, what: &str) -> &'static str {
     use io::ErrorKind::*;
-    match (address, kind) {
+    const NO_SUCH_MACHINE: [Option<i32>; 4] = [
+        Some(libc::ENODEV),
+        Some(libc::EAFNOSUPPORT),
+        Some(libc::ENETUNREACH),
+        Some(libc::EINVAL),
+    ];
+    match (address, cause.kind()) {
         _ if what != CONNECTING => "",
-        (Address::Vsock { .. }, NotFound | Unsupported | InvalidInput) => {
-            "; is the module vhost_vsock loaded, and is that the machine's guest-cid?"
+        (Address::Vsock { .. }, _) if NO_SUCH_MACHINE.contains(&cause.raw_os_error()) => {
+            match Path::new(VHOST_VSOCK).exists() {
+                true => {
+                    "; no virtual machine here has that guest-cid (QEMU: -device vhost-vsock-pci,guest-cid=CID)"
+                }
+                false => {
+                    "; this machine's kernel has no vsock for virtual machines: there is no /dev/vhost-vsock. \
+                     Load the module vhost_vsock (modprobe vhost_vsock); or have vhost-device-vsock lead to the \
+                     machine, and give its uds:PATH"
+                }
+            }
         }
         (Address::Vsock { .. }, ConnectionReset | TimedOut) => {
             "; does `beeline guest` run in that machine?"
@@ -440,4 +458,27 @@ fn ask_for_port(stream: &Stream, port: u32) -> io::Result<()> {
         io::ErrorKind::UnexpectedEof,
         "the guest takes no connection at that port",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_vsock_does_not_reach_comes_with_what_to_do() {
+        let address = Address::Vsock { cid: 3, port: 8790 };
+        let there = Path::new(VHOST_VSOCK).exists();
+        for errno in [libc::ENODEV, libc::EAFNOSUPPORT] {
+            let cause = io::Error::from_raw_os_error(errno);
+            let error = Error::new(&address, CONNECTING, cause).to_string();
+            let advice = ["modprobe vhost_vsock", "guest-cid=CID"][usize::from(there)];
+            assert!(
+                error.contains("vsock:3:8790") && error.contains(advice),
+                "{error}"
+            );
+        }
+        let cause = io::Error::from_raw_os_error(libc::ECONNRESET);
+        let error = Error::new(&address, CONNECTING, cause).to_string();
+        assert!(error.contains("does `beeline guest` run"), "{error}");
+    }
 }

@@ -1,5 +1,5 @@
 //! The files that a guest serves: those of its kernel that eBPF tools read. One table lists them;
-//! nothing else can be reached.
+//! nothing else can be reached but the programs and libraries that processes run ([`executed`]).
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -9,6 +9,7 @@ use beeline_vm_protocol::messages::{Entry, File, Look};
 use rustix::fs::{Dir, FileType, OFlags};
 
 use crate::digests::{self, Digests};
+use crate::executed;
 use crate::fs_roots::Root;
 use crate::glob;
 use crate::policy::Policy;
@@ -352,6 +353,16 @@ pub fn look(request: &Look, digests: &Digests, policy: &Policy) -> Result<File, 
         let why = "trace_pipe takes lines away from whoever else reads it, and is not served";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
+    let hidden = || {
+        let why = "the guest's processes are not shown";
+        Refusal::forbidden("processes.visible", why)
+    };
+    if let Some(file) = executed::of(&request.path) {
+        return match policy.shows_processes() {
+            true => file.look(request),
+            false => Err(hidden()),
+        };
+    }
     let place = Place::of(&request.path).ok_or_else(|| {
         let why = format!(
             "{} is not among the files that a guest serves",
@@ -360,8 +371,7 @@ pub fn look(request: &Look, digests: &Digests, policy: &Policy) -> Result<File, 
         Refusal::new(libc::ENOENT, why)
     })?;
     if place.is_of_process() && !policy.shows_processes() {
-        let why = "the guest's processes are not shown";
-        return Err(Refusal::forbidden("processes.visible", why));
+        return Err(hidden());
     }
     let stat = rustix::fs::fstat(place.open(OFlags::PATH)?)?;
     let mut file = File {
@@ -398,7 +408,7 @@ pub fn look(request: &Look, digests: &Digests, policy: &Policy) -> Result<File, 
 /// Returns the content from an offset on, and whether there is more than fits. For most of these
 /// files a read returns at most a page, however much room there is, so the room is not zeroed for
 /// each.
-fn content(file: &OwnedFd, from: u64) -> Result<(Vec<u8>, bool), Refusal> {
+pub fn content(file: &OwnedFd, from: u64) -> Result<(Vec<u8>, bool), Refusal> {
     const STEP: usize = 256 << 10;
     let mut bytes = Vec::new();
     while bytes.len() < MOST {

@@ -104,6 +104,27 @@ impl Root {
         beneath(directory.as_fd(), path, flags, ResolveFlags::NO_SYMLINKS)
     }
 
+    /// Opens what a link of the kernel's own leads to, wherever that is: the path is a file system's
+    /// of the kernel, and the last part is such a link.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn open_linked(self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::CLOEXEC | opening(flags);
+        rustix::fs::openat(self.directory()?, path, flags, Mode::empty())
+    }
+
+    /// Returns where a link of the kernel's own leads, in the kernel's words.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn read_link(self, path: &str) -> Result<String, Errno> {
+        let target = rustix::fs::readlinkat(self.directory()?, path, Vec::new())?;
+        Ok(target.to_string_lossy().into_owned())
+    }
+
     /// Reads a small file's content.
     ///
     /// # Errors
@@ -140,16 +161,19 @@ fn beneath(
 ) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { "." } else { path };
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | also;
-    // A file that is only looked at is not opened, and takes no flags of opening.
-    let opening = match flags.contains(OFlags::PATH) {
-        true => OFlags::empty(),
-        false => OFlags::NOCTTY | OFlags::NONBLOCK,
-    };
     rustix::fs::openat2(
         directory,
         path,
-        flags | OFlags::CLOEXEC | opening,
+        flags | OFlags::CLOEXEC | opening(flags),
         Mode::empty(),
         how,
     )
+}
+
+/// Returns further flags for opening a file. One that is only looked at is not opened, and takes none.
+fn opening(flags: OFlags) -> OFlags {
+    match flags.contains(OFlags::PATH) {
+        true => OFlags::empty(),
+        false => OFlags::NOCTTY | OFlags::NONBLOCK,
+    }
 }

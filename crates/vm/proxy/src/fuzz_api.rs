@@ -14,7 +14,7 @@ use prost::Message;
 use crate::call::Call;
 use crate::handles::{Handles, Object};
 use crate::policy::Policy;
-use crate::{attach_points, files, glob, perf};
+use crate::{attach_points, executed, files, glob, perf};
 
 /// Possible CPUs.
 const CPUS: u32 = 4;
@@ -86,6 +86,7 @@ pub fn host_message(data: &[u8]) {
         }
         Some(Body::Look(request)) => {
             files::is_served(&request.path);
+            let _ = executed::of(&request.path);
         }
         _ => {}
     }

@@ -18,6 +18,7 @@ mod build_id;
 mod call;
 mod digests;
 mod elements;
+mod executed;
 mod facts;
 mod files;
 mod fs_roots;

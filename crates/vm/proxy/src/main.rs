@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 
+use beeline_vm_protocol::text::printable;
 use clap::Parser;
 
 /// Serve eBPF tools on the host with this machine's kernel.
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Prints a line. Words in it may be a host's: they cannot control the terminal.
 fn say(line: &str) {
-    eprintln!("beeline: {line}");
+    eprintln!("beeline: {}", printable(line));
 }

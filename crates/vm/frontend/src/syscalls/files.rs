@@ -4,6 +4,7 @@
 //! the same names, so that the tool can list it. A path relative to such a directory is resolved by
 //! the directory's path.
 
+mod executed;
 mod fetch;
 mod processes;
 
@@ -141,7 +142,7 @@ impl<'a> Files<'a> {
             FileOperation::Access { mode } => self.access(at, path, mode),
             FileOperation::Stat { buffer } => self.stat(at, path, buffer),
             FileOperation::Statx { mask, buffer } => self.statx(at, path, mask, buffer),
-            FileOperation::ReadLink { buffer, size } => self.readlink(path, buffer, size),
+            FileOperation::ReadLink { buffer, size } => self.readlink(at, path, buffer, size),
         }
     }
 
@@ -159,6 +160,12 @@ impl<'a> Files<'a> {
     /// Returns the guest's file that a path leads to; `None` for the host's. ENOENT for one that is
     /// neither's: of a process.
     fn guests_path(&self, directory: u64, path: u64) -> Result<Option<PathBuf>, Errno> {
+        let path = self.whose(directory, path)?;
+        Ok(path.map(|(path, _)| path))
+    }
+
+    /// Does the same, and returns whether it is what a process of the guest's runs.
+    fn whose(&self, directory: u64, path: u64) -> Result<Option<(PathBuf, bool)>, Errno> {
         let given = self.call.memory.string(path, libc::PATH_MAX as usize);
         let given = given.ok().filter(|path| !path.is_empty());
         let path = given.and_then(|path| self.call.absolute(directory as i32, &path).ok());
@@ -172,9 +179,10 @@ impl<'a> Files<'a> {
             false => processes::leads(&path, self.call.tid),
         };
         match leads {
-            Some(Leads::ToGuest) => Ok(Some(path)),
+            Some(Leads::ToGuest) => Ok(Some((path, false))),
+            Some(Leads::ToExecuted) => Ok(Some((processes::as_guests(path), true))),
             Some(Leads::Nowhere) => Err(Errno(libc::ENOENT)),
-            None => Ok(is_guests(&path).then_some(path)),
+            None => Ok(is_guests(&path).then_some((path, false))),
         }
     }
 
@@ -200,7 +208,7 @@ impl<'a> Files<'a> {
                 cloexec,
             });
         }
-        let Some(path) = self.guests_path(at, path)? else {
+        let Some((path, is_executed)) = self.whose(at, path)? else {
             return Ok(Reply::Continue);
         };
         if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
@@ -209,10 +217,11 @@ impl<'a> Files<'a> {
         if made_here(&path).is_some() {
             return self.trace_pipe.open(flags);
         }
-        Ok(Reply::Descriptor {
-            file: self.fetch.open(&path)?,
-            cloexec,
-        })
+        let file = match is_executed {
+            true => self.fetch.open_executed(&path)?,
+            false => self.fetch.open(&path)?,
+        };
+        Ok(Reply::Descriptor { file, cloexec })
     }
 
     /// Returns the text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
@@ -259,7 +268,7 @@ impl<'a> Files<'a> {
         stat.st_mode = file.mode;
         stat.st_size = file.size as i64;
         stat.st_nlink = 1;
-        stat.st_ino = number_of(&path);
+        stat.st_ino = number_of(&path, &file);
         stat.st_blksize = BLOCK;
         self.call.write_struct(buffer, &stat)
     }
@@ -286,7 +295,7 @@ impl<'a> Files<'a> {
         statx.stx_mode = file.mode as u16;
         statx.stx_size = file.size;
         statx.stx_nlink = 1;
-        statx.stx_ino = number_of(&path);
+        statx.stx_ino = number_of(&path, &file);
         statx.stx_blksize = BLOCK as u32;
         self.call.write_struct(buffer, &statx)
     }
@@ -309,16 +318,21 @@ impl<'a> Files<'a> {
     }
 
     /// Answers `readlink(path, buffer, size)` on the tool's own descriptors, by which tools
-    /// recognise an object's kind.
-    fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
+    /// recognise an object's kind, and on the links of the guest's processes.
+    fn readlink(&self, at: u64, path: u64, buffer: u64, size: u64) -> Answer {
         const LONGEST: usize = 64;
         let given = path;
         let path = self.call.memory.string(path, LONGEST).unwrap_or_default();
         let fd = self.call.own_descriptor(&path, "fd");
         let Some(object) = fd.and_then(|fd| self.descriptors.find(fd)) else {
-            // The links of the guest's processes lead to files of the guest's.
-            self.guests_path(libc::AT_FDCWD as u64, given)?;
-            return Ok(Reply::Continue);
+            let Some((path, true)) = self.whose(at, given)? else {
+                return Ok(Reply::Continue);
+            };
+            let target = match self.about(&path)?.target.as_str() {
+                "" => return Err(Errno(libc::EINVAL)),
+                target => processes::target_as_shown(&path, target),
+            };
+            return self.call.write_link(&target, buffer, size);
         };
         let kind = match object.kind {
             Kind::Map => "anon_inode:bpf-map",
@@ -358,12 +372,15 @@ impl<'a> Files<'a> {
 /// The block size of files with content that is made on reading.
 const BLOCK: i64 = 4096;
 
-/// Returns an inode number: always the same for one path, and almost certainly different for
-/// another.
-fn number_of(path: &Path) -> u64 {
+/// Returns an inode number: always the same for one path, or for one file of those that have an
+/// identity, and almost certainly different for another.
+fn number_of(path: &Path, file: &File) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
-    path.as_os_str().as_bytes().hash(&mut hasher);
+    match file.identity.as_slice() {
+        [] => path.as_os_str().as_bytes().hash(&mut hasher),
+        identity => identity.hash(&mut hasher),
+    }
     hasher.finish()
 }
 

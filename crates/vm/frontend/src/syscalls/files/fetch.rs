@@ -16,6 +16,7 @@ use beeline_vm_protocol::messages::{File, Look};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawMode};
 
+use super::executed::Executed;
 use crate::Guest;
 use crate::connection::{Connection, EPROTO};
 use crate::kept::Kept;
@@ -31,6 +32,7 @@ pub(crate) struct Fetched {
     /// The place where directories are shown.
     scratch: OnceLock<Option<Scratch>>,
     lasting: Mutex<HashMap<PathBuf, OwnedFd>>,
+    executed: Executed,
 }
 
 impl Fetched {
@@ -109,6 +111,20 @@ impl<'a> Fetch<'a> {
         Ok(file)
     }
 
+    /// Does the same for what the guest's processes run.
+    pub(super) fn open_executed(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let about = self.about(path)?;
+        match FileType::from_raw_mode(about.mode as RawMode) {
+            FileType::Directory => self.show(path, &about),
+            _ => self.fetched.executed.open(self, path, &about),
+        }
+    }
+
+    /// Tells the user a line, once.
+    pub(super) fn say_once(&self, line: &str) {
+        self.connection.say_once(line);
+    }
+
     /// Opens a file that was fetched before anew.
     fn known(&self, path: &Path) -> Option<OwnedFd> {
         let lasting = &self.fetched.lasting;
@@ -145,7 +161,8 @@ impl<'a> Fetch<'a> {
         rustix::fs::open(&shown, flags, Mode::empty()).map_err(|error| Errno(error.raw_os_error()))
     }
 
-    fn look(&self, path: &Path, content: bool, from: u64) -> Result<File, Errno> {
+    /// Asks the guest for a file, with its content from an offset on if wanted.
+    pub(super) fn look(&self, path: &Path, content: bool, from: u64) -> Result<File, Errno> {
         self.look_for_other(path, content, from, &[])
     }
 

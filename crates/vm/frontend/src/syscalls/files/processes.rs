@@ -1,16 +1,20 @@
 //! `/proc/PID`: the processes that a tool hears of from its programs are the guest's.
 //!
 //! A process of the tool's own session is this machine's, whichever number it has. Of all others the
-//! guest shows a few files, by which tools name processes. No other file is there: this machine's
-//! process of that number is a stranger, and a tool that took its memory's map or its program for
-//! the guest's would print wrong names.
+//! guest shows a few files, by which tools name processes and look up the functions of a stack. No
+//! other file is there: this machine's process of that number is a stranger, and a tool that took
+//! its memory's map or its program for the guest's would print wrong names.
 
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use beeline_inject::procfs::{self, Stat};
 
 /// The files that the guest's proxy shows, if the policy lets it.
 const SHOWN: [&str; 5] = ["cmdline", "comm", "maps", "stat", "status"];
+/// The link to the process's program.
+const PROGRAM: &str = "exe";
+/// The process's root directory. Below it are the files that it runs.
+const ROOT: &str = "root";
 
 /// The most ancestors that are looked at.
 const MOST_ANCESTORS: usize = 1024;
@@ -20,6 +24,8 @@ const MOST_ANCESTORS: usize = 1024;
 pub(super) enum Leads {
     /// To the directory itself, or to one of the files that the guest shows.
     ToGuest,
+    /// To the process's program, its root directory, or a file that it runs.
+    ToExecuted,
     /// Nowhere.
     Nowhere,
 }
@@ -44,6 +50,8 @@ fn parse(path: &Path) -> Option<(i32, Leads)> {
         (Some(Component::Normal(name)), None) if SHOWN.iter().any(|shown| name == *shown) => {
             Leads::ToGuest
         }
+        (Some(Component::Normal(name)), None) if name == PROGRAM => Leads::ToExecuted,
+        (Some(Component::Normal(name)), _) if name == ROOT => Leads::ToExecuted,
         _ => Leads::Nowhere,
     };
     Some((pid, leads))
@@ -61,15 +69,41 @@ fn is_of_session(pid: i32, tid: i32) -> bool {
     line.any(|ancestor| ancestor == own)
 }
 
+/// Returns a path as the guest knows it. Tools put a process's root directory before the names in
+/// its `maps`, which have it already ([`as_shown`]).
+pub(super) fn as_guests(path: PathBuf) -> PathBuf {
+    let mut parts = path.components();
+    let first: PathBuf = parts.by_ref().take(4).collect();
+    if !matches!(parse(&path), Some((_, Leads::ToExecuted))) || !first.ends_with(ROOT) {
+        return path;
+    }
+    let mut rest = parts.as_path();
+    while let Ok(inside) = rest.strip_prefix(first.strip_prefix("/").unwrap_or(&first)) {
+        rest = inside;
+    }
+    match rest.as_os_str().is_empty() {
+        true => first,
+        false => first.join(rest),
+    }
+}
+
+/// Returns where the link to a process's program leads, as the tool is to see it.
+pub(super) fn target_as_shown(path: &Path, target: &str) -> String {
+    match (path.file_name(), path.parent().and_then(Path::to_str)) {
+        (Some(name), Some(directory)) if name == PROGRAM => format!("{directory}/{ROOT}{target}"),
+        _ => target.to_owned(),
+    }
+}
+
 /// Returns a process's file as the tool is to see it. In `maps` the files of the guest stand below
-/// the process's root directory, where the tool finds none: at their own paths it would find this
-/// machine's files, and take the functions of another build for theirs.
+/// the process's root directory: at their own paths the tool would find this machine's files, and
+/// take the functions of another build for theirs.
 pub(super) fn as_shown(path: &Path, content: Vec<u8>) -> Vec<u8> {
     let is_maps = parse(path).is_some() && path.file_name().is_some_and(|name| name == "maps");
     let Some(directory) = path.parent().and_then(Path::to_str).filter(|_| is_maps) else {
         return content;
     };
-    let root = format!("{directory}/root");
+    let root = format!("{directory}/{ROOT}");
     let mut shown = Vec::with_capacity(content.len());
     for line in content.split_inclusive(|byte| *byte == b'\n') {
         // What stands before a path has no slash.
@@ -93,7 +127,10 @@ mod tests {
         let whose = |path: &str| parse(Path::new(path));
         assert_eq!(whose("/proc/12"), Some((12, Leads::ToGuest)));
         assert_eq!(whose("/proc/12/comm"), Some((12, Leads::ToGuest)));
-        for path in ["/proc/12/mem", "/proc/12/root/etc", "/proc/12/maps/x"] {
+        for path in ["/proc/12/exe", "/proc/12/root", "/proc/12/root/etc"] {
+            assert_eq!(whose(path), Some((12, Leads::ToExecuted)), "{path}");
+        }
+        for path in ["/proc/12/mem", "/proc/12/exe/x", "/proc/12/maps/x"] {
             assert_eq!(whose(path), Some((12, Leads::Nowhere)), "{path}");
         }
         for path in [
@@ -116,6 +153,34 @@ mod tests {
         for path in ["/proc/12/comm", "/sys/kernel/maps"] {
             assert_eq!(as_shown(Path::new(path), b"/a".into()), b"/a");
         }
+    }
+
+    #[test]
+    fn a_root_before_a_root_is_one() {
+        let guests = |path: &str| as_guests(path.into()).display().to_string();
+        let root = "/proc/12/root";
+        for (path, wanted) in [
+            ("/proc/12/root/proc/12/root/bin/a", "/proc/12/root/bin/a"),
+            ("/proc/12/root/proc/12/root/proc/12/root", root),
+            (
+                "/proc/12/root/proc/13/root/a",
+                "/proc/12/root/proc/13/root/a",
+            ),
+            ("/proc/12/root/bin", "/proc/12/root/bin"),
+            (root, root),
+            ("/proc/12/exe", "/proc/12/exe"),
+            ("/proc/12/maps", "/proc/12/maps"),
+            (
+                "/proc/12/roots/proc/12/roots/a",
+                "/proc/12/roots/proc/12/roots/a",
+            ),
+            ("/etc", "/etc"),
+        ] {
+            assert_eq!(guests(path), wanted);
+        }
+        let exe = Path::new("/proc/12/exe");
+        assert_eq!(target_as_shown(exe, "/bin/a"), "/proc/12/root/bin/a");
+        assert_eq!(target_as_shown(Path::new(root), "/"), "/");
     }
 
     #[test]
