@@ -20,7 +20,7 @@ const STACK: usize = 256 << 10;
 /// The offset of the scratch room on the page of saved signal actions. The actions, and what
 /// `patch` needs to change them, take little.
 const SCRATCH: u64 = 2048;
-const _: () = assert!(size_of::<Signals>() + 128 <= SCRATCH as usize);
+const _: () = assert!(size_of::<Signals>().next_multiple_of(64) + 128 <= SCRATCH as usize);
 const _: () = assert!(SCRATCH as usize + Stopped::SCRATCH <= PAGE);
 
 /// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved

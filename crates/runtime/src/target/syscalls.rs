@@ -154,10 +154,8 @@ impl Syscalls {
         if sites.memory.environment.is_none() {
             return Ok(());
         }
-        let is_new = matches!(hold, Hold::Held(_));
-        if wanted.is_under_filter && !is_new && (follows || !missing.is_empty()) {
-            // Without them the agent reads paths at a higher cost. Most programs that are just begun
-            // do not live to make up for it, and later it could be that they have just forked.
+        if wanted.is_under_filter && (follows || !missing.is_empty()) {
+            // Without them the agent reads paths at a higher cost.
             let _ = sites.catch(&[libc::SIGBUS, libc::SIGSEGV], hold);
         }
         if let Some(calls) = &mut self.calls {
