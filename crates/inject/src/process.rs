@@ -391,10 +391,6 @@ impl Process {
     ///
     /// [`Error::Exited`] if it has ended, [`Error::Inspect`] if its threads cannot be listed.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
-        // Most processes have one, and this is quicker than to list it.
-        if self.is_single() {
-            return Ok(vec![self.pid()]);
-        }
         // Not through `inspect_error`, which asks for the threads itself.
         self.0.dir.thread_ids().map_err(|errno| match errno {
             Errno::NOENT | Errno::SRCH => Error::Exited { pid: self.pid() },

@@ -1,5 +1,7 @@
 //! Sets of system calls, by their numbers.
 
+use std::sync::LazyLock;
+
 use beeline_agent::abi::syscalls::CALL_NUMBERS;
 use beeline_hook::CallPlan;
 use beeline_uapi::nr;
@@ -22,6 +24,11 @@ impl CallSet {
     /// Returns the calls that Beeline sees for its own sake: the process events, and under the
     /// filter of the tool's supervisor also those that name a file by a path.
     pub fn own(is_under_filter: bool) -> Self {
+        static OWN: LazyLock<[CallSet; 2]> = LazyLock::new(|| [false, true].map(CallSet::find_own));
+        OWN[usize::from(is_under_filter)]
+    }
+
+    fn find_own(is_under_filter: bool) -> Self {
         let has_path = |number: u32| is_under_filter && nr::path_argument(number.into()).is_some();
         let numbers = 0..CALL_NUMBERS as u32;
         numbers
