@@ -60,6 +60,20 @@ struct Parcel {
     address: u64,
 }
 
+impl Parcel {
+    /// Returns the arguments of `mmap(2)`, all but the descriptor.
+    fn arguments(&self) -> [u64; 6] {
+        let (protection, flags) = (self.protection.bits(), self.flags.bits());
+        let [protection, flags] = [protection, flags].map(u64::from);
+        [self.address, self.len, protection, flags, 0, self.offset]
+    }
+
+    /// True if this address is as its flags have it.
+    fn is_where_wanted(&self, address: u64) -> bool {
+        !self.flags.contains(MapFlags::FIXED_NOREPLACE) || address == self.address
+    }
+}
+
 impl Batches {
     /// Splits mappings into messages that are not too long.
     ///
@@ -144,6 +158,11 @@ impl Batch {
     }
 
     fn map_into(&self, remote: &mut Remote, placed: &mut Vec<u64>) -> Result<(), Error> {
+        if let Some(room) = remote.fresh_room {
+            let outcome = self.map_through(room, remote, placed);
+            let cleaned = remote.space.write(room, &[0; SCRATCH]);
+            return outcome.and(cleaned);
+        }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let scratch = remote.map_anonymous(PAGE, access, MapFlags::PRIVATE, 0)?;
         let outcome = self.map_through(scratch, remote, placed);

@@ -53,6 +53,23 @@ impl Gate {
         })
     }
 
+    /// Returns the one in a cell in which threads of the process's parent have made calls. `None` if
+    /// something is there now.
+    pub fn in_cell(cell: u64, space: &AddressSpace) -> Option<Self> {
+        let mut bytes = ZEROES;
+        let is_free = space.is_whole() && space.read(cell, &mut bytes).is_ok() && bytes == ZEROES;
+        is_free.then(|| Self {
+            syscall: restore_stub::gate(cell),
+            cell: Some(cell),
+            is_written: false,
+        })
+    }
+
+    /// Returns the cell that contains it.
+    pub fn cell(&self) -> Option<u64> {
+        self.cell
+    }
+
     /// Returns where a thread stands that has made a call, if that is on a way home: from there on,
     /// if nothing stops the thread, it finds its way.
     pub fn behind(&self) -> Option<u64> {

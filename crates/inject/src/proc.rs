@@ -21,6 +21,8 @@ pub(crate) struct Status {
     pub seccomp: u32,
     /// Signals that are ignored, bit n-1 for signal n.
     pub ignored: u64,
+    /// Signals that have a handler.
+    pub caught: u64,
     /// Signals that are blocked now. In a call with a mask of its own, that mask counts.
     pub blocked: u64,
     /// Signals that are pending for the thread or the process.
@@ -50,6 +52,7 @@ impl Status {
                 "SigPnd" | "ShdPnd" => {
                     status.pending |= u64::from_str_radix(first, 16).unwrap_or(0);
                 }
+                "SigCgt" => status.caught = u64::from_str_radix(first, 16).unwrap_or(u64::MAX),
                 "SigIgn" => status.ignored = u64::from_str_radix(first, 16).unwrap_or(0),
                 _ => {}
             }
@@ -175,7 +178,7 @@ mod tests {
 
     #[test]
     fn status_with_an_odd_name() {
-        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nNSpid:\t41\t1\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigPnd:\t0000000000000001\nShdPnd:\t0000000000000010\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\n";
+        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nNSpid:\t41\t1\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigPnd:\t0000000000000001\nShdPnd:\t0000000000000010\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\nSigCgt:\t0000000000000004\n";
         let status = Status::parse(text);
         assert_eq!(
             status,
@@ -187,6 +190,7 @@ mod tests {
                 uid: 1000,
                 seccomp: 2,
                 ignored: 16,
+                caught: 4,
                 blocked: 3,
                 pending: 0x11,
             }

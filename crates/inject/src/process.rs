@@ -9,7 +9,8 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -42,6 +43,19 @@ struct Inner {
     /// True if it was under seccomp when it was opened.
     was_confined: OnceLock<bool>,
     judged: Judged,
+    /// The cell in which threads of it have made calls for Beeline; 0 for none.
+    cell: AtomicU64,
+    /// What its first stop need not find out.
+    known: Mutex<Known>,
+}
+
+/// Facts about a copy that `fork` made, which stay as they are while it waits for Beeline.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Known {
+    /// The signals that have handlers.
+    pub caught: Option<u64>,
+    /// The cell in which its parent's threads have made calls for Beeline.
+    pub cell: Option<u64>,
 }
 
 /// Options for the treatment of a process.
@@ -86,6 +100,38 @@ impl Process {
         let process = Self::find(pid, options)?;
         process.check()?;
         Ok(process)
+    }
+
+    /// Opens a copy that `fork` has made of a process. The copy waits for Beeline in its first
+    /// system call, so it has that process's program, memory and handlers of signals.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open_with`]. If it may not be traced, its first stop tells.
+    pub fn open_copy(pid: i32, options: Options, of: &Self) -> Result<Self, Error> {
+        let copy = Self::find(pid, options)?;
+        let status = copy.check_status()?;
+        copy.check_seccomp(&status)?;
+        let cell = of.0.cell.load(SeqCst);
+        *copy.known() = Known {
+            caught: Some(status.caught),
+            cell: (cell != 0).then_some(cell),
+        };
+        Ok(copy)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what the first stop of a copy need not find out; nothing for a later one.
+    pub(crate) fn take_known(&self) -> Known {
+        std::mem::take(&mut *self.known())
+    }
+
+    /// Notes the cell in which its threads make calls.
+    pub(crate) fn note_cell(&self, cell: u64) {
+        self.0.cell.store(cell, SeqCst);
     }
 
     /// Returns its number.
@@ -240,6 +286,21 @@ impl Process {
     /// [`Error::Memory`] if not all of it is mapped, or it is mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         Memory::open(self)?.write(address, bytes)
+    }
+
+    /// As [`Self::write_memory`] for many places, one after the other, of memory that the target may
+    /// write itself: in one system call if all can be written.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::write_memory`]. The pieces before the one that fails are written.
+    pub fn write_pieces(&self, pieces: &[(u64, Vec<u8>)]) -> Result<(), Error> {
+        if pieces.is_empty() || self.is_alive() && ptrace::write_pieces(self.pid(), pieces) {
+            return Ok(());
+        }
+        let memory = Memory::open(self)?;
+        let mut pieces = pieces.iter();
+        pieces.try_for_each(|(address, bytes)| memory.write(*address, bytes))
     }
 
     /// Stops all threads of the process. They go on when the [`Stopped`] is dropped.

@@ -211,6 +211,19 @@ pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
     .map_err(named("SETSIGMASK", tid))
 }
 
+/// Sends a signal to a thread of another process.
+///
+/// # Errors
+///
+/// EPERM, ESRCH.
+pub(crate) fn send(pid: pid_t, tid: pid_t, signal: c_int) -> io::Result<()> {
+    // SAFETY: tgkill(2) takes numbers only.
+    match unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, signal) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Returns whether a signal is queued for a stopped thread that the kernel has raised for what the
 /// thread itself did.
 pub(crate) fn awaits_fault(tid: pid_t, signal: c_int) -> Result<bool, Error> {
@@ -392,6 +405,30 @@ pub(crate) fn read_pieces<B: AsMut<[u8]>>(tid: pid_t, pieces: &mut [(u64, B)]) -
         left.is_some()
     };
     here.iter().take_while(is_read).count()
+}
+
+/// Writes pieces of a process's memory in one call, in their order. Returns true if all of them were
+/// written. Any thread may call it.
+pub(crate) fn write_pieces(tid: pid_t, pieces: &[(u64, Vec<u8>)]) -> bool {
+    let vector = |base: *mut c_void, len| libc::iovec {
+        iov_base: base,
+        iov_len: len,
+    };
+    let here: Vec<_> = pieces
+        .iter()
+        .map(|(_, bytes)| vector(bytes.as_ptr().cast_mut().cast(), bytes.len()))
+        .collect();
+    let there: Vec<_> = pieces
+        .iter()
+        .map(|(address, bytes)| vector(*address as *mut c_void, bytes.len()))
+        .collect();
+    let count = here.len() as libc::c_ulong;
+    // SAFETY: each of the vectors here is the whole of a slice, which is only read. Those there are
+    // another process's addresses, which may be anything.
+    let written =
+        unsafe { libc::process_vm_writev(tid, here.as_ptr(), count, there.as_ptr(), count, 0) };
+    let all: usize = here.iter().map(|piece| piece.iov_len).sum();
+    usize::try_from(written) == Ok(all)
 }
 
 fn poll_stop(tid: pid_t) -> Result<Event, Error> {

@@ -9,6 +9,7 @@
 //! [`restore_stub`](crate::restore_stub). So what it has lent is given back in such an order that
 //! between any two steps it is right, or on its way to be right.
 
+mod batch;
 mod mappings;
 mod thread;
 
@@ -22,9 +23,11 @@ use crate::arch::Registers;
 use crate::foreseen::is_foreseen;
 use crate::gate::Gate;
 use crate::held_threads::{HeldThreads, State};
+use crate::process::Known;
 use crate::ptrace::is_esrch;
 use crate::{Error, Process};
 
+pub(crate) use batch::{Call, TABLE};
 pub(crate) use thread::Borrowed;
 use thread::RemoteThread;
 
@@ -36,6 +39,11 @@ pub(crate) struct Remote {
     pub space: Arc<AddressSpace>,
     /// The gate through which threads make the calls, once it has been looked for.
     gate: Option<Gate>,
+    /// Memory below the stack of a program that has run none of its code yet, if that is held here:
+    /// [`SCRATCH`] bytes that nothing uses.
+    pub fresh_room: Option<u64>,
+    /// What need not be found out.
+    known: Known,
 }
 
 /// Calls after which the same is mapped as before.
@@ -54,6 +62,8 @@ impl Remote {
             space: AddressSpace::of(&threads.process),
             threads,
             gate: None,
+            fresh_room: None,
+            known: Known::default(),
         }
     }
 
@@ -67,6 +77,7 @@ impl Remote {
         remote.space.note_whole();
         remote.threads.bring_all_home(&remote.space)?;
         remote.threads.check_filters()?;
+        remote.known = process.take_known();
         Ok(remote)
     }
 
@@ -99,6 +110,8 @@ impl Remote {
     /// Forgets the old program after `execve`: nothing is where it was.
     pub fn forget_image(&mut self) {
         self.gate = None;
+        self.fresh_room = None;
+        self.known = Known::default();
         self.space = AddressSpace::of(&self.threads.process);
     }
 
@@ -115,6 +128,11 @@ impl Remote {
             true => self.threads.exited(),
             false => error,
         })?;
+        self.outcome(number, result)
+    }
+
+    /// Turns what a call has returned into its result.
+    fn outcome(&self, number: i64, result: i64) -> Result<u64, Error> {
         // As in the kernel's IS_ERR_VALUE: the last page of addresses stands for errors.
         match i32::try_from(result) {
             Ok(error @ -4095..=-1) => {
@@ -130,27 +148,67 @@ impl Remote {
     }
 
     fn call_raw(&mut self, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
-        let gate = match &mut self.gate {
-            Some(gate) => gate,
-            none => none.insert(Gate::find(&self.threads, &self.space)?),
-        };
-        if !MAP_NOTHING.contains(&number) {
-            self.space.forget_regions();
-        }
+        self.find_gate()?;
         let at = self.threads.agent()?;
-        let seccomp = self.threads.process.seccomp();
-        if self.threads.tracees[at].is_confined(seccomp) && !is_foreseen(number, &arguments) {
+        if !self.may_call(at, number, &arguments) {
             return Err(Error::NoAgent {
                 pid: self.process().pid(),
                 why: "its filters have not been asked about this call",
             });
         }
+        self.borrowed(at, &[number], |thread, gate| {
+            thread.call(gate, number, arguments)
+        })
+    }
+
+    /// Looks for the gate, once.
+    fn find_gate(&mut self) -> Result<(), Error> {
+        if self.gate.is_some() {
+            return Ok(());
+        }
+        let known = self
+            .known
+            .cell
+            .and_then(|cell| Gate::in_cell(cell, &self.space));
+        let gate = match known {
+            Some(gate) => gate,
+            None => Gate::find(&self.threads, &self.space)?,
+        };
+        if let Some(cell) = gate.cell() {
+            self.threads.process.note_cell(cell);
+        }
+        self.gate = Some(gate);
+        Ok(())
+    }
+
+    /// True if a thread may make a call for Beeline.
+    fn may_call(&self, at: usize, number: i64, arguments: &[u64; 6]) -> bool {
+        let seccomp = self.threads.process.seccomp();
+        !self.threads.tracees[at].is_confined(seccomp) || is_foreseen(number, arguments)
+    }
+
+    /// Has a thread make calls through the gate, which has been found.
+    fn borrowed<R>(
+        &mut self,
+        at: usize,
+        numbers: &[i64],
+        work: impl FnOnce(&mut RemoteThread<'_>, &Gate) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        if numbers.iter().any(|number| !MAP_NOTHING.contains(number)) {
+            self.space.forget_regions();
+        }
+        let Some(gate) = &mut self.gate else {
+            return Err(Error::NoAgent {
+                pid: self.threads.process.pid(),
+                why: "no gate has been found",
+            });
+        };
         let mut thread = RemoteThread {
             tracee: &mut self.threads.tracees[at],
             space: &self.space,
         };
         thread.borrow(gate)?;
-        thread.call(gate, number, arguments)
+        work(&mut thread, gate)
     }
 
     /// Puts a thread back where it was held, as it was.

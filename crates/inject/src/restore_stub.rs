@@ -12,8 +12,8 @@
 //! memory of the target, no system call that would itself need a way home, and none of any thread's
 //! stack (a goroutine's has no room to spare). The zeroes are put back when the process is let go.
 //!
-//! **Why it is safe at every instruction.** None of the instructions writes memory, and none
-//! changes the flags (which are the thread's own all along). The stack pointer is always the
+//! **Why it is safe at every instruction.** None of the instructions writes memory (those of a batch
+//! write into its table, which only Beeline uses), and none changes the flags (which are the thread's own all along). The stack pointer is always the
 //! thread's own, so a signal handler may run in between. Vector registers, thread pointer and
 //! segments are never touched.
 //!

@@ -12,7 +12,7 @@ use crate::files::{self, Batches};
 use crate::held_threads::Tracee;
 use crate::ptrace;
 use crate::regions::PAGE;
-use crate::remote::Remote;
+use crate::remote::{Call, Remote};
 use crate::restart::Restart;
 use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
@@ -401,6 +401,23 @@ impl Stopped {
     /// [`Error::NoAgent`] if no thread can make one.
     pub fn syscall(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Error> {
         self.run(move |remote| remote.call(number, arguments))
+    }
+
+    /// As [`Self::syscall`], for several calls without results, up to the first that fails or
+    /// further: they may all have been made. It is quicker than one by one, and takes
+    /// [`Self::SCRATCH`] bytes of the target's memory that it can write and no code uses. Their
+    /// content is lost.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::syscall`].
+    pub fn syscalls(&mut self, scratch: u64, calls: &[(i64, [u64; 6])]) -> Result<(), Error> {
+        let calls = calls.iter().copied();
+        let calls: Vec<_> = calls
+            .map(|(number, arguments)| Call::new(number, arguments))
+            .collect();
+        let results = self.run(move |remote| remote.calls(scratch, &calls))?;
+        results.into_iter().try_for_each(|result| result.map(drop))
     }
 
     /// Maps a file that is open here into the target. See [`Stopped::map_files`].

@@ -147,6 +147,14 @@ fn no_signal_is_lost_or_doubled() {
     target.finish_fine();
 }
 
+/// The signals by which a batch of calls could end have a handler here, or are blocked.
+#[test]
+fn a_process_that_takes_notice_of_signals_gets_only_its_own() {
+    let target = Target::start(&c_target(), &["noticing"]);
+    visit_often(&target, 150, Duration::from_millis(1));
+    target.finish_fine();
+}
+
 #[test]
 fn blocking_calls_take_their_time_and_no_eintr() {
     let program = c_target();

@@ -1,5 +1,6 @@
 //! The system calls of files: the places in their code that make them, found once per file.
 
+mod call_set;
 mod files;
 
 use std::collections::VecDeque;
@@ -11,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Unhookable, UnhookableCall};
 use beeline_inject::Region;
-use beeline_uapi::nr;
 use parking_lot::Mutex;
 
 use crate::binary::Binary;
 use crate::binary::parts::Parts;
 use crate::error::Error;
-use crate::target::is_process_event;
 use crate::vdso;
+pub use call_set::CallSet;
 pub use files::{CallFiles, Planned};
 
 /// The system calls in a file's code, by the file's own addresses. Where a mapping's functions are
@@ -44,38 +44,22 @@ const LAYOUTS: usize = 8;
 
 /// Calls of a mapping that are hooked together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// All of them.
-    All,
-    /// Those that Beeline sees for its own sake.
-    Own(Own),
-    /// All others.
-    Rest(Own),
-}
-
-/// The calls that Beeline sees for its own sake: the process events, and those with unknown
-/// numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Own {
-    /// Also those that name a file by a path.
-    pub has_paths: bool,
+pub struct Part {
+    /// Those that are to be hooked.
+    pub wanted: CallSet,
+    /// Those of them that are hooked already.
+    pub had: CallSet,
 }
 
 impl Part {
-    fn has(self, plan: &CallPlan) -> bool {
-        match self {
-            Self::All => true,
-            Self::Own(own) => own.has(plan),
-            Self::Rest(own) => !own.has(plan),
-        }
-    }
-}
+    /// All calls.
+    pub const ALL: Self = Self {
+        wanted: CallSet::ALL,
+        had: CallSet::NONE,
+    };
 
-impl Own {
-    fn has(self, plan: &CallPlan) -> bool {
-        let has_path = |number: u32| self.has_paths && nr::path_argument(number.into()).is_some();
-        let is_own = |number| is_process_event(number) || has_path(number);
-        plan.number.is_none_or(is_own)
+    fn has(&self, plan: &CallPlan) -> bool {
+        self.wanted.has(plan) && !self.had.has(plan)
     }
 }
 

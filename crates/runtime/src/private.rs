@@ -20,7 +20,7 @@ const STACK: usize = 256 << 10;
 /// The offset of the scratch room on the page of saved signal actions. The actions, and what
 /// `patch` needs to change them, take little.
 const SCRATCH: u64 = 2048;
-const _: () = assert!(size_of::<Signals>() + 128 <= SCRATCH as usize);
+const _: () = assert!(size_of::<Signals>().next_multiple_of(64) + 128 <= SCRATCH as usize);
 const _: () = assert!(SCRATCH as usize + Stopped::SCRATCH <= PAGE);
 
 /// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved
@@ -74,11 +74,14 @@ impl Private {
             0,
         )?;
         let this = Self::layout(base, cpus);
-        stopped.madvise(this.control(), PAGE as u64, libc::MADV_WIPEONFORK)?;
-        for cpu in 0..cpus {
+        let page = PAGE as u64;
+        let wipe = [this.control(), page, libc::MADV_WIPEONFORK as u64, 0, 0, 0];
+        let mut calls = vec![(libc::SYS_madvise, wipe)];
+        calls.extend((0..cpus).map(|cpu| {
             let guard = this.stack_top(cpu) - (STACK + PAGE) as u64;
-            stopped.syscall(libc::SYS_mprotect, [guard, PAGE as u64, 0, 0, 0, 0])?;
-        }
+            (libc::SYS_mprotect, [guard, page, 0, 0, 0, 0])
+        }));
+        stopped.syscalls(this.scratch(), &calls)?;
         Ok(this)
     }
 
@@ -93,41 +96,34 @@ impl Private {
         top.is_some_and(is_top)
     }
 
-    /// Has `write` store what the agent expects to find in a process of the first number, and in
-    /// its own pid namespace of the second. The last store lets programs run.
+    /// Returns what the agent expects to find in a process of the first number, and in its own pid
+    /// namespace of the second, and where. The last store lets programs run.
     ///
     /// # Errors
     ///
-    /// [`Error::Os`] if the kernel gives no random bytes (`getrandom(2)`), and those of `write`.
-    pub fn fill(
-        &self,
-        (pid, own): (i32, i32),
-        cpus: u32,
-        mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    /// [`Error::Os`] if the kernel gives no random bytes (`getrandom(2)`).
+    pub fn fill(&self, (pid, own): (i32, i32), cpus: u32) -> Result<Vec<(u64, Vec<u8>)>, Error> {
         let mut seeds = vec![[0u8; 8]; cpus as usize];
         rustix::rand::getrandom(
             seeds.as_flattened_mut(),
             rustix::rand::GetRandomFlags::empty(),
         )
         .map_err(|error| os("reading random bytes")(error.into()))?;
+        let mut stores = Vec::new();
+        let mut store = |at: u64, field: usize, bytes: &[u8]| {
+            stores.push((at + field as u64, bytes.to_vec()));
+        };
         for (cpu, seed) in seeds.into_iter().enumerate() {
             let slot = self.slots + (cpu * size_of::<Slot>()) as u64;
-            write(
-                slot + offset_of!(Slot, stack_top) as u64,
-                &self.stack_top(cpu as u32).to_ne_bytes(),
-            )?;
+            let top = self.stack_top(cpu as u32);
+            store(slot, offset_of!(Slot, stack_top), &top.to_ne_bytes());
             let seed = u64::from_ne_bytes(seed) | 1;
-            write(slot + offset_of!(Slot, random) as u64, &seed.to_ne_bytes())?;
+            store(slot, offset_of!(Slot, random), &seed.to_ne_bytes());
         }
-        write(
-            self.control() + offset_of!(Control, own_pid) as u64,
-            &own.to_ne_bytes(),
-        )?;
-        write(
-            self.control() + offset_of!(Control, pid) as u64,
-            &pid.to_ne_bytes(),
-        )
+        let control = self.control();
+        store(control, offset_of!(Control, own_pid), &own.to_ne_bytes());
+        store(control, offset_of!(Control, pid), &pid.to_ne_bytes());
+        Ok(stores)
     }
 
     /// As [`Self::fill`], for a forked child with a copy of its parent's slots, which no thread
@@ -136,19 +132,16 @@ impl Private {
     /// # Errors
     ///
     /// Those of [`Self::fill`].
-    pub fn refill(
-        &self,
-        (pid, own): (i32, i32),
-        cpus: u32,
-        mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub fn refill(&self, pids: (i32, i32), cpus: u32) -> Result<Vec<(u64, Vec<u8>)>, Error> {
+        let mut stores = Vec::new();
         for cpu in 0..cpus as usize {
             let slot = self.slots + (cpu * size_of::<Slot>()) as u64;
             for field in [offset_of!(Slot, holder), offset_of!(Slot, lock)] {
-                write(slot + field as u64, &[0; size_of::<usize>()])?;
+                stores.push((slot + field as u64, vec![0; size_of::<usize>()]));
             }
         }
-        self.fill((pid, own), cpus, write)
+        stores.extend(self.fill(pids, cpus)?);
+        Ok(stores)
     }
 
     /// Returns the [`Control`].
@@ -205,6 +198,10 @@ pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
     let all_keep_it_at = |offset: i32| {
         own_namespace
             && stopped.threads().iter().all(|thread| {
+                // A program that has just begun has none.
+                if thread.thread_pointer() == 0 {
+                    return false;
+                }
                 let mut word = [0; 4];
                 let place = thread.thread_pointer().wrapping_add_signed(offset.into());
                 stopped.read(place, &mut word).is_ok() && i32::from_ne_bytes(word) == thread.tid()

@@ -19,6 +19,15 @@ pub fn open(pid: i32, seccomp: Seccomp) -> Result<Process, Error> {
     patiently(|| Ok(Process::open_with(pid, Options { seccomp })?))
 }
 
+/// Opens a copy that `fork` has made of a process and that waits for Beeline.
+///
+/// # Errors
+///
+/// The error says why it may not be traced.
+pub fn open_copy(pid: i32, seccomp: Seccomp, of: &Process) -> Result<Process, Error> {
+    patiently(|| Ok(Process::open_copy(pid, Options { seccomp }, of)?))
+}
+
 /// Attempts something that needs a process that nothing else holds, and retries if a Beeline holds
 /// it. Between the attempts nothing is locked that the holder may wait for.
 ///

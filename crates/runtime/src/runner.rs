@@ -394,9 +394,9 @@ impl Here {
         };
         let environment = Environment::new(home, shared, RUNTIME_OWNER, &bases)?;
         environment.read_elsewhere();
-        private
-            .0
-            .fill((tool, own_pid(tool)), shared.cpus, store_here)?;
+        for (at, bytes) in private.0.fill((tool, own_pid(tool)), shared.cpus)? {
+            store_here(at, &bytes)?;
+        }
         Ok(Self {
             environment,
             links: HashMap::new(),

@@ -83,7 +83,7 @@ pub fn know_libc_restorer(
     Ok(process.write_memory(place, &restorer.to_ne_bytes())?)
 }
 
-/// Makes one of the agent's handlers the one that the kernel calls, and keeps the action that was
+/// Makes some of the agent's handlers those that the kernel calls, and keeps the actions that were
 /// there.
 ///
 /// The manifest is changed first. Otherwise no Beeline could leave a process with a handler that a
@@ -95,19 +95,51 @@ pub fn know_libc_restorer(
 /// written.
 pub fn install(
     stopped: &mut Stopped,
-    handler: Handler,
+    handlers: &[Handler],
     environment: &Environment,
 ) -> Result<(), Error> {
+    for handlers in handlers.chunks(AT_ONCE) {
+        let private = &environment.private;
+        let place =
+            |index: usize| scratch(private.signals()) + (index * size_of::<SignalAction>()) as u64;
+        let places = || handlers.iter().zip((0..).map(place));
+        let calls: Vec<_> = places()
+            .map(|(handler, at)| action_call(handler.signal, 0, at))
+            .collect();
+        stopped.syscalls(private.scratch(), &calls)?;
+        let mut calls = Vec::new();
+        for (handler, at) in places() {
+            if prepare(stopped, *handler, environment, at)? {
+                calls.push(action_call(handler.signal, at, 0));
+            }
+        }
+        stopped.syscalls(private.scratch(), &calls)?;
+    }
+    Ok(())
+}
+
+/// The number of actions that there is room for.
+const AT_ONCE: usize = 4;
+const _: () = assert!(AT_ONCE * size_of::<SignalAction>() <= 128);
+
+/// Prepares for a handler, given the address of the action that is there now, and lists it. The
+/// action to be installed takes its place. Returns false if the handler is there already.
+fn prepare(
+    stopped: &mut Stopped,
+    handler: Handler,
+    environment: &Environment,
+    at: u64,
+) -> Result<bool, Error> {
     let list = || {
         let installed = &environment.manifest().handlers;
         installed.fetch_or(handler.bit(), SeqCst);
     };
     let address = handler.address(environment.handler);
     let signals = environment.private.signals();
-    let mut old = current(stopped, handler.signal, signals)?;
+    let mut old = read_action(stopped, at)?;
     if old.handler == address {
         list();
-        return Ok(());
+        return Ok(false);
     }
     let (spared, bit) = (read_spared(stopped, signals)?, 1 << (handler.signal - 1));
     if spared & bit != 0 {
@@ -121,10 +153,9 @@ pub fn install(
         ours.as_flattened(),
     )?;
     let new = mirrored(handler.signal as u32, &old, address, environment.restorer);
-    let scratch = scratch(signals);
-    write_action(stopped, scratch, &new)?;
+    write_action(stopped, at, &new)?;
     list();
-    set(stopped, handler.signal, scratch)
+    Ok(true)
 }
 
 /// True if the kernel calls this handler.
@@ -311,20 +342,23 @@ fn saved_by(stopped: &Stopped, signal: i32, handler: u64) -> Option<u64> {
 /// Returns the action that the kernel has for a signal.
 fn current(stopped: &mut Stopped, signal: i32, signals: u64) -> Result<SignalAction, Error> {
     let scratch = scratch(signals);
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, 0, scratch, SIGSET_BYTES as u64, 0, 0],
-    )?;
+    let (number, arguments) = action_call(signal, 0, scratch);
+    stopped.syscall(number, arguments)?;
     read_action(stopped, scratch)
 }
 
 /// Gives the kernel the action at an address.
 fn set(stopped: &mut Stopped, signal: i32, at: u64) -> Result<(), Error> {
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, at, 0, SIGSET_BYTES as u64, 0, 0],
-    )?;
+    let (number, arguments) = action_call(signal, at, 0);
+    stopped.syscall(number, arguments)?;
     Ok(())
+}
+
+/// Returns the call that gives the kernel the action at `new`, and has it store the one before at
+/// `old`. Neither happens for 0.
+fn action_call(signal: i32, new: u64, old: u64) -> (i64, [u64; 6]) {
+    let arguments = [signal as u64, new, old, SIGSET_BYTES as u64, 0, 0];
+    (libc::SYS_rt_sigaction, arguments)
 }
 
 /// Returns room for a system call's argument, behind the [`Signals`].

@@ -175,18 +175,23 @@ impl Target {
     /// Creates a target for a forked child of this one, which waits in the agent to become one.
     ///
     /// The child has a copy of all private memory, and gets pools of its own at the places of
-    /// these. Returns `None` if something was mapped here since the fork.
+    /// these. `regions` is what it has mapped. Returns `None` if something was mapped here since the
+    /// fork.
     ///
     /// # Errors
     ///
     /// [`Error::Inject`] if the child's memory cannot be read or written, or a file cannot be mapped
     /// there.
-    pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
+    pub fn fork(
+        &self,
+        process: &Process,
+        owner: u32,
+        regions: &[Region],
+    ) -> Result<Option<Self>, Error> {
         if self.memory().environment.is_none() {
             return Ok(None);
         }
-        let regions = process.regions()?;
-        let Some(sites) = self.sites.fork(process, owner, &regions)? else {
+        let Some(sites) = self.sites.fork(process, owner, regions)? else {
             return Ok(None);
         };
         let child = Self {
@@ -195,7 +200,7 @@ impl Target {
         };
         child
             .syscalls
-            .say_if_users_are_seen(child.memory(), &regions);
+            .say_if_users_are_seen(child.memory(), regions);
         Ok(Some(child))
     }
 

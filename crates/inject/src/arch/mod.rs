@@ -10,6 +10,9 @@
 //! - `restore_stub`: a cell, see [`restore_stub`](crate::restore_stub). `CELL` is its size, `IP`
 //!   the place of the address that it leads to, `gate` its instruction; `cell` makes one,
 //!   `cell_around` and `left_behind` recognize one, and `Values::arrival` follows it.
+//! - `batch`: the calls that a thread makes by one loop in a cell. `entry` makes one of `ENTRY`
+//!   bytes, `result` reads it; `Registers::batching` leads to the loop, and
+//!   `Registers::are_behind_batch` tells its end.
 //! - `signal_frame`: what the kernel saves on a stack for a signal handler. `Context::recognize`
 //!   finds it; `SP_TO_IP`, `RESTORER_TO_IP` and `IP_TO_INFO` lead from one part to another, and
 //!   `BREAKPOINT_CODE` is the code of a breakpoint's signal.

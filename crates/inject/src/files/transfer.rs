@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use beeline_uapi::linux::SCM_MAX_FD;
+use rustix::mm::MapFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::Batch;
@@ -11,7 +12,7 @@ use super::by_name::Named;
 use crate::Error;
 use crate::fd_limit::Room;
 use crate::regions::PAGE;
-use crate::remote::Remote;
+use crate::remote::{Call, Remote, TABLE};
 
 /// Sends the files of a batch to a target and maps them there.
 pub(super) struct Transfer<'a> {
@@ -30,8 +31,10 @@ const CONTROL: u64 = 128;
 /// `CMSG_LEN(0)`: bytes of a control message's head.
 const CMSG_HEAD: usize = 16;
 const CONTROL_LEN: usize = CMSG_HEAD + SCM_MAX_FD * size_of::<i32>() + 4;
+/// The table of a batch of calls.
+const CALLS: u64 = (CONTROL + CONTROL_LEN as u64).next_multiple_of(16);
 /// The size of the scratch memory in bytes.
-pub(crate) const SCRATCH: usize = CONTROL as usize + CONTROL_LEN;
+pub(crate) const SCRATCH: usize = CALLS as usize + TABLE;
 const _: () = assert!(SCRATCH <= PAGE as usize);
 /// From the head of the message to that of the control message.
 const HEADS_LEN: usize = CONTROL as usize + CMSG_HEAD - MSGHDR as usize;
@@ -83,30 +86,33 @@ impl Transfer<'_> {
         self.remote.space.read(place, pair.as_flattened_mut())?;
         let pair = pair.map(i32::from_ne_bytes);
         let mut ours = pair.to_vec();
-        let outcome = self.receive(pair).and_then(|files| {
-            ours.extend(&files);
-            self.map_received(&files, placed)
-        });
+        let outcome = self.receive(pair, &mut ours);
         let closed = self.close_all(&mut ours);
-        outcome.and(closed)
+        let mut mapped = outcome?;
+        placed.append(&mut mapped);
+        closed
     }
 
     /// Sends the files into one end of the target's socket pair and has it receive them at the
-    /// other. Returns their numbers there.
-    fn receive(&mut self, [ours, theirs]: [i32; 2]) -> Result<Vec<i32>, Error> {
+    /// other, and map them. Returns the addresses, and adds the descriptors to `open`.
+    fn receive(
+        &mut self,
+        [ours, theirs]: [i32; 2],
+        open: &mut Vec<i32>,
+    ) -> Result<Vec<u64>, Error> {
         let fail = |source| Error::Local {
             what: "take a socket from the target",
             source,
         };
         match self.remote.process().take_descriptor(ours) {
-            Ok(end) => self.receive_from(&end, theirs),
-            Err(error) if is_forbidden(&error) => self.receive_by_name(),
+            Ok(end) => self.receive_from(&end, theirs, open),
+            Err(error) if is_forbidden(&error) => self.receive_by_name(open),
             Err(error) => Err(fail(error)),
         }
     }
 
-    /// Has the target connect to a socket of Beeline's, and receive the files there.
-    fn receive_by_name(&mut self) -> Result<Vec<i32>, Error> {
+    /// Has the target connect to a socket of Beeline's, and receive the files there and map them.
+    fn receive_by_name(&mut self, open: &mut Vec<i32>) -> Result<Vec<u64>, Error> {
         let fail = |source| Error::Local {
             what: "have the target connect to a socket",
             source,
@@ -126,32 +132,91 @@ impl Transfer<'_> {
             .and_then(|_| {
                 let pid = self.remote.process().pid();
                 let end = named.connection_of(pid).map_err(fail)?;
-                self.receive_from(&end, socket as i32)
+                self.receive_from(&end, socket as i32, open)
             });
-        let closed = self.close_all(&mut [socket as i32]);
-        received.and_then(|files| closed.map(|()| files))
+        open.push(socket as i32);
+        received
     }
 
-    /// Sends the files into one end of a connection and has the target receive them at the other.
-    /// Returns their numbers there.
-    fn receive_from(&mut self, end: &OwnedFd, theirs: i32) -> Result<Vec<i32>, Error> {
+    /// Sends the files into one end of a connection and has the target receive them at the other
+    /// and map them: all, or none. Returns the addresses, and adds the descriptors to `open`.
+    fn receive_from(
+        &mut self,
+        end: &OwnedFd,
+        theirs: i32,
+        open: &mut Vec<i32>,
+    ) -> Result<Vec<u64>, Error> {
         self.send(end)?;
-        let heads = self.scratch + MSGHDR;
-        self.remote.space.write(heads, &heads_for(self.scratch))?;
+        let sent = self.batch.files.len();
+        let (heads, files_at) = (
+            self.scratch + MSGHDR,
+            self.scratch + CONTROL + CMSG_HEAD as u64,
+        );
+        let mut message = heads_for(self.scratch).to_vec();
+        // Whatever does not come is no descriptor.
+        message.extend(vec![u8::MAX; sent * size_of::<i32>()]);
+        self.remote.space.write(heads, &message)?;
         let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;
         let arguments = [theirs as u64, heads, flags, 0, 0, 0];
-        self.remote.call(libc::SYS_recvmsg, arguments)?;
-        let mut received = self.received()?;
-        let sent = self.batch.files.len();
-        if received.len() != sent {
-            self.close_all(&mut received)?;
-            return Err(Error::DescriptorLimit {
-                pid: self.remote.process().pid(),
-                got: received.len(),
-                sent,
-            });
+        let mut calls = vec![Call::new(libc::SYS_recvmsg, arguments)];
+        calls.extend(self.batch.parcels.iter().map(|parcel| Call {
+            descriptor_at: Some(files_at + (parcel.file * size_of::<i32>()) as u64),
+            ..Call::new(libc::SYS_mmap, parcel.arguments())
+        }));
+        let results = self.remote.calls(self.scratch + CALLS, &calls)?;
+        let mut results = results.into_iter();
+        let has_come = results.next().transpose();
+        let mapped: Vec<_> = results.collect();
+        let outcome = has_come.and_then(|_| {
+            let received = self.received()?;
+            let got = received.len();
+            open.extend(received);
+            match got == sent {
+                true => Ok(()),
+                false => Err(Error::DescriptorLimit {
+                    pid: self.remote.process().pid(),
+                    got,
+                    sent,
+                }),
+            }
+        });
+        self.all_or_none(outcome, mapped)
+    }
+
+    /// Returns the addresses of all parcels; or unmaps those that were mapped where nothing was
+    /// before, if there is an error.
+    fn all_or_none(
+        &mut self,
+        outcome: Result<(), Error>,
+        mapped: Vec<Result<u64, Error>>,
+    ) -> Result<Vec<u64>, Error> {
+        let pid = self.remote.process().pid();
+        let (mut placed, mut error) = (Vec::new(), outcome.err());
+        for (parcel, result) in self.batch.parcels.iter().zip(mapped) {
+            match result {
+                // A kernel before 4.17 takes FIXED_NOREPLACE for a hint.
+                Ok(got) if !parcel.is_where_wanted(got) => {
+                    placed.push((got, parcel));
+                    error.get_or_insert(Error::Misplaced {
+                        pid,
+                        wanted: parcel.address,
+                        got,
+                    });
+                }
+                Ok(got) => placed.push((got, parcel)),
+                Err(why) => drop(error.get_or_insert(why)),
+            }
         }
-        Ok(received)
+        let Some(error) = error else {
+            return Ok(placed.into_iter().map(|(at, _)| at).collect());
+        };
+        for (at, parcel) in placed {
+            if !parcel.flags.contains(MapFlags::FIXED) {
+                // An error has come first, which is the one to report.
+                let _ = self.remote.unmap(at, parcel.len);
+            }
+        }
+        Err(error)
     }
 
     /// Sends the files into one end of the target's socket pair.
@@ -191,30 +256,15 @@ impl Transfer<'_> {
             .collect())
     }
 
-    fn map_received(&mut self, files: &[i32], placed: &mut Vec<u64>) -> Result<(), Error> {
-        for parcel in &self.batch.parcels {
-            placed.push(self.remote.map(
-                files[parcel.file],
-                parcel.offset,
-                parcel.len,
-                parcel.protection,
-                parcel.flags,
-                parcel.address,
-            )?);
-        }
-        Ok(())
-    }
-
     /// Closes all of them in the target, even if one fails. Consecutive ones, as new descriptors
     /// mostly are, are closed by one call, unless there is a filter: many are older than that call.
     fn close_all(&mut self, files: &mut [i32]) -> Result<(), Error> {
         files.sort_unstable();
         if self.remote.is_confined()? {
-            let close = |file: &i32| {
-                let arguments = [*file as u64, 0, 0, 0, 0, 0];
-                self.remote.call(libc::SYS_close, arguments).map(drop)
-            };
-            return files.iter().map(close).fold(Ok(()), Result::and);
+            let close = |file: &i32| Call::new(libc::SYS_close, [*file as u64, 0, 0, 0, 0, 0]);
+            let calls: Vec<_> = files.iter().map(close).collect();
+            let results = self.remote.calls(self.scratch + CALLS, &calls)?;
+            return results.into_iter().try_for_each(|closed| closed.map(drop));
         }
         let close = |run: &[i32]| {
             let (first, last) = (run[0] as u64, run[run.len() - 1] as u64);

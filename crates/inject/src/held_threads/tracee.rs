@@ -33,6 +33,8 @@ pub(crate) struct Tracee {
     pub repeats: Option<Registers>,
     /// Other state to put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
+    /// The signal of which it takes no notice while it is held, once that has been looked for.
+    pub quiet_signal: Option<Option<c_int>>,
     /// Counts the thread as held. `None` while the thread may never reach the place where it is
     /// held.
     pub hold: Option<Hold>,
@@ -61,6 +63,7 @@ impl Tracee {
             are_filters_unknown: matches!(process.seccomp(), Seccomp::Suspend(_)),
             repeats: None,
             borrowed: None,
+            quiet_signal: None,
             hold: Some(Hold::begin()),
         }
     }

@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use beeline_uapi::linux::PF_KTHREAD;
 use object::elf::{ELFCLASS64, ELFMAG};
@@ -50,6 +51,8 @@ impl Process {
             options,
             was_confined: OnceLock::new(),
             judged: Judged::default(),
+            cell: AtomicU64::new(0),
+            known: Mutex::default(),
         }));
         // From now on it can be told from one that has ended, whatever cannot be opened.
         if let Err(error) = process.dir().stat() {
@@ -71,22 +74,37 @@ impl Process {
         {
             return Err(Error::KernelThread { pid });
         }
+        let status = self.check_status()?;
         let candidate = Candidate {
             process: self,
-            status: Status::parse(&self.read_file("status")?),
+            status,
         };
-        if candidate.status.is_dead() {
-            return Err(Error::Exited { pid });
-        }
-        if let Some(own) = candidate.status.own {
-            let _ = self.0.own.set(own);
-        }
-        candidate.check_tracer()?;
         candidate.check_access()?;
         self.check_class()?;
-        let seccomp = candidate.status.seccomp;
-        let _ = self.0.was_confined.set(seccomp != 0);
-        let why = match (seccomp, self.seccomp()) {
+        self.check_seccomp(&candidate.status)
+    }
+
+    /// Returns its status. Fails if it has ended or is traced.
+    pub(super) fn check_status(&self) -> Result<Status, Error> {
+        let status = Status::parse(&self.read_file("status")?);
+        if status.is_dead() {
+            return Err(Error::Exited { pid: self.pid() });
+        }
+        if let Some(own) = status.own {
+            let _ = self.0.own.set(own);
+        }
+        let candidate = Candidate {
+            process: self,
+            status,
+        };
+        candidate.check_tracer()?;
+        Ok(candidate.status)
+    }
+
+    /// Fails if it is under seccomp, unless the options say how to treat that.
+    pub(super) fn check_seccomp(&self, status: &Status) -> Result<(), Error> {
+        let _ = self.0.was_confined.set(status.seccomp != 0);
+        let why = match (status.seccomp, self.seccomp()) {
             (libc::SECCOMP_MODE_DISABLED, _) | (_, Seccomp::Trust) => return Ok(()),
             (libc::SECCOMP_MODE_STRICT, _) => Confinement::Strict,
             (_, Seccomp::Suspend(_)) => return Ok(()),
@@ -94,7 +112,10 @@ impl Process {
                 why: "it was not asked for".to_owned(),
             },
         };
-        Err(Error::Seccomp { pid, why })
+        Err(Error::Seccomp {
+            pid: self.pid(),
+            why,
+        })
     }
 
     /// Fails if the program is not a 64-bit one.

@@ -1,6 +1,7 @@
 //! One thread while it runs system calls for Beeline.
 
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 
 use beeline_uapi::fields::u64_at;
 use beeline_uapi::linux::{PtraceSudConfig, Rseq, RseqCs};
@@ -113,6 +114,50 @@ impl RemoteThread<'_> {
             self.run_to_syscall_stop(number)?;
         }
         Ok(Registers::of(tid)?.result() as i64)
+    }
+
+    /// Sends the borrowed thread through the calls of a batch, the first and last of which are at
+    /// these addresses. The last call lets `signal` through. Returns false if that signal cannot be
+    /// sent to the thread, which has then made no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::call`].
+    pub fn run_batch(
+        &mut self,
+        cell: u64,
+        calls: RangeInclusive<u64>,
+        signal: c_int,
+    ) -> Result<bool, Error> {
+        let (tid, regs) = (self.tracee.tid, self.tracee.regs);
+        // An earlier batch has let it through.
+        ptrace::set_signal_mask(tid, u64::MAX)?;
+        if ptrace::send(self.tracee.pid, tid, signal).is_err() {
+            return Ok(false);
+        }
+        regs.batching(cell, *calls.start()).set(tid)?;
+        let mut pass = 0;
+        loop {
+            self.go(Go::On, pass)?;
+            pass = 0;
+            match ptrace::wait(tid)? {
+                Event::Gone => return Err(self.lost()),
+                Event::Signal(found) if found == signal => {
+                    if Registers::of(tid)?.are_behind_batch(cell, *calls.end()) {
+                        return Ok(true);
+                    }
+                }
+                Event::Signal(libc::SIGSTOP) => pass = libc::SIGSTOP,
+                Event::Signal(signal) => {
+                    return Err(Error::Intercepted {
+                        pid: self.tracee.pid,
+                        number: libc::SYS_rt_sigprocmask,
+                        signal,
+                    });
+                }
+                Event::Syscall | Event::Trap { .. } | Event::Exec | Event::None => {}
+            }
+        }
     }
 
     fn run_to_syscall_stop(&mut self, number: i64) -> Result<(), Error> {
@@ -237,6 +282,11 @@ impl RemoteThread<'_> {
 }
 
 impl Borrowed {
+    /// Returns the signals that the thread itself blocks.
+    pub fn mask(&self) -> u64 {
+        self.mask
+    }
+
     /// Notes what running system calls in a thread is going to disturb.
     fn of(tracee: &Tracee, space: &AddressSpace) -> Result<Self, Error> {
         let tid = tracee.tid;

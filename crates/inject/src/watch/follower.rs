@@ -9,6 +9,7 @@ use libc::c_int;
 use super::mark::Mark;
 use crate::alarm::PATIENCE;
 use crate::arch::{Registers, mark::returned};
+use crate::files::SCRATCH;
 use crate::held_threads::{State, Tracee};
 use crate::holds::Hold;
 use crate::loader::{self, Rendezvous};
@@ -140,7 +141,20 @@ impl<'a> Follower<'a> {
         // Other threads have ended by it.
         self.remote.space.note_whole();
         self.remote.process().check_class()?;
+        self.remote.fresh_room = self.room_below_stack();
         Ok(Reached::Exec)
+    }
+
+    /// Returns [`SCRATCH`] bytes below the stack of a program that has not run yet.
+    fn room_below_stack(&mut self) -> Option<u64> {
+        /// What leaf functions use without moving the stack pointer. There is none yet.
+        const RED_ZONE: u64 = 128;
+        let sp = self.thread()?.regs.sp();
+        let room = sp.checked_sub(RED_ZONE + SCRATCH as u64)? & !15;
+        let regions = self.remote.space.regions().ok()?;
+        let mut stacks = regions.iter().filter(|one| one.permissions.write);
+        let is_there = stacks.any(|one| one.start <= room && sp <= one.end);
+        is_there.then_some(room)
     }
 
     /// Runs from the new program's first instruction to where its libraries are mapped, or to the
@@ -328,6 +342,7 @@ impl<'a> Follower<'a> {
 
     /// Lets the held process run, still traced.
     fn go_held(&mut self, how: Go) -> Result<(), Error> {
+        self.remote.fresh_room = None;
         self.remote.restore(ONLY)?;
         if let Some(tracee) = self.thread() {
             tracee.state = State::Running;
@@ -338,6 +353,7 @@ impl<'a> Follower<'a> {
     /// Makes the held process run one instruction.
     fn step(&mut self) -> Result<(), Error> {
         let tid = self.tid();
+        self.remote.fresh_room = None;
         self.remote.restore(ONLY)?;
         let mut signal = 0;
         loop {

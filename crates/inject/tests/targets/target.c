@@ -219,6 +219,28 @@ static void blocked(const char *in, long wanted) {
     }
 }
 
+// Signals that a process seldom takes notice of: this one counts the first, and lets the second wait. None comes that it
+// has not sent.
+static volatile long noticed;
+static void on_notice(int signal) { (void)signal; noticed++; }
+static void noticing(void) {
+    struct sigaction action = {.sa_handler = on_notice, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGWINCH, &action, NULL) == 0);
+    sigset_t waits, pending;
+    sigemptyset(&waits);
+    sigaddset(&waits, SIGURG);
+    CHECK(sigprocmask(SIG_BLOCK, &waits, NULL) == 0);
+    end_with_input();
+    ready();
+    for (long sent = 0; !over;) {
+        CHECK(noticed == sent);
+        CHECK(raise(SIGWINCH) == 0);
+        CHECK(noticed == ++sent);
+        CHECK(sigpending(&pending) == 0 && !sigismember(&pending, SIGURG));
+    }
+    CHECK(raise(SIGURG) == 0 && sigpending(&pending) == 0 && sigismember(&pending, SIGURG));
+}
+
 // A handler must interrupt what a handler interrupts: EINTR is not taken away.
 static void on_signal(int signal) { (void)signal; }
 static void interrupted(void) {
@@ -417,6 +439,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "headless")) headless();
     else if (!strcmp(what, "storm")) storm();
     else if (!strcmp(what, "blocked")) blocked(argv[2], 1000);
+    else if (!strcmp(what, "noticing")) noticing();
     else if (!strcmp(what, "interrupted")) interrupted();
     else if (!strcmp(what, "suspended")) suspended();
     else if (!strcmp(what, "handler")) handler(0);

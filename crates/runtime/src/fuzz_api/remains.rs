@@ -112,14 +112,12 @@ impl Remains {
     /// Returns what is in good private memory of a process with one CPU: offsets and bytes.
     pub fn sound_private() -> Vec<(usize, Vec<u8>)> {
         let base = Part::Private.address();
-        let mut writes = Vec::new();
-        let filled = Private::layout(base, 1).fill((1, 1), 1, |at, bytes| {
-            writes.push(((at - base) as usize, bytes.to_vec()));
-            Ok(())
-        });
         // Only the random bytes, for which it asks the kernel, can be missing.
-        let _ = filled;
-        writes
+        let stores = Private::layout(base, 1).fill((1, 1), 1);
+        let stores = stores.unwrap_or_default().into_iter();
+        stores
+            .map(|(at, bytes)| ((at - base) as usize, bytes))
+            .collect()
     }
 
     /// Starts the process.

@@ -21,19 +21,17 @@ impl Home {
         }
     }
 
-    /// True if a process has this pool at its place: it is the target, a copy that `fork` made, or
-    /// a child that shares its memory.
-    pub fn is_mapped_by(&self, pid: i32) -> bool {
-        let Ok(regions) = beeline_inject::regions_of(pid) else {
-            return false;
-        };
+    /// Returns what a process has mapped if it has this pool at its place: it is the target, a copy
+    /// that `fork` made, or a child that shares its memory.
+    pub fn regions_around(&self, pid: i32) -> Option<Vec<Region>> {
+        let regions = beeline_inject::regions_of(pid).ok()?;
         let is_home =
             |region: &Region| region.contains(self.base) && self.inode == Some(region.inode);
-        regions.iter().any(is_home)
+        regions.iter().any(is_home).then_some(regions)
     }
 
     /// True if the target, the process with this tag, still has the pool. This check is cheaper
-    /// than [`Self::is_mapped_by`].
+    /// than [`Self::regions_around`].
     pub fn is_of(&self, process: &Process, owner: u32) -> bool {
         let own = SessionId::own();
         let mut words = [0; MANIFEST_START];

@@ -1,9 +1,7 @@
 //! Mapping memory into a target and unmapping it.
 
-use std::fs::File;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -79,7 +77,7 @@ impl TargetMemory {
         let new = NewMaps::of(self.unknown(maps), &self.domain)?;
         let first = self.environment.is_none();
         if !first && !self.is_filled {
-            self.fill_private(&self.process.memory()?)?;
+            self.fill_private()?;
         }
         let near = self.has_pool(&reach);
         if near && new.is_empty() {
@@ -156,7 +154,7 @@ impl TargetMemory {
                 let environment = Environment::new(home, &shared, self.owner, &bases)?;
                 self.home.get_or_init(|| Home::of(&environment));
                 self.environment = Some(environment);
-                self.fill_private(&memory)?;
+                self.fill_private()?;
             }
             (Some(mut far_pool), _) => {
                 far_pool
@@ -171,16 +169,13 @@ impl TargetMemory {
 
     /// Fills the private memory, so that programs can run there. After a failure it is tried again
     /// when something is to be hooked.
-    fn fill_private(&mut self, memory: &File) -> Result<(), Error> {
+    fn fill_private(&mut self) -> Result<(), Error> {
         let Some(environment) = &self.environment else {
             return Ok(());
         };
         let pids = (self.process.pid(), self.process.own_pid());
-        let write = |at, bytes: &[u8]| {
-            let written = memory.write_all_at(bytes, at);
-            written.map_err(os("filling a target's memory"))
-        };
-        environment.private.fill(pids, self.shared.cpus, write)?;
+        let fill = environment.private.fill(pids, self.shared.cpus)?;
+        self.process.write_pieces(&fill)?;
         self.is_filled = true;
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -97,12 +96,7 @@ impl TargetMemory {
         others: impl Iterator<Item = Mapping<'m>>,
     ) -> Result<Self, Error> {
         let (pid, cpus) = (process.pid(), self.shared.cpus);
-        let memory = process.memory()?;
-        let mut write = |at, bytes: &[u8]| {
-            memory
-                .write_all_at(bytes, at)
-                .map_err(os("filling a child's memory"))
-        };
+        let mut write = |at, bytes: &[u8]| Ok(process.write_memory(at, bytes)?);
         let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
         let copies = self.far_pools.iter().map(Pool::copy);
         let far_pools = copies
@@ -126,7 +120,7 @@ impl TargetMemory {
         child.replace_pools(others)?;
         let environment = child.environment()?;
         let pids = (pid, process.own_pid());
-        environment.private.refill(pids, cpus, write)?;
+        process.write_pieces(&environment.private.refill(pids, cpus)?)?;
         Ok(child)
     }
 

@@ -49,10 +49,8 @@ impl Signals<'_> {
         }
         hold.with(&self.0.process, |stopped| {
             self.0.check_same(stopped)?;
-            for signal in &missing {
-                sigaction::install(stopped, first(*signal), environment)?;
-            }
-            Ok(())
+            let handlers: Vec<_> = missing.iter().map(|signal| first(*signal)).collect();
+            sigaction::install(stopped, &handlers, environment)
         })?;
         for signal in missing {
             let caught = if signal == libc::SIGTRAP {
@@ -96,7 +94,7 @@ impl Signals<'_> {
             if next.bit() == 0 {
                 return Ok(None);
             }
-            sigaction::install(stopped, next, environment)?;
+            sigaction::install(stopped, &[next], environment)?;
             Ok(Some(next.level))
         })
     }

@@ -2,6 +2,7 @@
 //! and a table says what runs there.
 
 mod beside;
+mod chosen;
 mod giving_way;
 mod late;
 mod process_events;
@@ -33,7 +34,7 @@ use super::memory::TargetMemory;
 use super::sites::Sites;
 use crate::backend::{Argument, CallContext, Function, Id};
 use crate::error::{Error, os};
-use crate::file_syscalls::{FileCalls, Own, Part};
+use crate::file_syscalls::{CallSet, FileCalls, Part};
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
@@ -79,10 +80,10 @@ struct Calls {
     follows: bool,
     /// See [`Wanted::is_under_filter`].
     is_under_filter: bool,
-    /// True if all calls are hooked, and not only those that Beeline itself has to know of.
-    hooks_all: bool,
-    /// Code of which only that part is hooked, as in `seen`.
-    partial: BTreeMap<(u64, u64, u64), Own>,
+    /// The calls that are hooked in code of files.
+    wanted: CallSet,
+    /// Code of which only these calls are hooked, as in `seen`.
+    partial: BTreeMap<(u64, u64, u64), CallSet>,
     /// Code that has been scanned: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
     /// The code that all stubs in a pool share, by the pool's address.
@@ -129,9 +130,8 @@ impl Syscalls {
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let regions = hold.regions(&sites.memory.process)?;
-        let hooks_all = self.calls.as_ref().is_some_and(|calls| calls.hooks_all);
-        let hooks_all = hooks_all || !wanted.links.is_empty();
-        let fresh = self.unseen_code(sites, &regions, hooks_all)?;
+        let chosen = self.choose(wanted, hold);
+        let fresh = self.unseen_code(sites, &regions, chosen)?;
         let missing = self.missing_links(&wanted.links);
         let follows = wanted.follows && !self.calls.as_ref().is_some_and(|calls| calls.follows);
         if fresh.is_empty() && missing.is_empty() && !follows {
@@ -166,7 +166,6 @@ impl Syscalls {
         if self.calls.is_none() || !missing.is_empty() || follows {
             let calls = self.lay_out(&mut sites.memory)?;
             calls.follows |= follows;
-            calls.hooks_all = hooks_all;
             // That stays so for as long as it runs.
             calls.is_under_filter |= wanted.is_under_filter;
             if wanted.is_under_filter {
@@ -176,6 +175,9 @@ impl Syscalls {
                 self.add_link(&mut sites.memory, link)?;
             }
             self.publish(&mut sites.memory)?;
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.wanted = chosen;
         }
         for (region, file) in fresh {
             let outcome = self.hook_region(&mut sites.memory, &region, &file, hold);
@@ -284,7 +286,7 @@ impl Syscalls {
         &mut self,
         sites: &mut Sites,
         regions: &[Region],
-        hooks_all: bool,
+        chosen: CallSet,
     ) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
         self.forget_unmapped(sites, regions);
         let memory = &sites.memory;
@@ -294,7 +296,7 @@ impl Syscalls {
             .iter()
             .filter(is_private)
             .partition(|region| is_code_of_file(region));
-        of_files.retain(|region| !self.has_seen(region, hooks_all));
+        of_files.retain(|region| !self.has_seen(region, chosen));
         let (mut fresh, mut without_file) = self.look_through(memory, of_files);
         for region in others {
             if vdso::is_at(region) {
@@ -302,7 +304,7 @@ impl Syscalls {
                     .shared
                     .calls
                     .of_vdso()
-                    .filter(|_| !self.has_seen(region, hooks_all));
+                    .filter(|_| !self.has_seen(region, chosen));
                 fresh.extend(calls.map(|calls| (region.clone(), calls)));
             } else {
                 without_file.push(region.clone());
@@ -311,14 +313,6 @@ impl Syscalls {
         fresh.sort_by_key(|(region, _)| region.start);
         self.add_without_file(memory, without_file, &mut fresh);
         Ok(fresh)
-    }
-
-    fn has_seen(&self, region: &Region, hooks_all: bool) -> bool {
-        let key = key(region);
-        let calls = self.calls.as_ref();
-        calls.is_some_and(|calls| {
-            calls.seen.contains(&key) && !(hooks_all && calls.partial.contains_key(&key))
-        })
     }
 
     /// Places the table, once.
@@ -344,7 +338,7 @@ impl Syscalls {
             links: Vec::new(),
             follows: false,
             is_under_filter: false,
-            hooks_all: false,
+            wanted: CallSet::NONE,
             partial: BTreeMap::new(),
             seen: BTreeSet::new(),
             common: Vec::new(),
@@ -400,9 +394,10 @@ impl Syscalls {
     ) -> Result<(), Error> {
         let part = self.part_of(region);
         let hookable = file.hookable_within(region, part);
-        let mut unhookable = match part {
-            Part::Rest(_) => Vec::new(),
-            Part::All | Part::Own(_) => unhookable_in(region, file),
+        let is_first = part.had == CallSet::NONE;
+        let mut unhookable = match is_first {
+            false => Vec::new(),
+            true => unhookable_in(region, file),
         };
         let mut missing = 0;
         self.count_written(region, hookable, &mut unhookable);
@@ -434,32 +429,17 @@ impl Syscalls {
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
-            match part {
-                Part::Own(own) => calls.partial.insert(key(region), own),
-                Part::All | Part::Rest(_) => calls.partial.remove(&key(region)),
+            match part.wanted == CallSet::ALL {
+                false => calls.partial.insert(key(region), part.wanted),
+                true => calls.partial.remove(&key(region)),
             };
             calls.has_unhooked |= missing > 0 || file.may_have_unhooked(region);
-            match part {
-                Part::Rest(_) => calls.unhooked.add_more(missing),
-                Part::All | Part::Own(_) => calls.unhooked.add(region, file, missing),
+            match is_first {
+                false => calls.unhooked.add_more(missing),
+                true => calls.unhooked.add(region, file, missing),
             }
         }
         Ok(())
-    }
-
-    /// Returns the calls of a mapping that are to be hooked now.
-    fn part_of(&self, region: &Region) -> Part {
-        let is_of_file = region.inode != 0 || vdso::is_at(region);
-        let Some(calls) = &self.calls else {
-            return Part::All;
-        };
-        match calls.partial.get(&key(region)) {
-            Some(own) if calls.hooks_all => Part::Rest(*own),
-            _ if !calls.hooks_all && is_of_file => Part::Own(Own {
-                has_paths: calls.is_under_filter,
-            }),
-            _ => Part::All,
-        }
     }
 
     /// Returns what writes stubs.
@@ -536,7 +516,7 @@ fn home_reach(
         return Ok(base..=environment.home.next(64));
     }
     let mut hookable = fresh.iter();
-    let hookable = hookable.find(|(region, file)| file.hookable_within(region, Part::All) > 0);
+    let hookable = hookable.find(|(region, file)| file.hookable_within(region, Part::ALL) > 0);
     let (region, _) = hookable
         .or_else(|| fresh.first())
         .ok_or_else(|| memory.error("it has no code of a file"))?;

@@ -147,6 +147,19 @@ impl Admission {
         }
     }
 
+    /// Opens a copy that `fork` has made of a process, which waits for Beeline.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::open`].
+    pub fn open_copy(&self, pid: i32, of: &Process) -> Result<Process, Error> {
+        self.check(pid)?;
+        match self.is_under_ours(pid) {
+            true => retry_open::open_copy(pid, Seccomp::Trust, of),
+            false => confinement::open(pid),
+        }
+    }
+
     /// Opens a descendant of the tool, a thread of which waits for Beeline meanwhile. `None` if that
     /// may take long, because something holds the process or its filters have to be looked at.
     ///
@@ -160,6 +173,16 @@ impl Admission {
         Ok(is_ours
             .then(|| Process::open_with(pid, Options { seccomp }).ok())
             .flatten())
+    }
+
+    /// True if a process that was opened before is still under no filter but the supervisor's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`], if it is to be left alone now.
+    pub fn may_stay_in(&self, pid: i32) -> Result<bool, Error> {
+        self.check(pid)?;
+        Ok(self.is_under_ours(pid))
     }
 
     /// Fails for a process that is to be left alone now.

@@ -131,7 +131,7 @@ impl Tracees {
                     target.keep_unwinding(&regions, &mut Hold::Brief);
                     let _ = target.settle_semaphores(&mut Hold::Brief);
                 }
-                if missing.len() > 1 {
+                if !missing.is_empty() {
                     self.attach_together(&mut target, &missing);
                     missing.retain(|link| is_missing(&target, link));
                 }

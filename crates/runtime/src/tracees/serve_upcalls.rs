@@ -12,7 +12,7 @@ use beeline_agent::abi::syscalls::{
     ANSWERED, DEAF, ENDING, FREE, HEARS, POSTED, REQUESTS, Request, UPCALL_CODE, UPCALL_CONFINE,
     UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
-use beeline_inject::{Process, holds};
+use beeline_inject::{Process, Region, holds};
 use parking_lot::Mutex;
 use rustix::thread::futex;
 
@@ -316,7 +316,13 @@ impl UpcallServer {
     fn serve(&self, request: &Request) -> Use {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
         let (tracees, targets) = (&self.tracees, &self.tracees.targets);
-        let Some((pid, target)) = self.asking_process(own as i32, owner) else {
+        let asking = self.asking_process(own as i32, owner);
+        let Some(Asking {
+            pid,
+            target,
+            regions,
+        }) = asking
+        else {
             return Use::False;
         };
         let parent = targets.table.tagged(owner).map(|one| one.process.pid());
@@ -326,7 +332,7 @@ impl UpcallServer {
         match request.kind.load(SeqCst) {
             // The child goes on as a copy that belongs to no session.
             UPCALL_FORK if !tracees.registry.hooks_calls() => Use::Nothing,
-            UPCALL_FORK => self.follow_fork(pid, parent, &target),
+            UPCALL_FORK => self.follow_fork(pid, parent, &target, &regions),
             UPCALL_EXEC => {
                 let outcome = targets.open_again(pid, owner);
                 let outcome = outcome.and_then(|process| self.follow_exec(process, request));
@@ -353,12 +359,18 @@ impl UpcallServer {
     }
 
     /// Makes a forked child a target.
-    fn follow_fork(&self, pid: i32, parent: Option<i32>, target: &SharedTarget) -> Use {
+    fn follow_fork(
+        &self,
+        pid: i32,
+        parent: Option<i32>,
+        target: &SharedTarget,
+        regions: &[Region],
+    ) -> Use {
         let targets = &self.tracees.targets;
         if targets.table.has(pid) {
             return Use::Nothing;
         }
-        match targets.adopt(pid, target) {
+        match targets.adopt(pid, target, regions) {
             // It is tried again.
             Err(_) if beeline_inject::must_end() => Use::Useful,
             outcome => {
@@ -405,7 +417,7 @@ impl UpcallServer {
     ///
     /// The claim is not trusted: the target must belong to the domain that asks, and the process must
     /// have that target's own memory mapped.
-    fn asking_process(&self, own: i32, owner: u32) -> Option<(i32, SharedTarget)> {
+    fn asking_process(&self, own: i32, owner: u32) -> Option<Asking> {
         let tagged = self.tracees.targets.table.tagged(owner);
         let Tagged {
             target,
@@ -415,15 +427,34 @@ impl UpcallServer {
         } = tagged.filter(|tagged| tagged.domain == self.domain.id)?;
         let (target, home) = (target.upgrade()?, home.get()?);
         if process.own_pid() == own && home.is_of(&process, owner) {
-            return Some((process.pid(), target));
+            return Some(Asking {
+                pid: process.pid(),
+                target,
+                regions: Vec::new(),
+            });
         }
-        let asks = |pid: i32| own_pid(pid) == own && home.is_mapped_by(pid);
-        if asks(own) {
-            return Some((own, target));
-        }
-        let pid = all_processes().into_iter().find(|pid| asks(*pid))?;
-        Some((pid, target))
+        let asks = |pid: i32| {
+            let is_it = own_pid(pid) == own;
+            let regions = is_it.then(|| home.regions_around(pid))??;
+            Some((pid, regions))
+        };
+        let found = asks(own).or_else(|| all_processes().into_iter().find_map(asks));
+        let (pid, regions) = found?;
+        Some(Asking {
+            pid,
+            target,
+            regions,
+        })
     }
+}
+
+/// A process that asks.
+struct Asking {
+    pid: i32,
+    /// The target that it is or is a child of.
+    target: SharedTarget,
+    /// What it has mapped, if it is not that target itself.
+    regions: Vec<Region>,
 }
 
 /// The thread that holds processes that ask.

@@ -11,7 +11,7 @@ use super::waits::GivenUp;
 use super::{Tracees, program};
 use crate::error::{Error, os};
 use crate::proc::stack_start;
-use crate::target::Hold;
+use crate::target::{Hold, Target};
 
 impl Tracees {
     /// Handles a process that the tool has started and that waits to run another program.
@@ -28,6 +28,10 @@ impl Tracees {
     ///
     /// It is stopped when that program's libraries are mapped and none of its code has run.
     pub(super) fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
+        // No copy of the tool is a target.
+        if self.is_target(pid) {
+            return Ok(self.waits.is_starting(pid));
+        }
         let tool = self.admission.tool();
         let tools = self.admission.descendants.tools();
         let is_tool = pid == tool || tools.contains(&pid);
@@ -52,6 +56,13 @@ impl Tracees {
         };
         self.waits.keep_starter(follower);
         Ok(true)
+    }
+
+    /// True if a process is known to be a target. Nothing is waited for.
+    fn is_target(&self, pid: i32) -> bool {
+        let known = self.targets.table.get(pid);
+        let is_there = |target: &Target| !target.is_gone();
+        known.is_some_and(|target| target.try_lock().is_some_and(|target| is_there(&target)))
     }
 
     /// Follows a process on a thread of its own until its program is loaded, and attaches every

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::Sender;
 
-use beeline_inject::Process;
+use beeline_inject::{Process, Region};
 use parking_lot::Mutex;
 
 use super::admission::Admission;
@@ -106,6 +106,7 @@ impl Targets {
         let known = self.table.tagged(owner).map(|tagged| tagged.process);
         match known.filter(|process| process.pid() == pid) {
             Some(process) if process.judges_filters() || !process.is_confined()? => Ok(process),
+            Some(process) if self.admission.may_stay_in(pid)? => Ok(process),
             _ => self.open(pid),
         }
     }
@@ -166,13 +167,15 @@ impl Targets {
         Ok(target)
     }
 
-    /// Makes a forked child, which waits for it, a target of its own.
+    /// Makes a forked child, which waits for it, a target of its own. `regions` is what it has mapped.
     ///
     /// # Errors
     ///
     /// The child may not be traced, or its parent has got more since it was forked.
-    pub fn adopt(&self, pid: i32, parent: &Mutex<Target>) -> Result<(), Error> {
-        let process = self.open(pid)?;
+    pub fn adopt(&self, pid: i32, parent: &Mutex<Target>, regions: &[Region]) -> Result<(), Error> {
+        self.note_dismissals();
+        let of = parent.lock().process().clone();
+        let process = self.admission.open_copy(pid, &of)?;
         if self.table.has(pid) {
             return Ok(());
         }
@@ -185,12 +188,15 @@ impl Targets {
             });
         }
         self.owners.watch(&process, owner, domain);
-        let child = parent.lock().fork(&process, owner).and_then(|child| {
-            child.ok_or_else(|| Error::Target {
-                pid,
-                why: "its parent has got more since it was forked".into(),
-            })
-        });
+        let child = parent
+            .lock()
+            .fork(&process, owner, regions)
+            .and_then(|child| {
+                child.ok_or_else(|| Error::Target {
+                    pid,
+                    why: "its parent has got more since it was forked".into(),
+                })
+            });
         let mut child = child.inspect_err(|_| self.owners.died(owner))?;
         // Links that name a process are not for its children.
         for link in self.registry.functions() {

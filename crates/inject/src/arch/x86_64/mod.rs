@@ -1,5 +1,6 @@
 //! x86-64. See [`arch`](crate::arch) for what each module is for.
 
+pub(crate) mod batch;
 pub(crate) mod mark;
 mod registers;
 pub(crate) mod restore_stub;

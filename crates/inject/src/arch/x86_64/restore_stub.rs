@@ -9,6 +9,7 @@ use beeline_uapi::nr;
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::user_regs_struct;
 
+use super::batch::ENTRY;
 use super::registers::NO_CALL;
 use super::{Registers, SYSCALL_LEN};
 use crate::restart::Restart;
@@ -50,7 +51,7 @@ pub(crate) struct Values {
     nothing: [u64; 2],
 }
 
-/// The offset of the code: the `syscall`.
+/// The offset of the code, which begins with that of batches.
 const CODE: u64 = size_of::<Values>() as u64;
 const WORDS: usize = size_of::<Values>() / 8;
 
@@ -62,16 +63,36 @@ const _: () = assert!(offset_of!(Values, rsp) + 8 == offset_of!(Values, rip));
 std::arch::global_asm!(
     ".pushsection .rodata.beeline_home, \"a\", @progbits",
     ".balign 64",
+    ".globl beeline_restore_batch_made, beeline_restore_gate",
+    ".hidden beeline_restore_batch_made, beeline_restore_gate",
     ".globl beeline_restore_code, beeline_restore_asked, beeline_restore_decided, beeline_restore_masked",
     ".globl beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
     ".hidden beeline_restore_code, beeline_restore_asked, beeline_restore_decided, beeline_restore_masked",
     ".hidden beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
     "beeline_restore_values:",
     ".zero {code}",
-    // The call for Beeline.
+    // The calls of a batch, see `batch::entry`.
     "beeline_restore_code:",
+    "mov rax, [r12]",
+    "mov rdi, [r12 + 8]",
+    "mov rsi, [r12 + 16]",
+    "mov rdx, [r12 + 24]",
+    "mov r10, [r12 + 32]",
+    "mov r8, [r12 + 40]",
+    "mov r8d, [r8]",
+    "mov r9, [r12 + 48]",
+    "syscall",
+    "beeline_restore_batch_made:",
+    "mov [r12], rax",
+    "mov rcx, [r12 + 56]",
+    "lea r12, [r12 + {entry}]",
+    "jrcxz 3f",
+    "jmp beeline_restore_code",
+    // A single call for Beeline.
+    "beeline_restore_gate:",
     "syscall",
     // From here on Beeline is dead. Let signals through, if it matters whether there are any.
+    "3:",
     "mov r12d, 1",
     "mov rcx, [rip + beeline_restore_values + {gives_up}]",
     "jrcxz beeline_restore_decided",
@@ -127,6 +148,7 @@ std::arch::global_asm!(
     "beeline_restore_end:",
     ".popsection",
     code = const CODE,
+    entry = const ENTRY,
     gives_up = const offset_of!(Values, gives_up),
     nothing = const offset_of!(Values, nothing),
     mask = const offset_of!(Values, mask),
@@ -159,6 +181,8 @@ std::arch::global_asm!(
 
 unsafe extern "C" {
     static beeline_restore_code: u8;
+    static beeline_restore_batch_made: u8;
+    static beeline_restore_gate: u8;
     static beeline_restore_asked: u8;
     static beeline_restore_decided: u8;
     static beeline_restore_masked: u8;
@@ -182,9 +206,19 @@ fn place(symbol: *const u8) -> u64 {
     CODE + (symbol.addr() - (&raw const beeline_restore_code).addr()) as u64
 }
 
-/// Returns the address of a cell's `syscall` instruction.
+/// Returns the address of a cell's `syscall` instruction for single calls.
 pub(crate) fn gate(cell: u64) -> u64 {
+    cell + place(&raw const beeline_restore_gate)
+}
+
+/// Returns the address of a cell's code for batches.
+pub(crate) fn batch_start(cell: u64) -> u64 {
     cell + CODE
+}
+
+/// Returns the address behind the `syscall` instruction in it.
+pub(crate) fn batch_made(cell: u64) -> u64 {
+    cell + place(&raw const beeline_restore_batch_made)
 }
 
 /// Returns the bytes of a cell.
@@ -307,5 +341,15 @@ impl Values {
             mask: (!is_masked).then_some(self.mask),
             dispatch: (self.dispatch.mode != 0).then_some(self.dispatch),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_has_room_for_its_code() {
+        assert!(CODE as usize + code().len() <= CELL as usize);
     }
 }

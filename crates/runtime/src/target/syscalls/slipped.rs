@@ -194,7 +194,7 @@ fn known_as(call: u64, region: &Region, file: &FileCalls) -> Known {
     // Where the instruction itself is left alone, the sleeping thread may have called before it was
     // hooked.
     if file
-        .within(region, Part::All)
+        .within(region, Part::ALL)
         .iter()
         .any(|plan| plan.call == call)
     {
