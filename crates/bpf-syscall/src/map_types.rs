@@ -29,3 +29,24 @@ pub(crate) fn is_map_of_maps(map_type: MapType) -> bool {
 pub(crate) fn holds_objects(map_type: MapType) -> bool {
     matches!(map_type, MapType::PROG_ARRAY | MapType::CGROUP_ARRAY) || is_map_of_maps(map_type)
 }
+
+/// Returns whether only the kernel has such maps, and makes them for every tool that may ask: of
+/// sockets, devices and processors, of values kept for the kernel's objects, and arenas.
+pub(crate) fn is_only_kernels(map_type: MapType) -> bool {
+    matches!(
+        map_type,
+        MapType::DEVMAP
+            | MapType::DEVMAP_HASH
+            | MapType::CPUMAP
+            | MapType::XSKMAP
+            | MapType::SOCKMAP
+            | MapType::SOCKHASH
+            | MapType::REUSEPORT_SOCKARRAY
+            | MapType::CGROUP_STORAGE
+            | MapType::PERCPU_CGROUP_STORAGE
+            | MapType::SK_STORAGE
+            | MapType::INODE_STORAGE
+            | MapType::CGRP_STORAGE
+            | MapType::ARENA
+    )
+}

@@ -17,6 +17,7 @@ mod elements;
 mod files;
 mod ids;
 mod info;
+mod kernels_maps;
 mod links;
 mod maps;
 mod perf;
@@ -41,6 +42,7 @@ use elements::{Batches, Elements};
 use files::Files;
 use ids::{Ids, Numbered};
 use info::ObjectInfo;
+use kernels_maps::KernelsMaps;
 use links::Links;
 use maps::Maps;
 use perf::{PerfEvents, PerfIoctl};
@@ -108,6 +110,9 @@ impl<'a> Dispatcher<'a> {
     /// Answers a command of `bpf(2)`.
     fn command(&self, command: Command, attr: &BpfAttr) -> Answer {
         let Self { local, call } = *self;
+        if let Some(answer) = KernelsMaps::new(local, call).answer(command, attr) {
+            return answer;
+        }
         match command {
             Command::MAP_CREATE => self.with_room(|| Maps::new(local, call).create(attr)),
             Command::MAP_FREEZE => Maps::new(local, call).freeze(attr),

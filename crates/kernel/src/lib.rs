@@ -49,6 +49,8 @@ pub struct MapSpec<'a> {
     pub flags: u32,
     /// `map_extra`.
     pub map_extra: u64,
+    /// Its name, of which the kernel keeps 15 bytes.
+    pub name: &'a str,
     /// For a map of maps: a map that its maps resemble.
     pub inner: Option<BorrowedFd<'a>>,
     /// The types, and the numbers of the key's and the value's.
@@ -117,6 +119,7 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     attr.put(word!(MapCreate.value_size), spec.value_size);
     attr.put(word!(MapCreate.max_entries), spec.max_entries);
     attr.put(word!(MapCreate.map_flags), spec.flags);
+    attr.put_text(word!(MapCreate.map_name), &name_field(spec.name));
     attr.put_fd(word!(MapCreate.inner_map_fd), spec.inner);
     if let Some((btf, key, value)) = spec.types {
         attr.put_fd(word!(MapCreate.btf_fd), Some(btf));

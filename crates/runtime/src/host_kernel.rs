@@ -6,6 +6,7 @@
 
 pub mod errands;
 pub mod rings;
+pub(crate) mod types;
 
 use std::collections::HashMap;
 use std::io;
@@ -145,20 +146,31 @@ impl HostKernel {
         Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
     }
 
+    /// Returns a map in the kernel, which gets one if there is none.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`, with the reason in words, if the map cannot be there.
+    pub fn map(&self, map: &Arc<MapObject>) -> Result<OwnedFd, LoadError> {
+        let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
+        let twin = map.with_twin(self.domains.home(), copy);
+        let twin = twin.and_then(|twin| {
+            self.connect(map).map_err(|error| error.to_string())?;
+            twin.map_err(|error| error.to_string())
+        });
+        twin.map_err(|why| {
+            let name = &map.spec.name;
+            let why = format!("map {name} cannot be used by a program in the kernel: {why}");
+            LoadError::new(libc::EBUSY, why)
+        })
+    }
+
     /// Returns the kernel's maps for the descriptors in a program.
-    fn twins(&self, maps: &HashMap<i32, Arc<MapObject>>) -> Result<HashMap<i32, i32>, LoadError> {
-        let twin = |(fd, map): (&i32, &Arc<MapObject>)| {
-            let twin = map.with_twin(self.domains.home(), |twin| twin.as_fd().as_raw_fd());
-            let twin = twin.and_then(|twin| {
-                self.connect(map).map_err(|error| error.to_string())?;
-                Ok((*fd, twin))
-            });
-            twin.map_err(|why| {
-                let name = &map.spec.name;
-                let why = format!("map {name} cannot be used by a program in the kernel: {why}");
-                LoadError::new(libc::EBUSY, why)
-            })
-        };
+    fn twins(
+        &self,
+        maps: &HashMap<i32, Arc<MapObject>>,
+    ) -> Result<HashMap<i32, OwnedFd>, LoadError> {
+        let twin = |(fd, map): (&i32, &Arc<MapObject>)| Ok((*fd, self.map(map)?));
         maps.iter().map(twin).collect()
     }
 
@@ -219,12 +231,16 @@ impl HostKernel {
 }
 
 /// Returns a program's instructions, with the kernel's maps in the place of the tool's.
-fn with_kernels_maps(spec: &ProgramSpec, fds: &HashMap<i32, i32>) -> Result<Vec<Insn>, LoadError> {
+fn with_kernels_maps(
+    spec: &ProgramSpec,
+    fds: &HashMap<i32, OwnedFd>,
+) -> Result<Vec<Insn>, LoadError> {
     let mut insns = spec.insns.clone();
     crate::tag::each_map_load(&mut insns, |first, _| {
         let tools = (*first).try_into().map(i32::from_ne_bytes);
         // A number that is no map's must not name a file of Beeline's.
-        let fd = tools.ok().and_then(|fd| fds.get(&fd)).unwrap_or(&-1);
+        let fd = tools.ok().and_then(|fd| fds.get(&fd));
+        let fd = fd.map_or(-1, OwnedFd::as_raw_fd);
         first.copy_from_slice(&fd.to_ne_bytes());
     });
     let insns: Vec<Insn> = Insn::decode_all(&insns)
@@ -246,9 +262,9 @@ fn load_as_asked(
     insns: &[Insn],
     log_level: u32,
 ) -> Result<(OwnedFd, String), kernel::Refusal> {
-    let types = spec.types.as_ref();
-    let btf = types
-        .map(|types| kernel::load_types(&types.btf))
+    let own = spec.types.as_ref();
+    let btf = own
+        .map(|types| types::in_kernel(&types.btf))
         .transpose()?;
     let asked = kernel::ProgramSpec {
         prog_type: spec.prog_type,
@@ -258,7 +274,7 @@ fn load_as_asked(
         attach_btf_id: spec.attach_btf_id,
         license: &spec.license,
         insns,
-        types: types
+        types: own
             .zip(btf.as_ref())
             .map(|(types, btf)| kernel::ProgramTypes {
                 btf: btf.as_fd(),

@@ -7,6 +7,7 @@ mod objects;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
@@ -290,9 +291,27 @@ impl Backend for Runtime {
         }
     }
 
+    fn map_create_in_kernel(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        let id = self.id();
+        let map = MapObject::only_in_kernel(id, spec, self.shared.cpus, &self.budget)?;
+        self.objects().maps.insert(id, Arc::new(map));
+        Ok(id)
+    }
+
+    fn map_in_kernel(&self, map: Id) -> Result<OwnedFd, Errno> {
+        self.kernel.map(&self.map(map)?).map_err(|error| {
+            self.unsupported(&error.reason);
+            error.errno
+        })
+    }
+
+    fn kernels_map(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
+        self.map(map)?.kernels_own().map_err(no_more_files)
+    }
+
     fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
         let pages = self.map(map)?.kernels_pages();
-        let pages = pages.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+        let pages = pages.map_err(no_more_files)?;
         Ok(pages.map(|(file, _)| file))
     }
 
@@ -304,7 +323,7 @@ impl Backend for Runtime {
                 .inspect(|file| fast_path::name_descriptor(file, &map)),
             Err(_) => self.ring(id)?.share(),
         };
-        shared.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        shared.map_err(no_more_files)
     }
 
     fn map_value_len(&self, map: Id) -> Result<usize, Errno> {
@@ -450,7 +469,7 @@ impl Backend for Runtime {
             Ok(map) => map.wakeup().try_clone(),
             Err(_) => self.ring(id)?.wakeup().try_clone(),
         };
-        wakeup.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        wakeup.map_err(no_more_files)
     }
 
     fn readable(&self, id: Id) -> Result<bool, Errno> {
@@ -506,13 +525,18 @@ impl Backend for Runtime {
             bytes = program.code().code.bytes.len(),
             "loaded a program"
         );
-        if spec.in_kernel {
-            let loaded = self.kernel.load(&program, spec.log_level);
-            (_, log) = loaded.inspect_err(|error| {
-                if error.errno == Errno::EBUSY {
-                    self.unsupported(&error.reason);
+        if spec.in_kernel || spec.may_use_kernel && program.missing.is_some() {
+            match self.kernel.load(&program, spec.log_level) {
+                Ok((_, kernels)) => log = kernels,
+                // Without a log it is no verdict on the program, which nobody may ever run.
+                Err(error) if !spec.in_kernel && error.log.text.is_empty() => {}
+                Err(error) => {
+                    if error.errno == Errno::EBUSY {
+                        self.unsupported(&error.reason);
+                    }
+                    return Err(error);
                 }
-            })?;
+            }
         }
         let program = Arc::new(program);
         if self.engines.tiers_up(program.code())
@@ -596,6 +620,10 @@ impl Backend for Runtime {
             self.unsupported(&why);
             errno
         })
+    }
+
+    fn runs_here(&self, program: Id) -> bool {
+        self.program(program).is_ok_and(|program| program.runs())
     }
 
     fn takes_timer_in_kernel(&self, program: Id) -> bool {
@@ -715,4 +743,8 @@ impl Backend for Runtime {
             (self.report)(what);
         }
     }
+}
+
+fn no_more_files(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EMFILE))
 }

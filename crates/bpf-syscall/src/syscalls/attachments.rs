@@ -98,7 +98,7 @@ impl<'a> Attachments<'a> {
         });
         let place = place.map_err(|_| Errno::EINVAL)?;
         // The others are the caller's own, and the caller would be Beeline.
-        if !matches!(place, Place::Cgroup | Place::Device) {
+        if !matches!(place, Place::Cgroup | Place::Device | Place::Sockets) {
             let what = by_kernel_only(&format!("programs of attach type {kind}"), NOT_YET);
             self.backend.unsupported(&what);
             return Err(Errno::EINVAL);

@@ -14,6 +14,7 @@
 //! at all: the kernel's memory is the map's, for everybody ([`MapObject::on_both_sides`]).
 
 mod creation;
+mod kernels;
 mod operations;
 
 use std::io;

@@ -68,7 +68,9 @@ impl Links<'_> {
                     flags: options.flags,
                 })
             }
-            Place::Cgroup | Place::Device | Place::Network | Place::Own => link(Options::Plain),
+            Place::Cgroup | Place::Device | Place::Network | Place::Sockets | Place::Own => {
+                link(Options::Plain)
+            }
         }
     }
 

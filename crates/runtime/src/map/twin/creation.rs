@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use beeline_kernel as kernel;
 use beeline_maps::Kind;
@@ -10,6 +11,7 @@ use beeline_uapi::{Errno, flags};
 use super::super::{MapObject, as_verified};
 use super::errno;
 use crate::backend::MapSpec;
+use crate::host_kernel::types;
 
 impl MapObject {
     /// Removes all elements of this side, where nobody looks at them.
@@ -139,9 +141,9 @@ impl MapObject {
     /// Creates the kernel's map, without elements.
     pub(super) fn new_twin(&self) -> io::Result<kernel::Map> {
         let flags = self.spec.flags & !TOOLS;
-        let types = types_of(&self.spec)?;
+        let own = types_of(&self.spec)?;
         let twin = kernel::Map::new(&kernel::MapSpec {
-            types: types
+            types: own
                 .as_ref()
                 .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
             ..kernel_spec(&self.spec, flags)
@@ -169,16 +171,19 @@ pub(super) const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
 
 /// Returns the types of a map with fields of the kernel's in its values, which the kernel finds by
 /// them.
-fn types_of(spec: &MapSpec) -> io::Result<Option<(OwnedFd, u32, u32)>> {
-    let Some(types) = &spec.value_type else {
+fn types_of(spec: &MapSpec) -> io::Result<Option<(Arc<OwnedFd>, u32, u32)>> {
+    match as_verified(spec, None).fields.is_empty() {
+        true => Ok(None),
+        false => load_types_of(spec),
+    }
+}
+
+/// Loads the types of a map's keys and values into the kernel, if the tool gave any.
+pub(super) fn load_types_of(spec: &MapSpec) -> io::Result<Option<(Arc<OwnedFd>, u32, u32)>> {
+    let Some(named) = &spec.value_type else {
         return Ok(None);
     };
-    if as_verified(spec, None).fields.is_empty() {
-        return Ok(None);
-    }
-    let btf = kernel::load_types(&types.btf);
-    let btf = btf.map_err(|refusal| io::Error::from_raw_os_error(refusal.errno))?;
-    Ok(Some((btf, types.key, types.id)))
+    Ok(Some((types::of_map(&named.btf)?, named.key, named.id)))
 }
 
 pub(super) fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static> {
