@@ -120,13 +120,16 @@ impl Place {
     /// Fails with the reason, in words, if Beeline would name another place by what a thread of the
     /// tool's says.
     pub(crate) fn check(self, tid: i32) -> Result<(), &'static str> {
-        const NETWORK: (&str, &str) = ("net", "the tool is in another network namespace");
         const PID: (&str, &str) = ("pid", "the tool is in another PID namespace");
         const CGROUP: (&str, &str) = ("cgroup", "the tool is in another cgroup namespace");
         let all: &[_] = match self {
-            Self::Device | Self::Netfilter => &[NETWORK],
-            Self::Iterator => &[NETWORK, PID, CGROUP],
-            Self::Cgroup | Self::Network | Self::Sockets | Self::Own => &[],
+            Self::Iterator => &[PID, CGROUP],
+            Self::Cgroup
+            | Self::Device
+            | Self::Network
+            | Self::Netfilter
+            | Self::Sockets
+            | Self::Own => &[],
         };
         let other = all.iter().find(|(kind, _)| !shares_namespace(tid, kind));
         other.map_or(Ok(()), |(_, why)| Err(*why))

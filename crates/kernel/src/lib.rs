@@ -334,6 +334,35 @@ pub fn program_by_id(id: u32) -> io::Result<(ProgramType, String)> {
     Ok((prog_type, text(&about[offset_of!(ProgInfo, name)..])))
 }
 
+/// A program's number in the kernel, and what it has done there while runs were counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProgramFacts {
+    /// Its id.
+    pub id: u32,
+    /// The number of its runs.
+    pub runs: u64,
+    /// Their time, in nanoseconds.
+    pub run_time: u64,
+}
+
+/// Returns a program's facts (`BPF_OBJ_GET_INFO_BY_FD`).
+///
+/// # Errors
+/// The errno of bpf(2).
+pub fn program_facts(program: impl AsFd) -> io::Result<ProgramFacts> {
+    let mut about = [0; size_of::<ProgInfo>()];
+    let mut attr = Attr::default();
+    attr.put_fd(word!(Info.bpf_fd), Some(program.as_fd()));
+    attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut about);
+    attr.call(Command::OBJ_GET_INFO_BY_FD)?;
+    let long = |at| u64::from(u32_at(&about, at)) | u64::from(u32_at(&about, at + 4)) << 32;
+    Ok(ProgramFacts {
+        id: u32_at(&about, offset_of!(ProgInfo, id)),
+        runs: long(offset_of!(ProgInfo, run_cnt)),
+        run_time: long(offset_of!(ProgInfo, run_time_ns)),
+    })
+}
+
 /// Returns the types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name.
 ///
 /// # Errors

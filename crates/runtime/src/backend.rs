@@ -457,6 +457,32 @@ pub trait Backend: Send + Sync {
         true
     }
 
+    /// Returns the program that the kernel knows by this id, if it is one of the session's.
+    fn program_by_kernels_id(&self, id: u32) -> Option<Id> {
+        let _ = id;
+        None
+    }
+
+    /// Has the runs of programs counted from now on, as far as Beeline makes them itself.
+    fn count_runs(&self) {}
+
+    /// Returns the number of a program's counted runs, in the kernel and in Beeline, and their time
+    /// in nanoseconds.
+    fn program_runs(&self, program: Id) -> (u64, u64) {
+        let _ = program;
+        (0, 0)
+    }
+
+    /// Returns whether programs may decide about what others do (`--unsafe`).
+    fn may_decide(&self) -> bool {
+        false
+    }
+
+    /// Returns whether programs at system calls run in the kernel.
+    fn system_calls_are_kernels(&self) -> bool {
+        false
+    }
+
     /// Returns whether a timer that gets this program belongs in the kernel: the program is there
     /// already, or cannot run in user space.
     fn takes_timer_in_kernel(&self, program: Id) -> bool {

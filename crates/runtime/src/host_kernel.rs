@@ -60,6 +60,12 @@ impl ForKernel {
         }
     }
 
+    /// Returns the facts of the kernel's program, if there is one.
+    pub fn facts(&self) -> Option<kernel::ProgramFacts> {
+        let loaded = self.loaded.lock();
+        kernel::program_facts(loaded.as_ref()?.as_fd()).ok()
+    }
+
     /// Returns the bytes that this takes, except for types, which the supervisor keeps anyway.
     pub fn bytes(&self) -> usize {
         self.spec.insns.len()
@@ -144,6 +150,20 @@ impl HostKernel {
         let insns = with_kernels_maps(&source.spec, &fds)?;
         let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
         Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
+    }
+
+    /// Returns the kernel's verdict on a program and its log, without a trace: its maps stay where
+    /// they are. `None` if the kernel cannot be asked about it.
+    pub fn verdict(
+        &self,
+        spec: &ProgramSpec,
+        maps: &HashMap<i32, Arc<MapObject>>,
+    ) -> Option<Result<VerifierLog, LoadError>> {
+        let models = maps.iter().map(|(fd, map)| Some((*fd, map.model()?)));
+        let models = models.collect::<Option<HashMap<_, _>>>()?;
+        let insns = with_kernels_maps(spec, &models).ok()?;
+        let verdict = load_as_asked(spec, &insns, spec.log_level);
+        Some(verdict.map(|(_, log)| whole_log(log)).map_err(refused))
     }
 
     /// Returns a map in the kernel, which gets one if there is none.
@@ -263,9 +283,7 @@ fn load_as_asked(
     log_level: u32,
 ) -> Result<(OwnedFd, String), kernel::Refusal> {
     let own = spec.types.as_ref();
-    let btf = own
-        .map(|types| types::in_kernel(&types.btf))
-        .transpose()?;
+    let btf = own.map(|types| types::in_kernel(&types.btf)).transpose()?;
     let asked = kernel::ProgramSpec {
         prog_type: spec.prog_type,
         expected_attach_type: spec.expected_attach_type,

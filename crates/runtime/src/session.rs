@@ -5,21 +5,22 @@ mod attach;
 mod machine;
 mod objects;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::time::Instant;
 
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::program::Policy;
 use parking_lot::Mutex;
 
 use crate::arch;
 use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
-    Release,
+    Release, VerifierLog,
 };
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
@@ -32,7 +33,7 @@ use crate::notifier::Notifier;
 use crate::packet::Packet;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
-use crate::rules::{Place, Rules};
+use crate::rules::{Place, Rules, SystemCalls};
 use crate::runner::{PacketResult, Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
@@ -57,6 +58,8 @@ pub struct Runtime {
     next_id: AtomicU32,
     tool: Arc<AtomicI32>,
     told: Mutex<BTreeSet<String>>,
+    /// True once the tool wants to know how often programs run.
+    counts_runs: AtomicBool,
     report: Report,
     rules: Rules,
     budget: Budget,
@@ -112,6 +115,7 @@ impl Runtime {
             next_id: AtomicU32::new(1),
             tool,
             told: Mutex::default(),
+            counts_runs: AtomicBool::new(false),
             report,
             rules,
             budget,
@@ -210,6 +214,23 @@ impl Runtime {
             (self.report)(&format!(
                 "{dropped} lines of bpf_trace_printk were dropped: trace_pipe was not read in time"
             ));
+        }
+    }
+
+    /// Returns the kernel's verdict on a program that the tool may ask it about, and its log. `None`
+    /// for a program that is judged by other rules here.
+    fn kernels_verdict(
+        &self,
+        spec: &ProgramSpec,
+        maps: &HashMap<i32, Arc<MapObject>>,
+    ) -> Option<Result<VerifierLog, LoadError>> {
+        let is_forbidden = self.rules.policy == Policy::ObserveOnly
+            && program::forbidden(&spec.insns).next().is_some();
+        // Of a uprobe's program, which has less here than in the kernel.
+        let is_here = spec.prog_type == ProgramType::KPROBE;
+        match spec.may_use_kernel && !spec.in_kernel && !is_forbidden && !is_here {
+            true => self.kernel.verdict(spec, maps),
+            false => None,
         }
     }
 
@@ -480,7 +501,7 @@ impl Backend for Runtime {
     }
 
     fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError> {
-        let maps = {
+        let maps: HashMap<_, _> = {
             let objects = self.objects();
             spec.maps
                 .iter()
@@ -489,15 +510,33 @@ impl Backend for Runtime {
         };
         let id = self.id();
         let kernel = self.shared.kernel_types();
-        let loaded = Program::load(
-            id,
-            spec,
-            &maps,
-            kernel,
-            &self.engines,
-            self.rules,
-            &self.budget,
-        );
+        let load = |spec: &ProgramSpec| {
+            let rules = self.rules;
+            Program::load(id, spec, &maps, kernel, &self.engines, rules, &self.budget)
+        };
+        let verdict = || self.kernels_verdict(spec, &maps);
+        let kernels = ProgramSpec {
+            in_kernel: true,
+            ..spec.clone()
+        };
+        let mut spec = spec;
+        let loaded = match load(spec) {
+            Err(refused) if !refused.reason.is_empty() => match verdict() {
+                // What it does is known to the kernel's verifier only.
+                Some(Ok(_)) => {
+                    spec = &kernels;
+                    load(spec)
+                }
+                Some(Err(kernels)) => Err(kernels),
+                None => Err(refused),
+            },
+            Ok((program, log)) if spec.log_level != 0 && !spec.in_kernel => match verdict() {
+                Some(Ok(log)) => Ok((program, log)),
+                Some(Err(kernels)) => Err(kernels),
+                None => Ok((program, log)),
+            },
+            loaded => loaded,
+        };
         let (mut program, mut log) = loaded.inspect_err(|error| {
             tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
             if self.rules.policy == Policy::ObserveOnly {
@@ -565,10 +604,14 @@ impl Backend for Runtime {
             context: argument,
             ..TestRun::default()
         };
-        self.program(program)?;
-        self.test_run(program, run)
-            .map(|result| result.value)
-            .map_err(|error| self.refuse(&error))
+        let object = self.program(program)?;
+        let begin = Instant::now();
+        let result = self.test_run(program, run);
+        let result = result.map_err(|error| self.refuse(&error))?;
+        if self.counts_runs.load(SeqCst) {
+            object.count(1, begin.elapsed());
+        }
+        Ok(result.value)
     }
 
     fn packet_test_run(
@@ -588,9 +631,14 @@ impl Backend for Runtime {
             ));
             return Err(Errno::ENOTSUPP);
         }
-        self.check_runs(&program)
-            .and_then(|()| self.runner.on_packet(program, packet, repeat))
-            .map_err(|error| self.refuse(&error))
+        let result = self
+            .check_runs(&program)
+            .and_then(|()| self.runner.on_packet(program.clone(), packet, repeat))
+            .map_err(|error| self.refuse(&error))?;
+        if self.counts_runs.load(SeqCst) {
+            program.count(repeat.into(), result.duration);
+        }
+        Ok(result)
     }
 
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno> {
@@ -620,6 +668,37 @@ impl Backend for Runtime {
             self.unsupported(&why);
             errno
         })
+    }
+
+    fn program_by_kernels_id(&self, id: u32) -> Option<Id> {
+        let programs: Vec<_> = self.objects().programs.values().cloned().collect();
+        let is_it = |program: &&Arc<Program>| {
+            let facts = program.for_kernel.as_ref().and_then(|it| it.facts());
+            facts.is_some_and(|facts| facts.id == id)
+        };
+        programs.iter().find(is_it).map(|program| program.id)
+    }
+
+    fn count_runs(&self) {
+        self.counts_runs.store(true, SeqCst);
+    }
+
+    fn program_runs(&self, program: Id) -> (u64, u64) {
+        let Ok(program) = self.program(program) else {
+            return (0, 0);
+        };
+        let there = program.for_kernel.as_ref().and_then(|it| it.facts());
+        let there = there.unwrap_or_default();
+        let (runs, time) = program.counted();
+        (runs + there.runs, time + there.run_time)
+    }
+
+    fn may_decide(&self) -> bool {
+        self.rules.policy == Policy::AllowDestructive
+    }
+
+    fn system_calls_are_kernels(&self) -> bool {
+        self.rules.system_calls == SystemCalls::InKernel
     }
 
     fn runs_here(&self, program: Id) -> bool {

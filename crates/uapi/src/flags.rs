@@ -8,6 +8,7 @@ pub const NO_COMMON_LRU: u32 = 1 << 1;
 pub const NUMA_NODE: u32 = 1 << 2;
 pub const RDONLY: u32 = 1 << 3;
 pub const WRONLY: u32 = 1 << 4;
+pub const STACK_BUILD_ID: u32 = 1 << 5;
 pub const ZERO_SEED: u32 = 1 << 6;
 pub const RDONLY_PROG: u32 = 1 << 7;
 pub const WRONLY_PROG: u32 = 1 << 8;

@@ -6,11 +6,13 @@ use std::os::fd::AsFd;
 
 use beeline_runtime::backend::Backend;
 use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::keys::{Anonymous, anonymous};
 use beeline_supervisor::{Answer, Call, Memory, Reply};
 use beeline_uapi::fields::u32_at;
 use beeline_uapi::{Command, Errno, MapType, attr as uapi};
 
 use crate::fds::ThreadFds;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{Map, Object};
 
@@ -36,8 +38,12 @@ impl<'a> KernelsMaps<'a> {
         }
     }
 
-    /// Answers a command on elements, or `BPF_MAP_FREEZE`; `None` if its map is another.
+    /// Answers a command on elements, or `BPF_MAP_FREEZE`, and others on objects that are not the
+    /// session's but the kernel's; `None` if its object is another.
     pub(super) fn answer(&self, command: Command, attr: &BpfAttr) -> Option<Answer> {
+        if self.is_on_strangers(command, attr) {
+            return Some(Ok(Reply::Continue));
+        }
         let is_on_map = command.is_for_elements() || command == Command::MAP_FREEZE;
         if !is_on_map || !self.fds.table.has_stand_ins() {
             return None;
@@ -57,6 +63,32 @@ impl<'a> KernelsMaps<'a> {
             }
             _ => None,
         }
+    }
+
+    /// Returns whether a command is on a program or map that the tool did not get from Beeline: one
+    /// that a program of its own has loaded in the kernel, as those of light skeletons do.
+    fn is_on_strangers(&self, command: Command, attr: &BpfAttr) -> bool {
+        let fd = match command {
+            Command::OBJ_GET_INFO_BY_FD => attr.view::<uapi::Info>().bpf_fd,
+            Command::PROG_TEST_RUN => attr.view::<uapi::TestRun>().prog_fd,
+            Command::LINK_CREATE => attr.view::<uapi::LinkCreate>().prog_fd,
+            Command::RAW_TRACEPOINT_OPEN => attr.view::<uapi::RawTracepoint>().prog_fd,
+            command if command.is_for_elements() && !command.is_batch() => {
+                attr.view::<uapi::Element>().map_fd
+            }
+            _ => return false,
+        };
+        let is_kernels = || {
+            let named = anonymous(&self.call.tid.to_string(), fd);
+            matches!(
+                named,
+                Some(Anonymous::KernelMap(_) | Anonymous::KernelProgram(_))
+            )
+        };
+        matches!(self.fds.find(fd), Ok(None))
+            && is_kernels()
+            && self.backend.may_decide()
+            && host_kernel::refusal(self.backend, self.call.tid).is_none()
     }
 
     /// Has the program that a value names be the kernel's, for the tool's call.

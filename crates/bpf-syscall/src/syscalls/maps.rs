@@ -116,7 +116,7 @@ impl<'a> Maps<'a> {
 
     /// Returns whether a map is of a type that only the kernel has, and the tool may ask the kernel.
     fn is_only_kernels(&self, wanted: &MapCreate) -> bool {
-        is_only_kernels(wanted.map_type)
+        is_only_kernels(wanted.map_type, wanted.flags)
             && host_kernel::refusal(&**self.backend, self.fds.tid).is_none()
     }
 

@@ -52,7 +52,10 @@ impl<'a> TestRuns<'a> {
         let program = self.fds.program(wanted.prog_fd)?;
         let is_kernels = !self.backend.runs_here(program.held.id)
             || has_kernel_test_runs(&program)
-            || wanted.flags & ONLY_KERNELS != 0;
+            || wanted.flags & ONLY_KERNELS != 0
+            // The tool wants to know that it is that CPU.
+            || program.prog_type == ProgramType::RAW_TRACEPOINT
+                && wanted.flags & flags::TEST_RUN_ON_CPU != 0;
         if is_kernels && host_kernel::refusal(&**self.backend, self.call.tid).is_none() {
             return self.in_kernel(wanted.prog_fd, &program);
         }
@@ -99,6 +102,10 @@ impl<'a> TestRuns<'a> {
         };
         let is_too_long = wanted.context_in.len > limit;
         if wanted.has_packet() || is_too_long || (!on_cpu && wanted.cpu != 0) {
+            return Err(Errno::EINVAL);
+        }
+        let is_raw = program.prog_type == ProgramType::RAW_TRACEPOINT;
+        if is_raw && wanted.context_in.len < program.context_end() {
             return Err(Errno::EINVAL);
         }
         let context = io.read(&wanted.context_in)?;

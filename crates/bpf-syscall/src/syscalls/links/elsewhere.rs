@@ -14,6 +14,7 @@ use beeline_uapi::attr::{LinkCreate, LinkCreateNetfilter, LinkCreateRelative};
 use beeline_uapi::{AttachType, Errno, flags};
 
 use super::Links;
+use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::objects::{LinkTo, Object, ProgramObject};
 use crate::refused::by_kernel_only;
@@ -41,7 +42,9 @@ impl Links<'_> {
                 flags: wanted.flags,
                 options,
             };
-            self.link_in_kernel(program.clone(), 0, |program| link::create(program, &spec))
+            self.link_in_kernel(program.clone(), 0, |program| {
+                host_kernel::in_network_of(call.tid, || link::create(program, &spec))
+            })
         };
         match place {
             Place::Cgroup | Place::Device if kind != AttachType::XDP => {

@@ -140,12 +140,17 @@ impl MapObject {
 
     /// Creates the kernel's map, without elements.
     pub(super) fn new_twin(&self) -> io::Result<kernel::Map> {
+        self.new_twin_of(None)
+    }
+
+    fn new_twin_of(&self, inner: Option<&kernel::Map>) -> io::Result<kernel::Map> {
         let flags = self.spec.flags & !TOOLS;
         let own = types_of(&self.spec)?;
         let twin = kernel::Map::new(&kernel::MapSpec {
             types: own
                 .as_ref()
                 .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+            inner: inner.map(|inner| inner.as_fd()),
             ..kernel_spec(&self.spec, flags)
         })?;
         if self.has_values() && twin.value_len() != self.map.value_len() {
@@ -154,6 +159,31 @@ impl MapObject {
             ));
         }
         Ok(twin)
+    }
+
+    /// Returns a map in the kernel by which the kernel can judge programs that use this one: its own,
+    /// or one like it, with the values that no program can change.
+    pub fn model(&self) -> Option<OwnedFd> {
+        let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
+        if let Some(twin) = self.in_twin(copy) {
+            return twin.ok();
+        }
+        let inner = self.inner.as_ref().map(|inner| {
+            let own = types_of(inner)?;
+            kernel::Map::new(&kernel::MapSpec {
+                types: own
+                    .as_ref()
+                    .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+                ..kernel_spec(inner, inner.flags & !TOOLS)
+            })
+        });
+        let inner = inner.transpose().ok()?;
+        let model = self.new_twin_of(inner.as_ref()).ok()?;
+        if self.is_only_read() && self.check_thawed().is_err() {
+            self.fill_twin(&model).ok()?;
+            kernel::freeze(&model).ok()?;
+        }
+        model.as_fd().try_clone_to_owned().ok()
     }
 
     /// True if it has elements that can be copied.

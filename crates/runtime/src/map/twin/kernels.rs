@@ -48,7 +48,13 @@ impl MapObject {
             ..kernel_spec(spec, spec.flags)
         });
         let map = map.map_err(out_of_memory)?;
-        let first = Shard::new(&spec.name, &FACE, Fields::new(&FACE, None, None)?, cpus, budget)?;
+        let first = Shard::new(
+            &spec.name,
+            &FACE,
+            Fields::new(&FACE, None, None)?,
+            cpus,
+            budget,
+        )?;
         let made = Self::with_first(id, spec, first, None, budget)?;
         made.sides.write().twin = Some(Twin {
             map,
@@ -59,13 +65,13 @@ impl MapObject {
         Ok(made)
     }
 
-    /// Returns the kernel's map, for a map that exists there only.
+    /// Returns the kernel's map, for a map that exists there only. Its face is of another type.
     ///
     /// # Errors
     ///
     /// Those of `fcntl(2)`, by which the descriptor is duplicated.
     pub fn kernels_own(&self) -> io::Result<Option<OwnedFd>> {
-        if self.spec.plain().kind().is_some() {
+        if self.map.spec().map_type == self.spec.map_type {
             return Ok(None);
         }
         let copy = |map: &kernel::Map| map.as_fd().try_clone_to_owned();

@@ -11,6 +11,7 @@ use beeline_uapi::attr::{IterCreate, LinkCreateIter};
 use beeline_uapi::fields::u32_at;
 
 use super::Links;
+use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::objects::{LinkTo, Object, ProgramObject};
 use crate::refused::by_kernel_only;
@@ -116,7 +117,8 @@ impl Links<'_> {
         let LinkTo::Kernel(kernels) = &link.to else {
             return Err(Errno::EINVAL);
         };
-        let file = kernels.with(link::iterate)?;
+        let tid = self.fds.tid;
+        let file = kernels.with(|link| host_kernel::in_network_of(tid, || link::iterate(link)))?;
         Ok(Reply::Descriptor {
             file,
             cloexec: true,
