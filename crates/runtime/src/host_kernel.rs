@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_isa::{Insn, opcode};
 use beeline_kernel as kernel;
@@ -23,6 +24,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::domain::Domains;
 use crate::map::MapObject;
+use crate::objects::Object;
 use crate::program::Program;
 use crate::rules::Place;
 use errands::ErrandRunner;
@@ -142,14 +144,64 @@ impl HostKernel {
                 self.refusal().unwrap_or_default(),
             ));
         };
-        let mut loaded = source.loaded.lock();
-        if let Some(loaded) = &*loaded {
-            return Ok((loaded.clone(), VerifierLog::default()));
+        let made = {
+            let mut loaded = source.loaded.lock();
+            if let Some(loaded) = &*loaded {
+                return Ok((loaded.clone(), VerifierLog::default()));
+            }
+            let fds = self.twins(&source.maps)?;
+            let insns = with_kernels_maps(&source.spec, &fds)?;
+            let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
+            (loaded.insert(Arc::new(fd)).clone(), whole_log(log))
+        };
+        // They may name this program.
+        source.maps.values().try_for_each(|map| self.fill(map))?;
+        Ok(made)
+    }
+
+    /// Puts the objects that are elements of a map into the kernel's map, once.
+    fn fill(&self, map: &Arc<MapObject>) -> Result<(), LoadError> {
+        if !map.holds_objects() || map.objects_in_kernel.swap(true, SeqCst) {
+            return Ok(());
         }
-        let fds = self.twins(&source.maps)?;
-        let insns = with_kernels_maps(&source.spec, &fds)?;
-        let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
-        Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
+        let elements = map.elements.stored();
+        let mut all = elements.iter();
+        let filled = all.try_for_each(|(key, object)| self.put_object(map, key, object));
+        if filled.is_err() {
+            map.objects_in_kernel.store(false, SeqCst);
+        }
+        filled
+    }
+
+    /// Sets an element of the kernel's map to an object, which is brought to the kernel if it is not
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// The errno, with the reason in words, if the object cannot be there.
+    pub fn put_object(
+        &self,
+        map: &Arc<MapObject>,
+        key: &[u8],
+        object: &Object,
+    ) -> Result<(), LoadError> {
+        let number = |file: BorrowedFd<'_>| file.as_raw_fd().to_ne_bytes();
+        let put = |value: [u8; 4]| {
+            let put = map.in_twin(|twin| twin.update(key, &value, 0));
+            put.unwrap_or(Ok(())).map_err(|error| {
+                let name = &map.spec.name;
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                LoadError::new(errno, format!("map {name} in the kernel: {error}"))
+            })
+        };
+        match object {
+            Object::Program(program) => put(number(self.load(program, 0)?.0.as_fd())),
+            Object::Map(inner) => put(number(self.map(inner)?.as_fd())),
+            Object::Cgroup { .. } => {
+                let why = "Beeline does not share the elements of a cgroup array with the kernel";
+                Err(LoadError::new(libc::EBUSY, why))
+            }
+        }
     }
 
     /// Returns the kernel's verdict on a program and its log, without a trace: its maps stay where
@@ -172,6 +224,13 @@ impl HostKernel {
     ///
     /// `EBUSY`, with the reason in words, if the map cannot be there.
     pub fn map(&self, map: &Arc<MapObject>) -> Result<OwnedFd, LoadError> {
+        let twin = self.twin(map)?;
+        self.fill(map)?;
+        Ok(twin)
+    }
+
+    /// As [`Self::map`], without the objects that are its elements.
+    fn twin(&self, map: &Arc<MapObject>) -> Result<OwnedFd, LoadError> {
         let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
         let twin = map.with_twin(self.domains.home(), copy);
         let twin = twin.and_then(|twin| {
@@ -190,7 +249,7 @@ impl HostKernel {
         &self,
         maps: &HashMap<i32, Arc<MapObject>>,
     ) -> Result<HashMap<i32, OwnedFd>, LoadError> {
-        let twin = |(fd, map): (&i32, &Arc<MapObject>)| Ok((*fd, self.map(map)?));
+        let twin = |(fd, map): (&i32, &Arc<MapObject>)| Ok((*fd, self.twin(map)?));
         maps.iter().map(twin).collect()
     }
 

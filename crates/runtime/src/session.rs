@@ -371,13 +371,6 @@ impl Backend for Runtime {
         let (map, object) = (self.map(map)?, self.object(object)?);
         map.check_thawed()?;
         map.admit(&object)?;
-        if map.in_twin(|_| ()).is_some() {
-            self.unsupported(&format!(
-                "map {}: a program in the kernel uses it, so Beeline cannot put objects into it any more",
-                map.spec.name
-            ));
-            return Err(Errno::EOPNOTSUPP);
-        }
         let id = object.id().0.to_ne_bytes();
         let announce = || {
             self.tracees.object_added(map.id, &object);
@@ -385,6 +378,13 @@ impl Backend for Runtime {
         };
         let store = || map.update(key, &id, flags);
         map.elements.set(key, object.clone(), announce, store)?;
+        if map.in_twin(|_| ()).is_some() {
+            let put = self.kernel.put_object(&map, key, &object);
+            put.map_err(|error| {
+                self.unsupported(&error.reason);
+                error.errno
+            })?;
+        }
         self.shared.removals.fetch_add(1, SeqCst);
         Ok(())
     }
@@ -409,6 +409,8 @@ impl Backend for Runtime {
             return delete();
         }
         map.elements.remove(key, delete)?;
+        // It is there only if programs in the kernel have the map.
+        let _ = map.in_twin(|twin| twin.delete(key));
         self.shared.removals.fetch_add(1, SeqCst);
         Ok(())
     }

@@ -12,13 +12,14 @@ use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::keys::errno;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::attr::ProgAttach;
-use beeline_uapi::{AttachType, Errno, ProgramType, flags};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::local::Local;
+use crate::neighbours;
 use crate::refused::{NOT_YET, by_kernel_only};
 
 /// Attaches programs to such places, and takes them away.
@@ -137,11 +138,8 @@ impl<'a> Attachments<'a> {
             self.backend.unsupported(&what);
             return Err(Errno::EINVAL);
         }
-        if wanted.attach_flags & flags::ID != 0 || wanted.relative_fd != 0 {
-            self.backend
-                .unsupported("BPF_PROG_ATTACH at a place that is relative to another program");
-            return Err(Errno::EINVAL);
-        }
+        let named = (wanted.relative_fd, wanted.attach_flags);
+        let (to, flags) = neighbours::relative(self.backend, self.fds, named)?;
         let file = match place {
             // The caller's own: the kernel takes no descriptor here.
             Place::Network if wanted.target_fd != 0 => return Err(Errno::EINVAL),
@@ -149,13 +147,13 @@ impl<'a> Attachments<'a> {
             _ => place.file(self.call, wanted.target_fd)?,
         };
         let options = Options::Relative {
-            to: Relative::Id(0),
+            to: Relative::to(to.as_ref()),
             revision: wanted.expected_revision,
         };
         work(&LinkSpec {
             attach_type: kind,
             target: place.target(wanted.target_fd, file.as_ref()),
-            flags: wanted.attach_flags,
+            flags,
             options,
         })?;
         Ok(Reply::Value(0))

@@ -124,7 +124,8 @@ impl MapObject {
     pub(super) fn check_kind(&self) -> Result<(), String> {
         let suits = |kind: Kind| match kind {
             Kind::StackTrace | Kind::Ringbuf | Kind::PerfEventArray => true,
-            Kind::CgroupArray | Kind::ProgArray => self.elements.is_empty(),
+            Kind::CgroupArray => self.elements.is_empty(),
+            Kind::ProgArray | Kind::ArrayOfMaps | Kind::HashOfMaps => true,
             Kind::Queue | Kind::Stack => true,
             Kind::BloomFilter => self.is_zero(),
             _ => self.has_values(),
@@ -140,17 +141,14 @@ impl MapObject {
 
     /// Creates the kernel's map, without elements.
     pub(super) fn new_twin(&self) -> io::Result<kernel::Map> {
-        self.new_twin_of(None)
-    }
-
-    fn new_twin_of(&self, inner: Option<&kernel::Map>) -> io::Result<kernel::Map> {
+        let inner = self.inner.as_ref().map(model_of).transpose()?;
         let flags = self.spec.flags & !TOOLS;
         let own = types_of(&self.spec)?;
         let twin = kernel::Map::new(&kernel::MapSpec {
             types: own
                 .as_ref()
                 .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
-            inner: inner.map(|inner| inner.as_fd()),
+            inner: inner.as_ref().map(AsFd::as_fd),
             ..kernel_spec(&self.spec, flags)
         })?;
         if self.has_values() && twin.value_len() != self.map.value_len() {
@@ -168,17 +166,7 @@ impl MapObject {
         if let Some(twin) = self.in_twin(copy) {
             return twin.ok();
         }
-        let inner = self.inner.as_ref().map(|inner| {
-            let own = types_of(inner)?;
-            kernel::Map::new(&kernel::MapSpec {
-                types: own
-                    .as_ref()
-                    .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
-                ..kernel_spec(inner, inner.flags & !TOOLS)
-            })
-        });
-        let inner = inner.transpose().ok()?;
-        let model = self.new_twin_of(inner.as_ref()).ok()?;
+        let model = self.new_twin().ok()?;
         if self.is_only_read() && self.check_thawed().is_err() {
             self.fill_twin(&model).ok()?;
             kernel::freeze(&model).ok()?;
@@ -198,6 +186,17 @@ impl MapObject {
 
 /// The access of the tool's first descriptor, which is not the map's.
 pub(super) const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
+
+/// Creates a map in the kernel that inner maps resemble.
+fn model_of(spec: &MapSpec) -> io::Result<kernel::Map> {
+    let own = types_of(spec)?;
+    kernel::Map::new(&kernel::MapSpec {
+        types: own
+            .as_ref()
+            .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+        ..kernel_spec(spec, spec.flags & !TOOLS)
+    })
+}
 
 /// Returns the types of a map with fields of the kernel's in its values, which the kernel finds by
 /// them.
