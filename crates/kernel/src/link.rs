@@ -217,13 +217,11 @@ pub fn query(spec: &LinkSpec<'_>, wanted: [bool; 4], room: u32) -> (Programs, io
     attr.put(word!(ProgQuery.prog_cnt), room);
     let outcome = attr.call(Command::PROG_QUERY).map(drop);
     let revision = word!(ProgQuery.revision);
-    let answer = (
+    let (flags, count, revision) = (
         attr.get(word!(ProgQuery.attach_flags)),
         attr.get(word!(ProgQuery.prog_cnt)),
         u64::from(attr.get(revision)) | u64::from(attr.get(revision + 1)) << 32,
     );
-    drop(attr);
-    let (flags, count, revision) = answer;
     let programs = Programs {
         flags,
         count,

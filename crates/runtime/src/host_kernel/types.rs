@@ -12,7 +12,10 @@ use parking_lot::Mutex;
 
 /// The tool's BTF, and the kernel's. Of what the tool has closed, the kernel's goes with the next
 /// one that is loaded.
-static LOADED: Mutex<Vec<(Weak<[u8]>, Arc<OwnedFd>)>> = Mutex::new(Vec::new());
+static LOADED: Mutex<Vec<Pair>> = Mutex::new(Vec::new());
+
+/// BTF as the tool gave it, and the kernel's in its place.
+type Pair = (Weak<[u8]>, Arc<OwnedFd>);
 
 /// Returns the kernel's BTF in the place of the tool's, which is loaded if it is not there yet.
 ///
