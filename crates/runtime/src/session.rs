@@ -2,6 +2,7 @@
 //! reach into.
 
 mod attach;
+mod in_kernel;
 mod machine;
 mod objects;
 
@@ -13,14 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::time::Instant;
 
-use beeline_uapi::{Errno, ProgramType};
+use beeline_uapi::Errno;
 use beeline_verifier::program::Policy;
 use parking_lot::Mutex;
 
 use crate::arch;
 use crate::backend::{
     AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
-    Release, VerifierLog,
+    Release,
 };
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
@@ -214,23 +215,6 @@ impl Runtime {
             (self.report)(&format!(
                 "{dropped} lines of bpf_trace_printk were dropped: trace_pipe was not read in time"
             ));
-        }
-    }
-
-    /// Returns the kernel's verdict on a program that the tool may ask it about, and its log. `None`
-    /// for a program that is judged by other rules here.
-    fn kernels_verdict(
-        &self,
-        spec: &ProgramSpec,
-        maps: &HashMap<i32, Arc<MapObject>>,
-    ) -> Option<Result<VerifierLog, LoadError>> {
-        let is_forbidden = self.rules.policy == Policy::ObserveOnly
-            && program::forbidden(&spec.insns).next().is_some();
-        // Of a uprobe's program, which has less here than in the kernel.
-        let is_here = spec.prog_type == ProgramType::KPROBE;
-        match spec.may_use_kernel && !spec.in_kernel && !is_forbidden && !is_here {
-            true => self.kernel.verdict(spec, maps),
-            false => None,
         }
     }
 
@@ -511,34 +495,7 @@ impl Backend for Runtime {
                 .collect()
         };
         let id = self.id();
-        let kernel = self.shared.kernel_types();
-        let load = |spec: &ProgramSpec| {
-            let rules = self.rules;
-            Program::load(id, spec, &maps, kernel, &self.engines, rules, &self.budget)
-        };
-        let verdict = || self.kernels_verdict(spec, &maps);
-        let kernels = ProgramSpec {
-            in_kernel: true,
-            ..spec.clone()
-        };
-        let mut spec = spec;
-        let loaded = match load(spec) {
-            Err(refused) if !refused.reason.is_empty() => match verdict() {
-                // What it does is known to the kernel's verifier only.
-                Some(Ok(_)) => {
-                    spec = &kernels;
-                    load(spec)
-                }
-                Some(Err(kernels)) => Err(kernels),
-                None => Err(refused),
-            },
-            Ok((program, log)) if spec.log_level != 0 && !spec.in_kernel => match verdict() {
-                Some(Ok(log)) => Ok((program, log)),
-                Some(Err(kernels)) => Err(kernels),
-                None => Ok((program, log)),
-            },
-            loaded => loaded,
-        };
+        let (loaded, in_kernel) = self.judge_and_load(id, spec, &maps);
         let (mut program, mut log) = loaded.inspect_err(|error| {
             tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
             if self.rules.policy == Policy::ObserveOnly {
@@ -566,18 +523,8 @@ impl Backend for Runtime {
             bytes = program.code().code.bytes.len(),
             "loaded a program"
         );
-        if spec.in_kernel || spec.may_use_kernel && program.missing.is_some() {
-            match self.kernel.load(&program, spec.log_level) {
-                Ok((_, kernels)) => log = kernels,
-                // Without a log it is no verdict on the program, which nobody may ever run.
-                Err(error) if !spec.in_kernel && error.log.text.is_empty() => {}
-                Err(error) => {
-                    if error.errno == Errno::EBUSY {
-                        self.unsupported(&error.reason);
-                    }
-                    return Err(error);
-                }
-            }
+        if in_kernel || spec.may_use_kernel && program.missing.is_some() {
+            self.load_into_kernel(&program, (spec.log_level, in_kernel), &mut log)?;
         }
         let program = Arc::new(program);
         if self.engines.tiers_up(program.code())

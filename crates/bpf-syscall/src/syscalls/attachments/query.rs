@@ -59,7 +59,7 @@ impl Attachments<'_> {
         let put = |at: usize, value| self.attr.put_u32(at as u64, value);
         put(offset_of!(ProgQuery, attach_flags), found.flags)?;
         put(offset_of!(ProgQuery, prog_cnt), found.count)?;
-        if attr.size as usize >= offset_behind!(ProgQuery, revision) {
+        if attr.size >= offset_behind!(ProgQuery, revision) {
             let at = offset_of!(ProgQuery, revision);
             put(at, found.revision as u32)?;
             put(at + size_of::<u32>(), (found.revision >> u32::BITS) as u32)?;
