@@ -9,7 +9,8 @@
 //!   ring with `poll`, its descriptor is the ring's eventfd instead (`syscalls::wait`). Once it has
 //!   mapped an array whose memory is the kernel's, its descriptor is the kernel's array.
 //! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other
-//!   end, and its hang-up tells that the last descriptor is closed, everywhere.
+//!   end, and its hang-up tells that the last descriptor is closed, everywhere. A program that the
+//!   kernel has made a test run of has the kernel's descriptor, and is looked for as memory is.
 
 mod thread;
 
@@ -36,12 +37,18 @@ struct Entry {
     object: Object,
     hold: Hold,
     _use: Use,
+    _charge: Charge,
 }
 
 impl Entry {
     fn new(object: Object, hold: Hold) -> Self {
         let _use = Use::of(&object);
-        Entry { object, hold, _use }
+        Entry {
+            object,
+            hold,
+            _use,
+            _charge: Charge::default(),
+        }
     }
 
     fn stand_in(&self) -> Option<Anonymous> {
@@ -65,13 +72,9 @@ impl Drop for Transit<'_> {
 enum Hold {
     /// Ends with the hang-up of our end of the anchor, kept open here. `is_first`: the anchor was
     /// created with the object, not by opening it later.
-    Anchor {
-        _end: OwnedFd,
-        is_first: bool,
-        _charge: Charge,
-    },
-    /// Ends when a look finds the file closed. `installed`: the tool was given it. `stand_in`: the
-    /// file that replaces some of its descriptors.
+    Anchor { _end: OwnedFd, is_first: bool },
+    /// Ends when a look finds the file closed, and the one that replaces some of its descriptors
+    /// (`stand_in`). `installed`: the tool was given it.
     Memory {
         installed: bool,
         stand_in: Option<Anonymous>,
@@ -145,9 +148,12 @@ impl Descriptors {
         let hold = Hold::Anchor {
             _end: ours,
             is_first,
-            _charge: charge,
         };
-        entries.insert(key, Entry::new(object, hold));
+        let entry = Entry {
+            _charge: charge,
+            ..Entry::new(object, hold)
+        };
+        entries.insert(key, entry);
         Ok(file)
     }
 
@@ -165,6 +171,24 @@ impl Descriptors {
             Entry::new(object, hold)
         });
         Ok(file)
+    }
+
+    /// Notes an object whose descriptors are the kernel's `file`. Its memory, which the tool never
+    /// has, names it in the table.
+    pub(crate) fn add_kernels(
+        &self,
+        object: Object,
+        memory: Key,
+        file: &OwnedFd,
+    ) -> Result<(), Errno> {
+        self.entries.lock().entry(memory).or_insert_with(|| {
+            let hold = Hold::Memory {
+                installed: true,
+                stand_in: None,
+            };
+            Entry::new(object, hold)
+        });
+        self.set_stand_in(memory, file)
     }
 
     /// Records whether the tool got the descriptor. If it did not, and has no other descriptor of
@@ -192,19 +216,29 @@ impl Descriptors {
         self.has_rings.load(Ordering::Acquire)
     }
 
-    /// Records that some descriptors of the object with this memory are this file from now on: an
-    /// eventfd, or a map of the kernel's.
-    pub(crate) fn set_stand_in(&self, memory: Key, file: &OwnedFd) -> Result<(), Errno> {
-        let number = anonymous("self", file.as_raw_fd()).ok_or(Errno::EIO)?;
-        if let Some(Entry {
-            hold: Hold::Memory { stand_in, .. },
-            ..
-        }) = self.entries.lock().get_mut(&memory)
-        {
-            *stand_in = Some(number);
+    /// Records that some descriptors of the object with this file are another one from now on: an
+    /// eventfd, or a map or program of the kernel's. It has no anchor any more then, as the anchor's
+    /// hang-up would not mean that the object is closed.
+    pub(crate) fn set_stand_in(&self, key: Key, file: impl AsFd) -> Result<(), Errno> {
+        let number = anonymous("self", file.as_fd().as_raw_fd()).ok_or(Errno::EIO)?;
+        if let Some(Entry { hold, .. }) = self.entries.lock().get_mut(&key) {
+            match hold {
+                Hold::Memory { stand_in, .. } => *stand_in = Some(number),
+                Hold::Anchor { .. } => {
+                    *hold = Hold::Memory {
+                        installed: true,
+                        stand_in: Some(number),
+                    }
+                }
+            }
         }
         self.has_stand_ins.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Returns whether other files ever replaced descriptors.
+    pub(crate) fn has_stand_ins(&self) -> bool {
+        self.has_stand_ins.load(Ordering::Acquire)
     }
 
     /// Returns the memory files that others stand for, by the numbers of those.

@@ -1,5 +1,6 @@
 //! The host's kernel, for the tool's processes that may use it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -9,12 +10,14 @@ use beeline_supervisor::Call;
 use beeline_supervisor::keys::errno;
 use beeline_uapi::Errno;
 use beeline_uapi::linux::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::fds::Descriptors;
 use crate::objects::ProgramObject;
 
-/// The capabilities that matter to what programs may do in the kernel.
-const RELEVANT: u64 = 1 << CAP_SYS_ADMIN | 1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_NET_ADMIN;
+/// The capabilities that matter to what programs may do in the kernel. CAP_SYS_ADMIN stands for all
+/// of them, and gives no more than they do together.
+const RELEVANT: u64 = 1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_NET_ADMIN;
 
 /// Returns the reason, in words, for which Beeline does not ask the kernel on behalf of a thread of
 /// the tool's; `None` if it does.
@@ -25,10 +28,10 @@ pub(crate) fn refusal(backend: &dyn Backend, tid: i32) -> Option<String> {
     if let Some(why) = backend.kernel_refusal() {
         return Some(why.to_owned());
     }
-    let ours = effective_capabilities("self") & RELEVANT;
+    let ours = relevant_capabilities("self");
     // Capabilities in another user namespace are none in the kernel's.
     let is_ours = shares_namespace(tid, "user");
-    match is_ours && ours & !effective_capabilities(&tid.to_string()) == 0 {
+    match is_ours && ours & !relevant_capabilities(&tid.to_string()) == 0 {
         true => None,
         false => Some("the tool's process lacks capabilities that Beeline has".to_owned()),
     }
@@ -94,6 +97,32 @@ pub(crate) fn shares_namespace(tid: i32, kind: &str) -> bool {
     ours.is_some() && ours == namespace(&tid.to_string(), kind)
 }
 
+/// Does something in the network namespace of a thread of the tool's: numbers of devices are that
+/// namespace's, and the kernel asks who calls.
+///
+/// # Errors
+///
+/// Those of setns(2), and those of `work`.
+pub(crate) fn in_network_of<T: Send>(
+    tid: i32,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    if shares_namespace(tid, "net") {
+        return work();
+    }
+    let namespace = File::open(format!("/proc/{tid}/ns/net"))?;
+    // A thread of its own, as a thread cannot be sure to come back.
+    let there = || {
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(namespace.as_fd(), kind)?;
+        work()
+    };
+    std::thread::scope(|scope| {
+        let outcome = scope.spawn(there).join();
+        outcome.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    })
+}
+
 /// Returns a perf event of the kernel's that the tool has opened.
 ///
 /// # Errors
@@ -111,6 +140,13 @@ pub(crate) fn tools_event(call: &Call<'_>, fd: i32) -> Result<OwnedFd, Errno> {
 /// Returns the name of a process's namespace; none if it has ended.
 fn namespace(process: &str, kind: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{process}/ns/{kind}")).ok()
+}
+
+fn relevant_capabilities(thread: &str) -> u64 {
+    match effective_capabilities(thread) {
+        has if has & 1 << CAP_SYS_ADMIN != 0 => RELEVANT,
+        has => has & RELEVANT,
+    }
 }
 
 /// Returns none if the thread has ended.

@@ -21,6 +21,8 @@ pub(crate) enum Place {
     Network,
     /// A hook of netfilter, in the caller's network namespace.
     Netfilter,
+    /// A map of sockets, by a descriptor.
+    Sockets,
     /// The one that the program was loaded for, such as a hook of the kernel's security modules.
     Own,
     /// An iterator, for which the program was loaded.
@@ -29,7 +31,7 @@ pub(crate) enum Place {
 
 impl Place {
     /// Returns the kind of place of programs with an attach type. None for those that are not passed
-    /// on: places in maps of sockets, in programs, and in the kernel's own structures.
+    /// on: places in programs, and in the kernel's own structures.
     fn of(kind: AttachType) -> Option<Self> {
         match kind {
             AttachType::CGROUP_INET_INGRESS
@@ -67,6 +69,10 @@ impl Place {
             | AttachType::NETKIT_PRIMARY
             | AttachType::NETKIT_PEER => Some(Self::Device),
             AttachType::FLOW_DISSECTOR | AttachType::SK_LOOKUP => Some(Self::Network),
+            AttachType::SK_SKB_STREAM_PARSER
+            | AttachType::SK_SKB_STREAM_VERDICT
+            | AttachType::SK_SKB_VERDICT
+            | AttachType::SK_MSG_VERDICT => Some(Self::Sockets),
             AttachType::NETFILTER => Some(Self::Netfilter),
             AttachType::LSM_MAC => Some(Self::Own),
             AttachType::TRACE_ITER => Some(Self::Iterator),
@@ -97,7 +103,7 @@ impl Place {
     /// Those of [`Call::tool_file`].
     pub(crate) fn file(self, call: &Call<'_>, named: i32) -> Result<Option<OwnedFd>, Errno> {
         match self {
-            Self::Cgroup | Self::Network => call.tool_file(named).map(Some),
+            Self::Cgroup | Self::Network | Self::Sockets => call.tool_file(named).map(Some),
             Self::Device | Self::Netfilter | Self::Own | Self::Iterator => Ok(None),
         }
     }
@@ -114,13 +120,16 @@ impl Place {
     /// Fails with the reason, in words, if Beeline would name another place by what a thread of the
     /// tool's says.
     pub(crate) fn check(self, tid: i32) -> Result<(), &'static str> {
-        const NETWORK: (&str, &str) = ("net", "the tool is in another network namespace");
         const PID: (&str, &str) = ("pid", "the tool is in another PID namespace");
         const CGROUP: (&str, &str) = ("cgroup", "the tool is in another cgroup namespace");
         let all: &[_] = match self {
-            Self::Device | Self::Netfilter => &[NETWORK],
-            Self::Iterator => &[NETWORK, PID, CGROUP],
-            Self::Cgroup | Self::Network | Self::Own => &[],
+            Self::Iterator => &[PID, CGROUP],
+            Self::Cgroup
+            | Self::Device
+            | Self::Network
+            | Self::Netfilter
+            | Self::Sockets
+            | Self::Own => &[],
         };
         let other = all.iter().find(|(kind, _)| !shares_namespace(tid, kind));
         other.map_or(Ok(()), |(_, why)| Err(*why))

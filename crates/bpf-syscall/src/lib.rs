@@ -27,6 +27,7 @@ mod kernel_places;
 mod local;
 mod map_types;
 mod members;
+mod neighbours;
 mod objects;
 mod pinned;
 mod reclaim;

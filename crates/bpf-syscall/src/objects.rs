@@ -100,6 +100,8 @@ pub(crate) struct Map {
     pub(crate) spec: MapSpec,
     /// The type information: the BTF, and the types of key and value in it.
     pub(crate) btf: Option<(Arc<Btf>, u32, u32)>,
+    /// It exists in the kernel only: its descriptors are the kernel's, for the tool to work on.
+    pub(crate) is_kernels: bool,
     pub(crate) frozen: AtomicBool,
     /// True once the tool has asked for a writable mapping.
     pub(crate) was_mapped_writable: AtomicBool,

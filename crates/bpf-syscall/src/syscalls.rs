@@ -17,6 +17,7 @@ mod elements;
 mod files;
 mod ids;
 mod info;
+mod kernels_maps;
 mod links;
 mod maps;
 mod perf;
@@ -32,15 +33,17 @@ use beeline_supervisor::bpffs::BpfFsCall;
 use beeline_supervisor::{Answer, Call, Reply, ToolCall};
 use beeline_uapi::{Command, Errno};
 
+use crate::host_kernel;
 use crate::local::Local;
 use crate::reclaim::Reclaim;
-use crate::refused::{NOT_YET, by_kernel_only};
+use crate::refused::by_kernel_only;
 use attachments::Attachments;
 use btf::BtfObjects;
 use elements::{Batches, Elements};
 use files::Files;
 use ids::{Ids, Numbered};
 use info::ObjectInfo;
+use kernels_maps::KernelsMaps;
 use links::Links;
 use maps::Maps;
 use perf::{PerfEvents, PerfIoctl};
@@ -84,6 +87,7 @@ impl<'a> Dispatcher<'a> {
                 value,
                 size,
             } => Attachments::new(local, call).to_socket((socket, option), (value, size)),
+            ToolCall::BeginNetlink => Attachments::new(local, call).before_netlink(),
             ToolCall::RunProgram => self.run_program(),
             ToolCall::Other(nr) => BpfFsCall::new(local, call)
                 .answer(nr)
@@ -108,6 +112,9 @@ impl<'a> Dispatcher<'a> {
     /// Answers a command of `bpf(2)`.
     fn command(&self, command: Command, attr: &BpfAttr) -> Answer {
         let Self { local, call } = *self;
+        if let Some(answer) = KernelsMaps::new(local, call).answer(command, attr) {
+            return answer;
+        }
         match command {
             Command::MAP_CREATE => self.with_room(|| Maps::new(local, call).create(attr)),
             Command::MAP_FREEZE => Maps::new(local, call).freeze(attr),
@@ -152,19 +159,11 @@ impl<'a> Dispatcher<'a> {
             Command::OBJ_GET => Pins::new(local, call).get(attr),
 
             Command::TASK_FD_QUERY => TaskFds::new(local, call).query(attr),
-            Command::ENABLE_STATS => {
-                let what = by_kernel_only("counting the time and the runs of programs", NOT_YET);
-                local.backend.unsupported(&what);
-                Err(Errno::EPERM)
-            }
+            Command::ENABLE_STATS => self.enable_stats(),
             Command::TOKEN_CREATE => Err(Errno::EOPNOTSUPP),
             Command::PROG_ATTACH => Attachments::new(local, call).attach(attr),
             Command::PROG_DETACH => Attachments::new(local, call).take_away(attr),
-            Command::PROG_QUERY => {
-                let what = by_kernel_only("a list of the programs at a place", NOT_YET);
-                local.backend.unsupported(&what);
-                Err(Errno::EINVAL)
-            }
+            Command::PROG_QUERY => Attachments::new(local, call).query(attr),
             // Commands of newer kernels.
             _ => Err(Errno::EINVAL),
         }
@@ -176,6 +175,22 @@ impl<'a> Dispatcher<'a> {
         let tid = self.call.tid;
         tracing::trace!(tid, %command, failed = ?answer.as_ref().err(), "bpf");
         answer
+    }
+
+    /// Answers `BPF_ENABLE_STATS`. The kernel counts the runs of programs there from now on, and
+    /// Beeline those of test runs.
+    fn enable_stats(&self) -> Answer {
+        const WHAT: &str = "counting the time and the runs of programs";
+        let Self { local, call } = *self;
+        if let Some(why) = host_kernel::refusal(&*local.backend, call.tid) {
+            local.backend.unsupported(&by_kernel_only(WHAT, &why));
+            return Err(Errno::EPERM);
+        }
+        local.backend.count_runs();
+        local.backend.unsupported(
+            "the runs of programs are counted in the kernel and in test runs, not in processes",
+        );
+        Ok(Reply::Continue)
     }
 
     /// Answers `execve`. The program starts whatever the outcome here.

@@ -29,7 +29,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use beeline_runtime::{Isolation, Place, Rules};
+use beeline_runtime::{Isolation, Place, Rules, SystemCalls};
 use beeline_verifier::program::Policy;
 use beeline_vm_protocol::text::printable;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
@@ -48,6 +48,7 @@ enum Programs {
     #[default]
     Auto,
     User,
+    Functions,
     Kernel,
 }
 
@@ -73,7 +74,9 @@ enum Command {
         no_isolation: bool,
         /// Where programs run. `auto`: in the traced processes; those at the kernel's own events
         /// (tracepoints, samples, kprobes) in this machine's kernel, which takes CAP_BPF and
-        /// CAP_PERFMON. `user`: never in the kernel. `kernel`: all of them, as without Beeline
+        /// CAP_PERFMON. `user`: never in the kernel. `functions`: as `auto`, but those at system calls
+        /// run in the kernel too, for the calls of all processes and of the tool itself. `kernel`: all
+        /// of them, as without Beeline
         #[arg(long = "where", value_enum, default_value_t)]
         programs: Programs,
         /// The way by which the callers of a function are found, for stack traces
@@ -187,8 +190,12 @@ pub fn main() -> ExitCode {
                         false => Isolation::ByUser,
                     },
                     place: match programs {
-                        Programs::Auto => Place::Auto,
+                        Programs::Auto | Programs::Functions => Place::Auto,
                         Programs::User | Programs::Kernel => Place::User,
+                    },
+                    system_calls: match programs {
+                        Programs::Functions => SystemCalls::InKernel,
+                        _ => SystemCalls::InProcesses,
                     },
                     stacks: stacks.into(),
                 };

@@ -50,6 +50,8 @@ pub struct MapSpec<'a> {
     pub flags: u32,
     /// `map_extra`.
     pub map_extra: u64,
+    /// Its name, of which the kernel keeps 15 bytes.
+    pub name: &'a str,
     /// For a map of maps: a map that its maps resemble.
     pub inner: Option<BorrowedFd<'a>>,
     /// The types, and the numbers of the key's and the value's.
@@ -118,6 +120,7 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     attr.put(word!(MapCreate.value_size), spec.value_size);
     attr.put(word!(MapCreate.max_entries), spec.max_entries);
     attr.put(word!(MapCreate.map_flags), spec.flags);
+    attr.put_text(word!(MapCreate.map_name), &name_field(spec.name));
     attr.put_fd(word!(MapCreate.inner_map_fd), spec.inner);
     if let Some((btf, key, value)) = spec.types {
         attr.put_fd(word!(MapCreate.btf_fd), Some(btf));
@@ -330,6 +333,35 @@ pub fn program_by_id(id: u32) -> io::Result<(ProgramType, String)> {
     attr.call(Command::OBJ_GET_INFO_BY_FD)?;
     let prog_type = ProgramType(u32_at(&about, offset_of!(ProgInfo, r#type)));
     Ok((prog_type, text(&about[offset_of!(ProgInfo, name)..])))
+}
+
+/// A program's number in the kernel, and what it has done there while runs were counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProgramFacts {
+    /// Its id.
+    pub id: u32,
+    /// The number of its runs.
+    pub runs: u64,
+    /// Their time, in nanoseconds.
+    pub run_time: u64,
+}
+
+/// Returns a program's facts (`BPF_OBJ_GET_INFO_BY_FD`).
+///
+/// # Errors
+/// The errno of bpf(2).
+pub fn program_facts(program: impl AsFd) -> io::Result<ProgramFacts> {
+    let mut about = [0; size_of::<ProgInfo>()];
+    let mut attr = Attr::default();
+    attr.put_fd(word!(Info.bpf_fd), Some(program.as_fd()));
+    attr.lend_mut(word!(Info.info), word!(Info.info_len), &mut about);
+    attr.call(Command::OBJ_GET_INFO_BY_FD)?;
+    let long = |at| u64::from(u32_at(&about, at)) | u64::from(u32_at(&about, at + 4)) << 32;
+    Ok(ProgramFacts {
+        id: u32_at(&about, offset_of!(ProgInfo, id)),
+        runs: long(offset_of!(ProgInfo, run_cnt)),
+        run_time: long(offset_of!(ProgInfo, run_time_ns)),
+    })
 }
 
 /// Returns the types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name.

@@ -173,6 +173,64 @@ pub fn take_away(program: Option<BorrowedFd<'_>>, spec: &LinkSpec<'_>) -> io::Re
     attr.call(Command::PROG_DETACH).map(drop)
 }
 
+/// The answer to a question for the programs at a place.
+#[derive(Debug, Default)]
+pub struct Programs {
+    /// `attach_flags`.
+    pub flags: u32,
+    /// The number of programs there, of which there may be more than room.
+    pub count: u32,
+    /// The number of changes so far.
+    pub revision: u64,
+    /// The numbers of what is there, of 4 bytes each, one array for each that was asked for:
+    /// programs, their flags, links, their flags.
+    pub arrays: [Option<Vec<u8>>; 4],
+}
+
+/// Asks for the programs at a place (`BPF_PROG_QUERY`): for the arrays that are `wanted`, with `room`
+/// for as many elements.
+///
+/// # Errors
+/// The errno of bpf(2). `ENOSPC`, for more than there is room for, comes with the answer.
+pub fn query(spec: &LinkSpec<'_>, wanted: [bool; 4], room: u32) -> (Programs, io::Result<()>) {
+    let mut arrays = wanted.map(|wanted| wanted.then(|| vec![0; room as usize * size_of::<u32>()]));
+    let mut attr = Attr::default();
+    let target = match spec.target {
+        Target::Own => 0,
+        Target::File(file) => file.as_raw_fd().cast_unsigned(),
+        Target::Device(number) => number,
+    };
+    attr.put(word!(ProgQuery.target_fd), target);
+    attr.put(word!(ProgQuery.attach_type), spec.attach_type.0);
+    attr.put(word!(ProgQuery.query_flags), spec.flags);
+    let places = [
+        word!(ProgQuery.prog_ids),
+        word!(ProgQuery.prog_attach_flags),
+        word!(ProgQuery.link_ids),
+        word!(ProgQuery.link_attach_flags),
+    ];
+    for (array, at) in arrays.iter_mut().zip(places) {
+        if let Some(array) = array {
+            attr.lend_mut(at, word!(ProgQuery.prog_cnt), array);
+        }
+    }
+    attr.put(word!(ProgQuery.prog_cnt), room);
+    let outcome = attr.call(Command::PROG_QUERY).map(drop);
+    let revision = word!(ProgQuery.revision);
+    let (flags, count, revision) = (
+        attr.get(word!(ProgQuery.attach_flags)),
+        attr.get(word!(ProgQuery.prog_cnt)),
+        u64::from(attr.get(revision)) | u64::from(attr.get(revision + 1)) << 32,
+    );
+    let programs = Programs {
+        flags,
+        count,
+        revision,
+        arrays,
+    };
+    (programs, outcome)
+}
+
 fn attachment(spec: &LinkSpec<'_>) -> Attr<'static> {
     let mut attr = Attr::default();
     match spec.target {

@@ -188,6 +188,36 @@ pub trait Backend: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
+    /// Creates a map of a type that only the kernel has, in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// Those of bpf(2), and `ENOMEM` if the tool may not have as much memory.
+    fn map_create_in_kernel(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        self.map_create(spec)
+    }
+
+    /// Returns the kernel's map of a map that was made by [`Self::map_create_in_kernel`]; `None` for
+    /// other maps.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EMFILE` and the like if Beeline may have no more files open.
+    fn kernels_map(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
+        let _ = map;
+        Ok(None)
+    }
+
+    /// Returns the map in the host's kernel that stands for a map, which is made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such map, `EBUSY` if it cannot be in the kernel, which the user is told.
+    fn map_in_kernel(&self, map: Id) -> Result<OwnedFd, Errno> {
+        let _ = map;
+        Err(Errno(libc::EPERM))
+    }
+
     /// Returns the kernel's array whose pages are a map's memory, for the tool to map in place of its
     /// file; `None` for other maps.
     ///
@@ -431,6 +461,38 @@ pub trait Backend: Send + Sync {
     fn program_in_kernel(&self, program: Id) -> Result<Arc<OwnedFd>, Errno> {
         let _ = program;
         Err(Errno::EINVAL)
+    }
+
+    /// Returns whether a program has code for user space. If not, only the kernel can run it.
+    fn runs_here(&self, program: Id) -> bool {
+        let _ = program;
+        true
+    }
+
+    /// Returns the program that the kernel knows by this id, if it is one of the session's.
+    fn program_by_kernels_id(&self, id: u32) -> Option<Id> {
+        let _ = id;
+        None
+    }
+
+    /// Has the runs of programs counted from now on, as far as Beeline makes them itself.
+    fn count_runs(&self) {}
+
+    /// Returns the number of a program's counted runs, in the kernel and in Beeline, and their time
+    /// in nanoseconds.
+    fn program_runs(&self, program: Id) -> (u64, u64) {
+        let _ = program;
+        (0, 0)
+    }
+
+    /// Returns whether programs may decide about what others do (`--unsafe`).
+    fn may_decide(&self) -> bool {
+        false
+    }
+
+    /// Returns whether programs at system calls run in the kernel.
+    fn system_calls_are_kernels(&self) -> bool {
+        false
     }
 
     /// Returns whether a timer that gets this program belongs in the kernel: the program is there

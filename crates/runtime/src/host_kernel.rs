@@ -6,11 +6,13 @@
 
 pub mod errands;
 pub mod rings;
+pub(crate) mod types;
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_isa::{Insn, opcode};
 use beeline_kernel as kernel;
@@ -22,6 +24,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::domain::Domains;
 use crate::map::MapObject;
+use crate::objects::Object;
 use crate::program::Program;
 use crate::rules::Place;
 use errands::ErrandRunner;
@@ -57,6 +60,12 @@ impl ForKernel {
             maps: maps.clone(),
             loaded: Mutex::default(),
         }
+    }
+
+    /// Returns the facts of the kernel's program, if there is one.
+    pub fn facts(&self) -> Option<kernel::ProgramFacts> {
+        let loaded = self.loaded.lock();
+        kernel::program_facts(loaded.as_ref()?.as_fd()).ok()
     }
 
     /// Returns the bytes that this takes, except for types, which the supervisor keeps anyway.
@@ -142,30 +151,112 @@ impl HostKernel {
                 self.refusal().unwrap_or_default(),
             ));
         };
-        let mut loaded = source.loaded.lock();
-        if let Some(loaded) = &*loaded {
-            return Ok((loaded.clone(), VerifierLog::default()));
+        let made = {
+            let mut loaded = source.loaded.lock();
+            if let Some(loaded) = &*loaded {
+                return Ok((loaded.clone(), VerifierLog::default()));
+            }
+            let fds = self.twins(&source.maps)?;
+            let insns = with_kernels_maps(&source.spec, &fds)?;
+            let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
+            (loaded.insert(Arc::new(fd)).clone(), whole_log(log))
+        };
+        // They may name this program.
+        source.maps.values().try_for_each(|map| self.fill(map))?;
+        Ok(made)
+    }
+
+    /// Puts the objects that are elements of a map into the kernel's map, once.
+    fn fill(&self, map: &Arc<MapObject>) -> Result<(), LoadError> {
+        if !map.holds_objects() || map.objects_in_kernel.swap(true, SeqCst) {
+            return Ok(());
         }
-        let fds = self.twins(&source.maps)?;
-        let insns = with_kernels_maps(&source.spec, &fds)?;
-        let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
-        Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
+        let elements = map.elements.stored();
+        let mut all = elements.iter();
+        let filled = all.try_for_each(|(key, object)| self.put_object(map, key, object));
+        if filled.is_err() {
+            map.objects_in_kernel.store(false, SeqCst);
+        }
+        filled
+    }
+
+    /// Sets an element of the kernel's map to an object, which is brought to the kernel if it is not
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// The errno, with the reason in words, if the object cannot be there.
+    pub fn put_object(
+        &self,
+        map: &Arc<MapObject>,
+        key: &[u8],
+        object: &Object,
+    ) -> Result<(), LoadError> {
+        let number = |file: BorrowedFd<'_>| file.as_raw_fd().to_ne_bytes();
+        let put = |value: [u8; 4]| {
+            let put = map.in_twin(|twin| twin.update(key, &value, 0));
+            put.unwrap_or(Ok(())).map_err(|error| {
+                let name = &map.spec.name;
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                LoadError::new(errno, format!("map {name} in the kernel: {error}"))
+            })
+        };
+        match object {
+            Object::Program(program) => put(number(self.load(program, 0)?.0.as_fd())),
+            Object::Map(inner) => put(number(self.map(inner)?.as_fd())),
+            Object::Cgroup { .. } => {
+                let why = "Beeline does not share the elements of a cgroup array with the kernel";
+                Err(LoadError::new(libc::EBUSY, why))
+            }
+        }
+    }
+
+    /// Returns the kernel's verdict on a program and its log, without a trace: its maps stay where
+    /// they are. `None` if the kernel cannot be asked about it.
+    pub fn verdict(
+        &self,
+        spec: &ProgramSpec,
+        maps: &HashMap<i32, Arc<MapObject>>,
+    ) -> Option<Result<VerifierLog, LoadError>> {
+        let models = maps.iter().map(|(fd, map)| Some((*fd, map.model()?)));
+        let models = models.collect::<Option<HashMap<_, _>>>()?;
+        let insns = with_kernels_maps(spec, &models).ok()?;
+        let verdict = load_as_asked(spec, &insns, spec.log_level);
+        Some(verdict.map(|(_, log)| whole_log(log)).map_err(refused))
+    }
+
+    /// Returns a map in the kernel, which gets one if there is none.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY`, with the reason in words, if the map cannot be there.
+    pub fn map(&self, map: &Arc<MapObject>) -> Result<OwnedFd, LoadError> {
+        let twin = self.twin(map)?;
+        self.fill(map)?;
+        Ok(twin)
+    }
+
+    /// As [`Self::map`], without the objects that are its elements.
+    fn twin(&self, map: &Arc<MapObject>) -> Result<OwnedFd, LoadError> {
+        let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
+        let twin = map.with_twin(self.domains.home(), copy);
+        let twin = twin.and_then(|twin| {
+            self.connect(map).map_err(|error| error.to_string())?;
+            twin.map_err(|error| error.to_string())
+        });
+        twin.map_err(|why| {
+            let name = &map.spec.name;
+            let why = format!("map {name} cannot be used by a program in the kernel: {why}");
+            LoadError::new(libc::EBUSY, why)
+        })
     }
 
     /// Returns the kernel's maps for the descriptors in a program.
-    fn twins(&self, maps: &HashMap<i32, Arc<MapObject>>) -> Result<HashMap<i32, i32>, LoadError> {
-        let twin = |(fd, map): (&i32, &Arc<MapObject>)| {
-            let twin = map.with_twin(self.domains.home(), |twin| twin.as_fd().as_raw_fd());
-            let twin = twin.and_then(|twin| {
-                self.connect(map).map_err(|error| error.to_string())?;
-                Ok((*fd, twin))
-            });
-            twin.map_err(|why| {
-                let name = &map.spec.name;
-                let why = format!("map {name} cannot be used by a program in the kernel: {why}");
-                LoadError::new(libc::EBUSY, why)
-            })
-        };
+    fn twins(
+        &self,
+        maps: &HashMap<i32, Arc<MapObject>>,
+    ) -> Result<HashMap<i32, OwnedFd>, LoadError> {
+        let twin = |(fd, map): (&i32, &Arc<MapObject>)| Ok((*fd, self.twin(map)?));
         maps.iter().map(twin).collect()
     }
 
@@ -226,12 +317,16 @@ impl HostKernel {
 }
 
 /// Returns a program's instructions, with the kernel's maps in the place of the tool's.
-fn with_kernels_maps(spec: &ProgramSpec, fds: &HashMap<i32, i32>) -> Result<Vec<Insn>, LoadError> {
+fn with_kernels_maps(
+    spec: &ProgramSpec,
+    fds: &HashMap<i32, OwnedFd>,
+) -> Result<Vec<Insn>, LoadError> {
     let mut insns = spec.insns.clone();
     crate::tag::each_map_load(&mut insns, |first, _| {
         let tools = (*first).try_into().map(i32::from_ne_bytes);
         // A number that is no map's must not name a file of Beeline's.
-        let fd = tools.ok().and_then(|fd| fds.get(&fd)).unwrap_or(&-1);
+        let fd = tools.ok().and_then(|fd| fds.get(&fd));
+        let fd = fd.map_or(-1, OwnedFd::as_raw_fd);
         first.copy_from_slice(&fd.to_ne_bytes());
     });
     let insns: Vec<Insn> = Insn::decode_all(&insns)
@@ -253,10 +348,8 @@ fn load_as_asked(
     insns: &[Insn],
     log_level: u32,
 ) -> Result<(OwnedFd, String), kernel::Refusal> {
-    let types = spec.types.as_ref();
-    let btf = types
-        .map(|types| kernel::load_types(&types.btf))
-        .transpose()?;
+    let own = spec.types.as_ref();
+    let btf = own.map(|types| types::in_kernel(&types.btf)).transpose()?;
     let asked = kernel::ProgramSpec {
         prog_type: spec.prog_type,
         expected_attach_type: spec.expected_attach_type,
@@ -265,7 +358,7 @@ fn load_as_asked(
         attach_btf_id: spec.attach_btf_id,
         license: &spec.license,
         insns,
-        types: types
+        types: own
             .zip(btf.as_ref())
             .map(|(types, btf)| kernel::ProgramTypes {
                 btf: btf.as_fd(),

@@ -79,7 +79,7 @@ pub use map::shape_of;
 pub use memory::sealed;
 pub use newcomers::Seeker;
 pub use retry_open::patiently;
-pub use rules::{Isolation, Place, Rules, Stacks};
+pub use rules::{Isolation, Place, Rules, Stacks, SystemCalls};
 pub use runner::{PacketResult, TestResult, TestRun};
 pub use scope::{Scope, traceable};
 pub use session::{Report, Runtime};

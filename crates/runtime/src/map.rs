@@ -64,6 +64,8 @@ pub struct MapObject {
     rings: Mutex<Vec<Option<Arc<Ring>>>>,
     /// The elements of a map of objects.
     pub elements: Elements,
+    /// True once its elements are in the kernel's map too.
+    pub objects_in_kernel: AtomicBool,
     /// The kind of programs that a program array takes.
     pub programs: ProgramKind,
     /// The shape that the inner maps of a map of maps must have.
@@ -177,6 +179,7 @@ impl MapObject {
             frozen: AtomicBool::new(false),
             rings: Mutex::new(vec![None; elements]),
             elements: Elements::default(),
+            objects_in_kernel: AtomicBool::new(false),
             programs: ProgramKind::default(),
             inner,
             wakeup: wakeup_fd().map_err(out_of_memory)?,

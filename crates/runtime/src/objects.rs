@@ -119,6 +119,14 @@ impl Elements {
         Ok(())
     }
 
+    /// Returns all that are stored, with their keys.
+    pub fn stored(&self) -> Vec<(Vec<u8>, Object)> {
+        let held = self.held.lock();
+        let each = held.by_key.iter();
+        each.map(|(key, object)| (key.clone(), object.clone()))
+            .collect()
+    }
+
     /// Returns all of them, including one that is coming.
     fn all(&self) -> Vec<Object> {
         let held = self.held.lock();

@@ -4,6 +4,7 @@ mod policy;
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use beeline_codegen::Code;
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
@@ -19,8 +20,8 @@ use crate::host_kernel::ForKernel;
 use crate::map::MapObject;
 use crate::rules::{Isolation, Place, Rules};
 use crate::verification::{self, Accepted, Maps};
-use policy::acts;
 pub use policy::{CHANGING_RESULTS, DECIDING, forbidden};
+use policy::{acts, commands};
 
 /// A loaded program.
 #[derive(Debug)]
@@ -56,10 +57,13 @@ pub struct Program {
     pub context_end: u32,
     /// The map among them that is the session's trace buffer, which the tool does not know of.
     pub trace: Option<Id>,
-    /// It is an iterator that calls functions of the kernel, or changes sockets.
+    /// It is an iterator that calls functions of the kernel or changes sockets, or makes commands of
+    /// `bpf(2)`, of which Beeline sees nothing.
     acts: bool,
     /// Maps that it keeps alive without using them.
     bound: Mutex<Vec<Arc<MapObject>>>,
+    /// Its counted runs, and their time.
+    counted: Mutex<(u64, Duration)>,
     /// The program for the kernel, should it be attached there; `None` if it may not be.
     pub for_kernel: Option<Box<ForKernel>>,
     /// Given back when all else is gone.
@@ -269,8 +273,12 @@ impl Program {
             filter: filter.filter(|filter| filter.code.code.stack_bytes <= BORROWED_STACK),
             maps: used,
             trace: None,
-            acts: spec.expected_attach_type == AttachType::TRACE_ITER && acts(&spec.insns),
+            acts: match spec.prog_type {
+                ProgramType::SYSCALL => commands(&spec.insns),
+                _ => spec.expected_attach_type == AttachType::TRACE_ITER && acts(&spec.insns),
+            },
             bound: Mutex::default(),
+            counted: Mutex::default(),
             for_kernel: (rules.place == Place::Auto).then(|| Box::new(ForKernel::new(spec, maps))),
             charge: Mutex::new(charge.into_inner()),
         };
@@ -282,6 +290,19 @@ impl Program {
             admitted.map_err(|errno| LoadError::new(errno.0, ""))?;
         }
         Ok((program, log))
+    }
+
+    /// Counts runs.
+    pub fn count(&self, runs: u64, time: Duration) {
+        let mut counted = self.counted.lock();
+        counted.0 += runs;
+        counted.1 += time;
+    }
+
+    /// Returns the number of its counted runs, and their time in nanoseconds.
+    pub fn counted(&self) -> (u64, u64) {
+        let (runs, time) = *self.counted.lock();
+        (runs, time.as_nanos().try_into().unwrap_or(u64::MAX))
     }
 
     /// True if its result becomes that of the call which it is attached to.

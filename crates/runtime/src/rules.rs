@@ -11,6 +11,8 @@ pub struct Rules {
     pub isolation: Isolation,
     /// Where programs run.
     pub place: Place,
+    /// The processes whose system calls programs see.
+    pub system_calls: SystemCalls,
     /// The way of `bpf_get_stack` and `bpf_get_stackid` along the stacks of targets.
     pub stacks: Stacks,
 }
@@ -23,6 +25,16 @@ pub enum Place {
     /// In processes and in Beeline only.
     #[default]
     User,
+}
+
+/// Where programs at system calls run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SystemCalls {
+    /// In the traced processes, of which the tool is none.
+    #[default]
+    InProcesses,
+    /// In the host's kernel, if it may be asked: for the calls of all processes, the tool's too.
+    InKernel,
 }
 
 /// The way by which the callers of a function are found.

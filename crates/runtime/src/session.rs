@@ -2,14 +2,17 @@
 //! reach into.
 
 mod attach;
+mod in_kernel;
 mod machine;
 mod objects;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::time::Instant;
 
 use beeline_uapi::Errno;
 use beeline_verifier::program::Policy;
@@ -31,7 +34,7 @@ use crate::notifier::Notifier;
 use crate::packet::Packet;
 use crate::perf_ring::Ring;
 use crate::program::{self, Program};
-use crate::rules::{Place, Rules};
+use crate::rules::{Place, Rules, SystemCalls};
 use crate::runner::{PacketResult, Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
@@ -56,6 +59,8 @@ pub struct Runtime {
     next_id: AtomicU32,
     tool: Arc<AtomicI32>,
     told: Mutex<BTreeSet<String>>,
+    /// True once the tool wants to know how often programs run.
+    counts_runs: AtomicBool,
     report: Report,
     rules: Rules,
     budget: Budget,
@@ -111,6 +116,7 @@ impl Runtime {
             next_id: AtomicU32::new(1),
             tool,
             told: Mutex::default(),
+            counts_runs: AtomicBool::new(false),
             report,
             rules,
             budget,
@@ -303,9 +309,27 @@ impl Backend for Runtime {
         Ok(id)
     }
 
+    fn map_create_in_kernel(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        let id = self.id();
+        let map = MapObject::only_in_kernel(id, spec, self.shared.cpus, &self.budget)?;
+        self.objects().maps.insert(id, Arc::new(map));
+        Ok(id)
+    }
+
+    fn map_in_kernel(&self, map: Id) -> Result<OwnedFd, Errno> {
+        self.kernel.map(&self.map(map)?).map_err(|error| {
+            self.unsupported(&error.reason);
+            error.errno
+        })
+    }
+
+    fn kernels_map(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
+        self.map(map)?.kernels_own().map_err(no_more_files)
+    }
+
     fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
         let pages = self.map(map)?.kernels_pages();
-        let pages = pages.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))?;
+        let pages = pages.map_err(no_more_files)?;
         Ok(pages.map(|(file, _)| file))
     }
 
@@ -317,7 +341,7 @@ impl Backend for Runtime {
                 .inspect(|file| fast_path::name_descriptor(file, &map)),
             Err(_) => self.ring(id)?.share(),
         };
-        shared.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        shared.map_err(no_more_files)
     }
 
     fn map_value_len(&self, map: Id) -> Result<usize, Errno> {
@@ -344,13 +368,6 @@ impl Backend for Runtime {
         let (map, object) = (self.map(map)?, self.object(object)?);
         map.check_thawed()?;
         map.admit(&object)?;
-        if map.in_twin(|_| ()).is_some() {
-            self.unsupported(&format!(
-                "map {}: a program in the kernel uses it, so Beeline cannot put objects into it any more",
-                map.spec.name
-            ));
-            return Err(Errno::EOPNOTSUPP);
-        }
         let id = object.id().0.to_ne_bytes();
         let announce = || {
             self.tracees.object_added(map.id, &object);
@@ -358,6 +375,13 @@ impl Backend for Runtime {
         };
         let store = || map.update(key, &id, flags);
         map.elements.set(key, object.clone(), announce, store)?;
+        if map.in_twin(|_| ()).is_some() {
+            let put = self.kernel.put_object(&map, key, &object);
+            put.map_err(|error| {
+                self.unsupported(&error.reason);
+                error.errno
+            })?;
+        }
         self.shared.removals.fetch_add(1, SeqCst);
         Ok(())
     }
@@ -382,6 +406,8 @@ impl Backend for Runtime {
             return delete();
         }
         map.elements.remove(key, delete)?;
+        // It is there only if programs in the kernel have the map.
+        let _ = map.in_twin(|twin| twin.delete(key));
         self.shared.removals.fetch_add(1, SeqCst);
         Ok(())
     }
@@ -463,7 +489,7 @@ impl Backend for Runtime {
             Ok(map) => map.wakeup().try_clone(),
             Err(_) => self.ring(id)?.wakeup().try_clone(),
         };
-        wakeup.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+        wakeup.map_err(no_more_files)
     }
 
     fn readable(&self, id: Id) -> Result<bool, Errno> {
@@ -474,7 +500,7 @@ impl Backend for Runtime {
     }
 
     fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError> {
-        let maps = {
+        let maps: HashMap<_, _> = {
             let objects = self.objects();
             spec.maps
                 .iter()
@@ -482,16 +508,7 @@ impl Backend for Runtime {
                 .collect()
         };
         let id = self.id();
-        let kernel = self.shared.kernel_types();
-        let loaded = Program::load(
-            id,
-            spec,
-            &maps,
-            kernel,
-            &self.engines,
-            self.rules,
-            &self.budget,
-        );
+        let (loaded, in_kernel) = self.judge_and_load(id, spec, &maps);
         let (mut program, mut log) = loaded.inspect_err(|error| {
             tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
             if self.rules.policy == Policy::ObserveOnly {
@@ -519,13 +536,8 @@ impl Backend for Runtime {
             bytes = program.code().code.bytes.len(),
             "loaded a program"
         );
-        if spec.in_kernel {
-            let loaded = self.kernel.load(&program, spec.log_level);
-            (_, log) = loaded.inspect_err(|error| {
-                if error.errno == Errno::EBUSY {
-                    self.unsupported(&error.reason);
-                }
-            })?;
+        if in_kernel || spec.may_use_kernel && program.missing.is_some() {
+            self.load_into_kernel(&program, (spec.log_level, in_kernel), &mut log)?;
         }
         let program = Arc::new(program);
         if self.engines.tiers_up(program.code())
@@ -554,10 +566,14 @@ impl Backend for Runtime {
             context: argument,
             ..TestRun::default()
         };
-        self.program(program)?;
-        self.test_run(program, run)
-            .map(|result| result.value)
-            .map_err(|error| self.refuse(&error))
+        let object = self.program(program)?;
+        let begin = Instant::now();
+        let result = self.test_run(program, run);
+        let result = result.map_err(|error| self.refuse(&error))?;
+        if self.counts_runs.load(SeqCst) {
+            object.count(1, begin.elapsed());
+        }
+        Ok(result.value)
     }
 
     fn packet_test_run(
@@ -577,9 +593,14 @@ impl Backend for Runtime {
             ));
             return Err(Errno::ENOTSUPP);
         }
-        self.check_runs(&program)
-            .and_then(|()| self.runner.on_packet(program, packet, repeat))
-            .map_err(|error| self.refuse(&error))
+        let result = self
+            .check_runs(&program)
+            .and_then(|()| self.runner.on_packet(program.clone(), packet, repeat))
+            .map_err(|error| self.refuse(&error))?;
+        if self.counts_runs.load(SeqCst) {
+            program.count(repeat.into(), result.duration);
+        }
+        Ok(result)
     }
 
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno> {
@@ -609,6 +630,41 @@ impl Backend for Runtime {
             self.unsupported(&why);
             errno
         })
+    }
+
+    fn program_by_kernels_id(&self, id: u32) -> Option<Id> {
+        let programs: Vec<_> = self.objects().programs.values().cloned().collect();
+        let is_it = |program: &&Arc<Program>| {
+            let facts = program.for_kernel.as_ref().and_then(|it| it.facts());
+            facts.is_some_and(|facts| facts.id == id)
+        };
+        programs.iter().find(is_it).map(|program| program.id)
+    }
+
+    fn count_runs(&self) {
+        self.counts_runs.store(true, SeqCst);
+    }
+
+    fn program_runs(&self, program: Id) -> (u64, u64) {
+        let Ok(program) = self.program(program) else {
+            return (0, 0);
+        };
+        let there = program.for_kernel.as_ref().and_then(|it| it.facts());
+        let there = there.unwrap_or_default();
+        let (runs, time) = program.counted();
+        (runs + there.runs, time + there.run_time)
+    }
+
+    fn may_decide(&self) -> bool {
+        self.rules.policy == Policy::AllowDestructive
+    }
+
+    fn system_calls_are_kernels(&self) -> bool {
+        self.rules.system_calls == SystemCalls::InKernel
+    }
+
+    fn runs_here(&self, program: Id) -> bool {
+        self.program(program).is_ok_and(|program| program.runs())
     }
 
     fn takes_timer_in_kernel(&self, program: Id) -> bool {
@@ -728,4 +784,8 @@ impl Backend for Runtime {
             (self.report)(what);
         }
     }
+}
+
+fn no_more_files(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EMFILE))
 }

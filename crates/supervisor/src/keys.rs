@@ -70,6 +70,8 @@ pub enum Anonymous {
     Eventfd(u32),
     /// A map of the kernel's.
     KernelMap(u32),
+    /// A program of the kernel's.
+    KernelProgram(u32),
 }
 
 /// Returns the number of such a file behind a process's descriptor; `None` for any other file.
@@ -81,7 +83,9 @@ pub fn anonymous(process: &str, fd: i32) -> Option<Anonymous> {
         number.trim().parse().ok()
     };
     let eventfd = number("eventfd-id:").map(Anonymous::Eventfd);
-    eventfd.or_else(|| number("map_id:").map(Anonymous::KernelMap))
+    let map = || number("map_id:").map(Anonymous::KernelMap);
+    let program = || number("prog_id:").map(Anonymous::KernelProgram);
+    eventfd.or_else(map).or_else(program)
 }
 
 /// Returns the kernel's number for an I/O error; EIO if it has none.

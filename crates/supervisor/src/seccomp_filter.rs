@@ -238,11 +238,16 @@ fn perf_ioctls() -> Vec<sock_filter> {
     ]
 }
 
-/// Selects options of sockets that are programs.
+/// Selects options of sockets that are programs, and the one that comes before messages that name
+/// programs.
 fn attaching_to_sockets() -> Vec<sock_filter> {
     vec![
         load(arg_low(1)),
-        skip_if_equal(libc::SOL_SOCKET as u32, 1),
+        skip_if_equal(libc::SOL_SOCKET as u32, 5),
+        skip_if_equal(libc::SOL_NETLINK as u32, 1),
+        ret(ALLOW),
+        load(arg_low(2)),
+        skip_if_equal(libc::NETLINK_EXT_ACK as u32, 5),
         ret(ALLOW),
         load(arg_low(2)),
         skip_if_equal(libc::SO_ATTACH_BPF as u32, 2),

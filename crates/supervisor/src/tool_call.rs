@@ -37,6 +37,9 @@ pub enum ToolCall {
     Path(PathCall),
     /// statfs(2).
     Statfs { path: u64, buffer: u64 },
+    /// setsockopt(2) with `NETLINK_EXT_ACK`, in local sessions only: what libraries ask for before
+    /// they attach a program by a message.
+    BeginNetlink,
     /// setsockopt(2) with a program, in local sessions only. `value` is an address.
     AttachToSocket {
         socket: i32,
@@ -104,6 +107,7 @@ impl ToolCall {
                 readable: b,
             },
             libc::SYS_statfs => Self::Statfs { path: a, buffer: b },
+            libc::SYS_setsockopt if b == libc::SOL_NETLINK as u64 => Self::BeginNetlink,
             libc::SYS_setsockopt => Self::AttachToSocket {
                 socket: a as i32,
                 option: c as i32,

@@ -141,6 +141,21 @@ layout! {
         expected_revision: u64,
     }
 
+    /// `BPF_PROG_QUERY`.
+    pub struct ProgQuery {
+        target_fd: i32,
+        attach_type: AttachType,
+        query_flags: u32,
+        attach_flags: u32,
+        prog_ids: u64,
+        prog_cnt: u32,
+        padding: u32,
+        prog_attach_flags: u64,
+        link_ids: u64,
+        link_attach_flags: u64,
+        revision: u64,
+    }
+
     /// `BPF_PROG_TEST_RUN`.
     pub struct TestRun {
         prog_fd: i32,

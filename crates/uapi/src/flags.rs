@@ -8,6 +8,7 @@ pub const NO_COMMON_LRU: u32 = 1 << 1;
 pub const NUMA_NODE: u32 = 1 << 2;
 pub const RDONLY: u32 = 1 << 3;
 pub const WRONLY: u32 = 1 << 4;
+pub const STACK_BUILD_ID: u32 = 1 << 5;
 pub const ZERO_SEED: u32 = 1 << 6;
 pub const RDONLY_PROG: u32 = 1 << 7;
 pub const WRONLY_PROG: u32 = 1 << 8;
@@ -37,6 +38,8 @@ pub const REPLACE: u32 = 1 << 2;
 /// Of `BPF_PROG_ATTACH` and `BPF_LINK_CREATE`: the program or link that the place is relative to is
 /// named by its id.
 pub const ID: u32 = 1 << 5;
+/// For the place of a program among others: the other one is a link's.
+pub const LINK: u32 = 1 << 13;
 
 /// Of `BPF_PROG_LOAD`: the upper halves of registers that hold 32 bits get random values.
 pub const TEST_RND_HI32: u32 = 1 << 2;

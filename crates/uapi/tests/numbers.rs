@@ -60,6 +60,7 @@ fn flags_are_those_of_other_bindings() {
         flags::NO_COMMON_LRU = BPF_F_NO_COMMON_LRU,
         flags::NUMA_NODE = BPF_F_NUMA_NODE,
         flags::RDONLY = BPF_F_RDONLY,
+        flags::STACK_BUILD_ID = BPF_F_STACK_BUILD_ID,
         flags::WRONLY = BPF_F_WRONLY,
         flags::ZERO_SEED = BPF_F_ZERO_SEED,
         flags::RDONLY_PROG = BPF_F_RDONLY_PROG,

@@ -1,10 +1,10 @@
 //! The objects behind the descriptors of one thread of the tool.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use beeline_supervisor::Mode;
 use beeline_supervisor::keys::{Key, anonymous, key_of_descriptor};
+use beeline_supervisor::{Call, Mode};
 use beeline_uapi::Errno;
 
 use super::{Descriptors, Entry, Hold};
@@ -23,7 +23,7 @@ impl ThreadFds<'_> {
     /// if the file is not one of ours.
     pub(crate) fn find(&self, fd: i32) -> Result<Option<Object>, Errno> {
         let key = key_of_descriptor(self.tid, fd)?;
-        if key == self.table.anonymous && self.table.has_stand_ins.load(Ordering::Acquire) {
+        if key == self.table.anonymous && self.table.has_stand_ins() {
             return Ok(self.stand_in(fd).map(|(_, object)| object));
         }
         Ok(self
@@ -50,8 +50,31 @@ impl ThreadFds<'_> {
         !key.is_ok_and(|key| self.table.entries.lock().get(&key).is_some_and(is_other))
     }
 
-    /// Returns the object that a descriptor stands for, if it is an eventfd or a map of the kernel's in
-    /// place of a memory file, and the key of that file.
+    /// Has a descriptor of an object be another file from now on, one of the kernel's that stands for
+    /// it, unless it is one already. The call has to wait meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF` if there is no such descriptor, and those of [`Listener::replace`].
+    ///
+    /// [`Listener::replace`]: beeline_supervisor::Listener::replace
+    pub(crate) fn make_kernels(
+        &self,
+        call: &Call<'_>,
+        fd: i32,
+        kernels: BorrowedFd<'_>,
+    ) -> Result<(), Errno> {
+        let key = key_of_descriptor(self.tid, fd)?;
+        if key == self.table.anonymous {
+            return Ok(());
+        }
+        self.table.set_stand_in(key, kernels)?;
+        let cloexec = call.closes_on_exec(fd);
+        call.listener.replace(call.id, fd, kernels, cloexec)
+    }
+
+    /// Returns the object that a descriptor stands for, if it is an eventfd, or a map or program of
+    /// the kernel's, in place of the object's own file, and the key of that file.
     pub(crate) fn stand_in(&self, fd: i32) -> Option<(Key, Object)> {
         let number = anonymous(&self.tid.to_string(), fd)?;
         let entries = self.table.entries.lock();

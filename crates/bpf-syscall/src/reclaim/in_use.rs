@@ -12,6 +12,7 @@ use beeline_supervisor::keys::{Anonymous, Key, anonymous};
 /// The names of files that stand for others, as links in `/proc` have them.
 const EVENTFD: &[u8] = b"anon_inode:[eventfd]";
 const KERNEL_MAP: &[u8] = b"anon_inode:bpf-map";
+const KERNEL_PROGRAM: &[u8] = b"anon_inode:bpf-prog";
 
 /// Returns those of `files` that no process but this has open or mapped. Processes that may not be
 /// inspected are not the tool's: the supervisor could not read their memory either.
@@ -64,14 +65,14 @@ fn remove_open(process: &Path, files: &mut HashSet<Key>, stand_ins: &HashMap<Ano
             continue;
         };
         let link = link.as_os_str().as_encoded_bytes();
-        if link.starts_with(b"/memfd:") {
+        if link.starts_with(b"/memfd:") || link.starts_with(b"socket:") {
             if let Ok(file) = fs::metadata(&path) {
                 files.remove(&Key {
                     device: file.dev(),
                     inode: file.ino(),
                 });
             }
-        } else if !stand_ins.is_empty() && [EVENTFD, KERNEL_MAP].contains(&link) {
+        } else if !stand_ins.is_empty() && [EVENTFD, KERNEL_MAP, KERNEL_PROGRAM].contains(&link) {
             let key = stands_for(process, &descriptor.file_name(), stand_ins);
             key.map(|key| files.remove(&key));
         }

@@ -1,6 +1,8 @@
 //! Programs at places that keep them: `BPF_PROG_ATTACH`, `BPF_PROG_DETACH`, and options of sockets.
 //! Only a kernel has such places, and the host's is asked.
 
+mod query;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -10,17 +12,20 @@ use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::keys::errno;
 use beeline_supervisor::{Answer, Call, Reply};
 use beeline_uapi::attr::ProgAttach;
-use beeline_uapi::{Errno, flags};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
+use super::tool_attr::ToolAttr;
 use crate::fds::ThreadFds;
 use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::local::Local;
+use crate::neighbours;
 use crate::refused::{NOT_YET, by_kernel_only};
 
 /// Attaches programs to such places, and takes them away.
 pub(super) struct Attachments<'a> {
     call: &'a Call<'a>,
+    attr: ToolAttr<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
 }
@@ -29,6 +34,7 @@ impl<'a> Attachments<'a> {
     pub(super) fn new(local: &'a Local, call: &'a Call<'a>) -> Self {
         Self {
             call,
+            attr: ToolAttr::of(call),
             backend: &*local.backend,
             fds: local.fds.of(call.tid),
         }
@@ -43,7 +49,7 @@ impl<'a> Attachments<'a> {
             let replaces = replaces.as_ref().map(|program| program.as_fd());
             let parts = (self.backend, self.fds.table);
             host_kernel::attach_after_closes(parts, &program, |program| {
-                link::attach(program, spec, replaces)
+                host_kernel::in_network_of(self.call.tid, || link::attach(program, spec, replaces))
             })
         })
     }
@@ -54,8 +60,41 @@ impl<'a> Attachments<'a> {
         self.at_place(&wanted, |spec| {
             let program = self.loaded(wanted.attach_bpf_fd)?;
             let program = program.as_ref().map(|program| program.as_fd());
-            link::take_away(program, spec).map_err(errno)
+            let take = || link::take_away(program, spec);
+            host_kernel::in_network_of(self.call.tid, take).map_err(errno)
         })
+    }
+
+    /// Has the tool's programs for devices be the kernel's, as the tool begins to speak to the kernel
+    /// by netlink: it may name one in a message, which nobody but the kernel reads.
+    pub(super) fn before_netlink(&self) -> Answer {
+        const BY_NETLINK: [ProgramType; 6] = [
+            ProgramType::SCHED_CLS,
+            ProgramType::SCHED_ACT,
+            ProgramType::XDP,
+            ProgramType::LWT_IN,
+            ProgramType::LWT_OUT,
+            ProgramType::LWT_XMIT,
+        ];
+        let has_one = |kind: &ProgramType| self.fds.table.has_program_of(*kind);
+        let may_ask = || host_kernel::refusal(self.backend, self.call.tid).is_none();
+        if !BY_NETLINK.iter().any(has_one) || !may_ask() {
+            return Ok(Reply::Continue);
+        }
+        let all = std::fs::read_dir(format!("/proc/{}/fd", self.call.tid));
+        for entry in all.into_iter().flatten().flatten() {
+            let Some(Ok(fd)) = entry.file_name().to_str().map(str::parse) else {
+                continue;
+            };
+            if let Ok(program) = self.fds.program(fd)
+                && BY_NETLINK.contains(&program.prog_type)
+                // If it cannot be there, the user is told, and the kernel refuses the message.
+                && let Ok(loaded) = self.backend.program_in_kernel(program.held.id)
+            {
+                self.fds.make_kernels(self.call, fd, loaded.as_fd())?;
+            }
+        }
+        Ok(Reply::Continue)
     }
 
     /// Answers `setsockopt(2)` with a program.
@@ -92,34 +131,41 @@ impl<'a> Attachments<'a> {
         work: impl FnOnce(&LinkSpec<'_>) -> Result<(), Errno>,
     ) -> Answer {
         let kind = wanted.attach_type;
-        let place = Place::for_tool(self.backend, self.call.tid, kind).inspect_err(|why| {
-            let what = by_kernel_only(&format!("programs of attach type {kind}"), why);
-            self.backend.unsupported(&what);
-        });
-        let place = place.map_err(|_| Errno::EINVAL)?;
-        // The others are the caller's own, and the caller would be Beeline.
-        if !matches!(place, Place::Cgroup | Place::Device) {
+        let place = self.place(kind)?;
+        // The others are linked to, and are no program's for good.
+        if matches!(place, Place::Netfilter | Place::Own | Place::Iterator) {
             let what = by_kernel_only(&format!("programs of attach type {kind}"), NOT_YET);
             self.backend.unsupported(&what);
             return Err(Errno::EINVAL);
         }
-        if wanted.attach_flags & flags::ID != 0 || wanted.relative_fd != 0 {
-            self.backend
-                .unsupported("BPF_PROG_ATTACH at a place that is relative to another program");
-            return Err(Errno::EINVAL);
-        }
-        let file = place.file(self.call, wanted.target_fd)?;
+        let named = (wanted.relative_fd, wanted.attach_flags);
+        let (to, flags) = neighbours::relative(self.backend, self.fds, named)?;
+        let file = match place {
+            // The caller's own: the kernel takes no descriptor here.
+            Place::Network if wanted.target_fd != 0 => return Err(Errno::EINVAL),
+            Place::Network => None,
+            _ => place.file(self.call, wanted.target_fd)?,
+        };
         let options = Options::Relative {
-            to: Relative::Id(0),
+            to: Relative::to(to.as_ref()),
             revision: wanted.expected_revision,
         };
         work(&LinkSpec {
             attach_type: kind,
             target: place.target(wanted.target_fd, file.as_ref()),
-            flags: wanted.attach_flags,
+            flags,
             options,
         })?;
         Ok(Reply::Value(0))
+    }
+
+    /// Returns the kind of place of programs with an attach type, unless the kernel is not asked.
+    fn place(&self, kind: AttachType) -> Result<Place, Errno> {
+        let place = Place::for_tool(self.backend, self.call.tid, kind).inspect_err(|why| {
+            let what = by_kernel_only(&format!("programs of attach type {kind}"), why);
+            self.backend.unsupported(&what);
+        });
+        place.map_err(|_| Errno::EINVAL)
     }
 
     /// Returns the kernel's program in the place of the tool's; none for 0.

@@ -1,7 +1,9 @@
 //! New descriptors, by which calls answer.
 
 use beeline_runtime::backend::Backend;
+use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Call, Mode, Reply};
+use beeline_uapi::Errno;
 
 use crate::fds::Descriptors;
 use crate::local::Local;
@@ -44,6 +46,19 @@ impl<'a> NewDescriptors<'a> {
     }
 
     fn make(&self, object: Object, mode: Mode, is_first: bool) -> Answer {
+        if let Object::Map(map) = &object
+            && map.is_kernels
+        {
+            let id = map.held.id;
+            let memory = key_of(&self.backend.memory(id)?).map_err(errno)?;
+            let file = self.backend.kernels_map(id)?.ok_or(Errno::EBADF)?;
+            self.reclaim.reaper.count_memory_file();
+            self.fds.add_kernels(object, memory, &file)?;
+            return Ok(Reply::Descriptor {
+                file,
+                cloexec: true,
+            });
+        }
         let memory = match &object {
             Object::Map(map) if map.is_file() => Some(map.held.id),
             Object::Ring(ring) => Some(ring.held.id),

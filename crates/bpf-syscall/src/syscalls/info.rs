@@ -109,8 +109,9 @@ impl<'a> ObjectInfo<'a> {
             0
         };
         to.btf_id = program.btf.as_ref().map_or(0, |btf| btf.id);
-        // These are not counted: time, runs, and runs that were skipped.
-        (to.run_time_ns, to.run_cnt, to.recursion_misses) = (0, 0, 0);
+        (to.run_cnt, to.run_time_ns) = self.backend.program_runs(program.held.id);
+        // Runs that were skipped are not counted.
+        to.recursion_misses = 0;
         to.verified_insns = (xlated.len() / INSN_BYTES) as u32;
         (to.attach_btf_obj_id, to.attach_btf_id) = (0, 0);
 

@@ -224,6 +224,9 @@ impl<'a> Links<'a> {
             context,
             cookie: 0,
         };
+        if self.system_calls_are_kernels() {
+            return in_kernel(program, &format!("{kind}:{name}"));
+        }
         if let Some(call) = SystemCall::of_function(&name) {
             let point = at(call.number, CallContext::Trampoline);
             return self.link_places(program, vec![point], cookie);
@@ -244,7 +247,8 @@ impl<'a> Links<'a> {
     /// Links a program to a raw tracepoint: ENOENT for all tracepoints but those on all system
     /// calls; EINVAL if the program looks beyond the tracepoint's arguments.
     fn link_raw_tracepoint(&self, program: Arc<ProgramObject>, name: &str, cookie: u64) -> Answer {
-        let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
+        let here = (!self.system_calls_are_kernels()).then_some("raw_syscalls");
+        let Some(tracepoint) = here.and_then(|group| Tracepoint::named(group, name)) else {
             let c_name = CString::new(name).map_err(|_| Errno::EINVAL)?;
             // A program with a type in the kernel's BTF has its place from there.
             let is_raw = program.prog_type == ProgramType::RAW_TRACEPOINT;
@@ -264,6 +268,12 @@ impl<'a> Links<'a> {
             cookie: 0,
         };
         self.link_places(program, vec![point], cookie)
+    }
+
+    /// Returns whether programs at system calls run in the kernel, which the tool may ask.
+    fn system_calls_are_kernels(&self) -> bool {
+        self.backend.system_calls_are_kernels()
+            && host_kernel::refusal(&**self.backend, self.fds.tid).is_none()
     }
 
     /// Links a program to a place, or to several of the same kind that belong together.

@@ -17,7 +17,7 @@ use super::descriptors::NewDescriptors;
 use crate::fds::ThreadFds;
 use crate::host_kernel;
 use crate::local::Local;
-use crate::map_types::{is_hash, is_map_of_maps, is_ring_buffer};
+use crate::map_types::{is_hash, is_map_of_maps, is_only_kernels, is_ring_buffer};
 use crate::objects::{Btf, Held, Map, Object};
 use crate::reclaim::{is_mapped_writable, maps_kernels_writable};
 
@@ -77,6 +77,7 @@ impl<'a> Maps<'a> {
             held,
             spec,
             btf,
+            is_kernels: self.is_only_kernels(&wanted),
             frozen: AtomicBool::new(false),
             was_mapped_writable: AtomicBool::new(false),
             elements: Default::default(),
@@ -97,9 +98,12 @@ impl<'a> Maps<'a> {
         if wanted.is_on_each_cpu() {
             checked.flags &= !flags::NUMA_NODE; // Of which nothing is left but the flag.
         }
-        let created = match self.is_for_both_sides(&checked) {
-            true => self.backend.map_create_on_both_sides(&checked),
-            false => self.backend.map_create(&checked),
+        let created = if self.is_only_kernels(wanted) {
+            self.backend.map_create_in_kernel(spec)
+        } else if self.is_for_both_sides(&checked) {
+            self.backend.map_create_on_both_sides(&checked)
+        } else {
+            self.backend.map_create(&checked)
         };
         let created = match (created, inner) {
             // The backend reports a missing inner map after all other errors, and the descriptor
@@ -108,6 +112,12 @@ impl<'a> Maps<'a> {
             (created, _) => created,
         };
         Ok(Held::new(self.backend, created?))
+    }
+
+    /// Returns whether a map is of a type that only the kernel has, and the tool may ask the kernel.
+    fn is_only_kernels(&self, wanted: &MapCreate) -> bool {
+        is_only_kernels(wanted.map_type, wanted.flags)
+            && host_kernel::refusal(&**self.backend, self.fds.tid).is_none()
     }
 
     /// Returns whether programs in processes and in the kernel may come to share a map that the tool

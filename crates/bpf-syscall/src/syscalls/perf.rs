@@ -211,6 +211,7 @@ impl<'a> PerfEvents<'a> {
     fn open_tracepoint(&self, wanted: &Wanted) -> Answer {
         let id = wanted.attr.config;
         let served = Tracepoint::with_own_id(id).or_else(|| self.tracepoint_ids.find(id));
+        let served = served.filter(|_| !self.system_calls_are_kernels());
         if let Some(tracepoint) = served {
             return self.open_event(tracepoint.point(), wanted);
         }
@@ -239,7 +240,10 @@ impl<'a> PerfEvents<'a> {
             0 => Edge::Enter,
             _ => Edge::Exit,
         };
-        let points = kprobe_points(&name, edge);
+        let points = match self.system_calls_are_kernels() {
+            true => Vec::new(),
+            false => kprobe_points(&name, edge),
+        };
         let is_idle = points.is_empty() && SystemCall::is_never_called(&name);
         match points.split_first() {
             Some(_) if config2 != 0 => {
@@ -291,6 +295,12 @@ impl<'a> PerfEvents<'a> {
             }),
             other => Ok(other),
         }
+    }
+
+    /// Returns whether programs at system calls run in the kernel, which the tool may ask.
+    fn system_calls_are_kernels(&self) -> bool {
+        self.backend.system_calls_are_kernels()
+            && host_kernel::refusal(&**self.backend, self.call.tid).is_none()
     }
 
     /// Has the kernel open an event of its own for the tool, or refuses it where that may not be.

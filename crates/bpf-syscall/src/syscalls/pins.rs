@@ -95,6 +95,7 @@ impl<'a> Pins<'a> {
             held,
             spec,
             btf: None,
+            is_kernels: false,
             frozen: AtomicBool::new(false),
             was_mapped_writable: AtomicBool::new(false),
             elements: Default::default(),

@@ -81,13 +81,15 @@ impl<'a> Programs<'a> {
             lines: numbers(&line_info),
         });
 
+        let may_use_kernel = host_kernel::refusal(&**self.backend, self.fds.tid).is_none();
         let spec = ProgramSpec {
             prog_type: wanted.prog_type,
             expected_attach_type: wanted.expected_attach_type,
             flags: wanted.flags,
             attach_btf_id: wanted.attach_btf_id,
-            in_kernel: is_only_kernels(&wanted)
-                && host_kernel::refusal(&**self.backend, self.fds.tid).is_none(),
+            in_kernel: may_use_kernel
+                && (is_only_kernels(&wanted) || used.iter().any(|(_, map)| map.is_kernels)),
+            may_use_kernel,
             insns,
             maps: used.iter().map(|(fd, map)| (*fd, map.held.id)).collect(),
             name: wanted.name,
@@ -309,6 +311,8 @@ fn is_only_kernels(wanted: &ProgLoad) -> bool {
         | ProgramType::SOCK_OPS
         | ProgramType::SK_LOOKUP
         | ProgramType::SK_REUSEPORT
+        | ProgramType::SK_SKB
+        | ProgramType::SK_MSG
         | ProgramType::NETFILTER
         | ProgramType::LSM => true,
         ProgramType::TRACING => wanted.expected_attach_type == AttachType::TRACE_ITER,

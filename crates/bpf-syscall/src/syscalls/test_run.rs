@@ -4,6 +4,7 @@ mod io;
 mod skb;
 mod xdp;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use beeline_uapi::{AttachType, Errno, ProgramType, flags};
 
 use super::attr::TestRun;
 use crate::fds::ThreadFds;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::ProgramObject;
 use crate::refused::{NOT_YET, by_kernel_only};
@@ -24,6 +26,9 @@ use io::Io;
 
 /// The bytes of context of a raw tracepoint: its arguments.
 const CONTEXT_LIMIT: u32 = MAX_BPF_FUNC_ARGS * 8;
+
+/// Flags of test runs that are made in the kernel only.
+const ONLY_KERNELS: u32 = flags::TEST_XDP_LIVE_FRAMES | flags::TEST_SKB_CHECKSUM_COMPLETE;
 
 /// Runs programs for their results.
 pub(super) struct TestRuns<'a> {
@@ -45,6 +50,15 @@ impl<'a> TestRuns<'a> {
     pub(super) fn run(&self, attr: &BpfAttr) -> Answer {
         let wanted = TestRun::parse(attr)?;
         let program = self.fds.program(wanted.prog_fd)?;
+        let is_kernels = !self.backend.runs_here(program.held.id)
+            || has_kernel_test_runs(&program)
+            || wanted.flags & ONLY_KERNELS != 0
+            // The tool wants to know that it is that CPU.
+            || program.prog_type == ProgramType::RAW_TRACEPOINT
+                && wanted.flags & flags::TEST_RUN_ON_CPU != 0;
+        if is_kernels && host_kernel::refusal(&**self.backend, self.call.tid).is_none() {
+            return self.in_kernel(wanted.prog_fd, &program);
+        }
         let io = Io::new(self.call, &wanted);
         match program.prog_type {
             ProgramType::RAW_TRACEPOINT | ProgramType::SYSCALL => {
@@ -70,6 +84,14 @@ impl<'a> TestRuns<'a> {
         }
     }
 
+    /// Has the tool make the call, for the kernel's program: it then runs for the tool's own thread,
+    /// with its memory, its network namespace and its signals.
+    fn in_kernel(&self, fd: i32, program: &ProgramObject) -> Answer {
+        let loaded = self.backend.program_in_kernel(program.held.id)?;
+        self.fds.make_kernels(self.call, fd, loaded.as_fd())?;
+        Ok(Reply::Continue)
+    }
+
     /// Runs a program that has no packet once.
     fn plain(&self, wanted: &TestRun, program: &ProgramObject, io: &Io<'_>) -> Answer {
         let on_cpu = wanted.flags & flags::TEST_RUN_ON_CPU != 0;
@@ -80,6 +102,10 @@ impl<'a> TestRuns<'a> {
         };
         let is_too_long = wanted.context_in.len > limit;
         if wanted.has_packet() || is_too_long || (!on_cpu && wanted.cpu != 0) {
+            return Err(Errno::EINVAL);
+        }
+        let is_raw = program.prog_type == ProgramType::RAW_TRACEPOINT;
+        if is_raw && wanted.context_in.len < program.context_end() {
             return Err(Errno::EINVAL);
         }
         let context = io.read(&wanted.context_in)?;

@@ -44,6 +44,7 @@ impl<'a> Wait<'a> {
         let [_, length, protection, _, fd, offset] = self.call.args;
         self.make_mappable(fd as i32)?;
         match self.fds.find(fd as i32) {
+            Ok(Some(Object::Map(map))) if map.is_kernels => {}
             Ok(Some(Object::Map(map))) => {
                 let writes = protection & libc::PROT_WRITE as u64 != 0;
                 let mode = self.fds.mode(fd as i32)?;
@@ -70,15 +71,7 @@ impl<'a> Wait<'a> {
         let Some(array) = self.backend.kernels_array(id)? else {
             return Ok(());
         };
-        if self.fds.stand_in(fd).is_some() {
-            return Ok(());
-        }
-        let file = key_of(&self.backend.memory(id)?).map_err(errno)?;
-        self.fds.table.set_stand_in(file, &array)?;
-        let cloexec = self.call.closes_on_exec(fd);
-        self.call
-            .listener
-            .replace(self.call.id, fd, array.as_fd(), cloexec)
+        self.fds.make_kernels(self.call, fd, array.as_fd())
     }
 
     /// Sizes a ring by the tool's mapping of the perf event: a control page and 2^n of data.

@@ -77,6 +77,7 @@ impl<'a> Loaded<'a> {
             flags: program.kind.flags,
             attach_btf_id: program.target.btf_id(),
             in_kernel: false,
+            may_use_kernel: false,
             insns: program
                 .insns
                 .iter()

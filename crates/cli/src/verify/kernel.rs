@@ -185,7 +185,7 @@ impl<'a> Loader<'a> {
             flags: definition.flags,
             map_extra: definition.map_extra,
             inner: inner.as_ref().map(AsFd::as_fd),
-            types: None,
+            ..MapSpec::default()
         };
         // Not every type of map takes types; then it does without, as with libbpf.
         let typed = match self.types() {

@@ -19,6 +19,8 @@ pub struct ProgramSpec {
     pub attach_btf_id: u32,
     /// Only the kernel can run it, and the tool may ask the kernel: its verdict is the kernel's.
     pub in_kernel: bool,
+    /// The tool may ask the kernel, which runs the program if it needs what exists there only.
+    pub may_use_kernel: bool,
     /// Raw instructions, 8 bytes each. Map descriptors in `LD_IMM64` are as the tool wrote them;
     /// `maps` resolves them.
     pub insns: Vec<u8>,

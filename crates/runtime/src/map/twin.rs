@@ -15,6 +15,7 @@
 
 mod adoption;
 mod creation;
+mod kernels;
 mod operations;
 
 use std::io;

@@ -49,6 +49,12 @@ pub(super) fn acts(insns: &[u8]) -> bool {
     })
 }
 
+/// Returns whether a program makes commands of `bpf(2)`.
+pub(super) fn commands(insns: &[u8]) -> bool {
+    let mut insns = Insn::decode_all(insns).into_iter().flatten();
+    insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == HelperId::SYS_BPF))
+}
+
 impl Program {
     /// True if its result, in the kernel, decides about what others do: whether a packet goes on, or a
     /// call is permitted; or if it is an iterator that may do more than look. A filter of sockets

@@ -111,6 +111,9 @@ fn programs_for_sockets_come_to_the_supervisor() {
         assert_eq!(option(libc::SOL_SOCKET, program), NOTIFY);
         assert_eq!(option(libc::IPPROTO_TCP, program), ALLOW);
     }
+    assert_eq!(option(libc::SOL_NETLINK, libc::NETLINK_EXT_ACK), NOTIFY);
+    assert_eq!(option(libc::SOL_NETLINK, libc::NETLINK_CAP_ACK), ALLOW);
+    assert_eq!(option(libc::SOL_SOCKET, libc::NETLINK_EXT_ACK), ALLOW);
     for other in [libc::SO_REUSEADDR, libc::SO_ATTACH_FILTER] {
         assert_eq!(option(libc::SOL_SOCKET, other), ALLOW);
     }

@@ -102,7 +102,9 @@ impl<'a> Dispatcher<'a> {
             ToolCall::Other(nr) => BpfFsCall::new(guest, call)
                 .answer(nr)
                 .unwrap_or(Ok(Reply::Continue)),
-            ToolCall::RunProgram | ToolCall::AttachToSocket { .. } => Ok(Reply::Continue),
+            ToolCall::RunProgram | ToolCall::AttachToSocket { .. } | ToolCall::BeginNetlink => {
+                Ok(Reply::Continue)
+            }
         }
     }
 

@@ -360,9 +360,7 @@ mod tests {
                 value_size: map.value_size,
                 max_entries: map.max_entries,
                 flags: map.flags,
-                map_extra: 0,
-                inner: None,
-                types: None,
+                ..MapSpec::default()
             })
         });
         let maps: Vec<_> = match made.collect() {

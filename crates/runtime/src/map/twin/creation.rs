@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use beeline_kernel as kernel;
 use beeline_maps::Kind;
@@ -10,6 +11,7 @@ use beeline_uapi::{Errno, flags};
 use super::super::{MapObject, as_verified};
 use super::errno;
 use crate::backend::MapSpec;
+use crate::host_kernel::types;
 
 impl MapObject {
     /// Removes all elements of this side, where nobody looks at them.
@@ -122,7 +124,8 @@ impl MapObject {
     pub(super) fn check_kind(&self) -> Result<(), String> {
         let suits = |kind: Kind| match kind {
             Kind::StackTrace | Kind::Ringbuf | Kind::PerfEventArray => true,
-            Kind::CgroupArray | Kind::ProgArray => self.elements.is_empty(),
+            Kind::CgroupArray => self.elements.is_empty(),
+            Kind::ProgArray | Kind::ArrayOfMaps | Kind::HashOfMaps => true,
             Kind::Queue | Kind::Stack => true,
             Kind::BloomFilter => self.is_zero(),
             _ => self.has_values(),
@@ -138,12 +141,14 @@ impl MapObject {
 
     /// Creates the kernel's map, without elements.
     pub(super) fn new_twin(&self) -> io::Result<kernel::Map> {
+        let inner = self.inner.as_ref().map(model_of).transpose()?;
         let flags = self.spec.flags & !TOOLS;
-        let types = types_of(&self.spec)?;
+        let own = types_of(&self.spec)?;
         let twin = kernel::Map::new(&kernel::MapSpec {
-            types: types
+            types: own
                 .as_ref()
                 .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+            inner: inner.as_ref().map(AsFd::as_fd),
             ..kernel_spec(&self.spec, flags)
         })?;
         if self.has_values() && twin.value_len() != self.map.value_len() {
@@ -152,6 +157,21 @@ impl MapObject {
             ));
         }
         Ok(twin)
+    }
+
+    /// Returns a map in the kernel by which the kernel can judge programs that use this one: its own,
+    /// or one like it, with the values that no program can change.
+    pub fn model(&self) -> Option<OwnedFd> {
+        let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
+        if let Some(twin) = self.in_twin(copy) {
+            return twin.ok();
+        }
+        let model = self.new_twin().ok()?;
+        if self.is_only_read() && self.check_thawed().is_err() {
+            self.fill_twin(&model).ok()?;
+            kernel::freeze(&model).ok()?;
+        }
+        model.as_fd().try_clone_to_owned().ok()
     }
 
     /// True if it has elements that can be copied.
@@ -169,18 +189,32 @@ pub(super) fn has_values(kind: Kind) -> bool {
 /// The access of the tool's first descriptor, which is not the map's.
 pub(super) const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
 
+/// Creates a map in the kernel that inner maps resemble.
+fn model_of(spec: &MapSpec) -> io::Result<kernel::Map> {
+    let own = types_of(spec)?;
+    kernel::Map::new(&kernel::MapSpec {
+        types: own
+            .as_ref()
+            .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+        ..kernel_spec(spec, spec.flags & !TOOLS)
+    })
+}
+
 /// Returns the types of a map with fields of the kernel's in its values, which the kernel finds by
 /// them.
-fn types_of(spec: &MapSpec) -> io::Result<Option<(OwnedFd, u32, u32)>> {
-    let Some(types) = &spec.value_type else {
+fn types_of(spec: &MapSpec) -> io::Result<Option<(Arc<OwnedFd>, u32, u32)>> {
+    match as_verified(spec, None).fields.is_empty() {
+        true => Ok(None),
+        false => load_types_of(spec),
+    }
+}
+
+/// Loads the types of a map's keys and values into the kernel, if the tool gave any.
+pub(super) fn load_types_of(spec: &MapSpec) -> io::Result<Option<(Arc<OwnedFd>, u32, u32)>> {
+    let Some(named) = &spec.value_type else {
         return Ok(None);
     };
-    if as_verified(spec, None).fields.is_empty() {
-        return Ok(None);
-    }
-    let btf = kernel::load_types(&types.btf);
-    let btf = btf.map_err(|refusal| io::Error::from_raw_os_error(refusal.errno))?;
-    Ok(Some((btf, types.key, types.id)))
+    Ok(Some((types::of_map(&named.btf)?, named.key, named.id)))
 }
 
 pub(super) fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static> {

@@ -1,4 +1,5 @@
-//! The tool's operations on a map, in whichever way it sees both sides of it.
+//! The tool's operations on a map, in whichever way it sees both sides of it. Of a map of objects it
+//! sees this side, where they have the session's ids.
 
 use beeline_maps::{Batch, Kind};
 use beeline_uapi::{Errno, flags};
@@ -16,8 +17,10 @@ impl MapObject {
     pub fn lookup(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
         let sides = self.sides.read();
         match &sides.twin {
-            None => self.lookup_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.lookup(key, value, flags),
+            Some(twin) if !self.holds_objects() => {
+                Both { map: self, twin }.lookup(key, value, flags)
+            }
+            _ => self.lookup_here(key, value, flags),
         }
     }
 
@@ -29,8 +32,10 @@ impl MapObject {
     pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         let sides = self.sides.read();
         match &sides.twin {
-            None => self.update_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.update(key, value, flags),
+            Some(twin) if !self.holds_objects() => {
+                Both { map: self, twin }.update(key, value, flags)
+            }
+            _ => self.update_here(key, value, flags),
         }
     }
 
@@ -42,8 +47,8 @@ impl MapObject {
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
         let sides = self.sides.read();
         match &sides.twin {
-            None => self.delete_here(key),
-            Some(twin) => Both { map: self, twin }.delete(key),
+            Some(twin) if !self.holds_objects() => Both { map: self, twin }.delete(key),
+            _ => self.delete_here(key),
         }
     }
 
@@ -55,8 +60,10 @@ impl MapObject {
     pub fn lookup_and_delete(&self, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
         let sides = self.sides.read();
         match &sides.twin {
-            None => self.lookup_and_delete_here(key, value, flags),
-            Some(twin) => Both { map: self, twin }.lookup_and_delete(key, value, flags),
+            Some(twin) if !self.holds_objects() => {
+                Both { map: self, twin }.lookup_and_delete(key, value, flags)
+            }
+            _ => self.lookup_and_delete_here(key, value, flags),
         }
     }
 
@@ -68,8 +75,8 @@ impl MapObject {
     pub fn next_key(&self, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
         let sides = self.sides.read();
         match &sides.twin {
-            None => self.next_key_here(key, next),
-            Some(twin) => Both { map: self, twin }.next_key(key, next),
+            Some(twin) if !self.holds_objects() => Both { map: self, twin }.next_key(key, next),
+            _ => self.next_key_here(key, next),
         }
     }
 

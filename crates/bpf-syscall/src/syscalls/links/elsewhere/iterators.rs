@@ -11,9 +11,10 @@ use beeline_uapi::attr::{IterCreate, LinkCreateIter};
 use beeline_uapi::fields::u32_at;
 
 use super::Links;
+use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::objects::{LinkTo, Object, ProgramObject};
-use crate::refused::{NOT_YET, by_kernel_only};
+use crate::refused::by_kernel_only;
 
 /// `union bpf_iter_link_info`, with descriptors of Beeline's.
 #[derive(Default)]
@@ -36,8 +37,8 @@ impl Links<'_> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an iterator over the elements of a map, `E2BIG` for unknown fields, and those
-    /// of [`Call::tool_file`].
+    /// `E2BIG` for unknown fields, `EBUSY` for a map that cannot be in the kernel, and those of
+    /// [`Call::tool_file`].
     pub(super) fn iterator_info(
         &self,
         call: &Call<'_>,
@@ -65,9 +66,7 @@ impl Links<'_> {
             Some("cgroup") => CGROUP_FD,
             Some("task" | "task_file" | "task_vma") => PID_FD,
             Some("bpf_map_elem" | "bpf_sk_storage_map" | "sockmap") => {
-                let what = by_kernel_only("iterators over the elements of a map", NOT_YET);
-                self.backend.unsupported(&what);
-                return Err(Errno::EINVAL);
+                return self.over_map(bytes);
             }
             // The kernel refuses any info for the others.
             _ if bytes.iter().any(|&byte| byte != 0) => return Err(Errno::EINVAL),
@@ -79,6 +78,22 @@ impl Links<'_> {
         }
         let file = call.tool_file(fd)?;
         bytes[at..][..size_of::<u32>()].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
+        Ok(IteratorInfo {
+            bytes,
+            _file: Some(file),
+        })
+    }
+
+    /// Returns the map whose elements an iterator is to go through. Without one it is 0, which the
+    /// kernel refuses.
+    fn over_map(&self, mut bytes: Vec<u8>) -> Result<IteratorInfo, Errno> {
+        let fd = bytes.get(..size_of::<u32>()).map(|fd| u32_at(fd, 0));
+        let Some(fd @ 1..) = fd else {
+            return Ok(IteratorInfo { bytes, _file: None });
+        };
+        let map = self.fds.map(fd.cast_signed())?;
+        let file = self.backend.map_in_kernel(map.held.id)?;
+        bytes[..size_of::<u32>()].copy_from_slice(&file.as_raw_fd().to_ne_bytes());
         Ok(IteratorInfo {
             bytes,
             _file: Some(file),
@@ -102,7 +117,8 @@ impl Links<'_> {
         let LinkTo::Kernel(kernels) = &link.to else {
             return Err(Errno::EINVAL);
         };
-        let file = kernels.with(link::iterate)?;
+        let tid = self.fds.tid;
+        let file = kernels.with(|link| host_kernel::in_network_of(tid, || link::iterate(link)))?;
         Ok(Reply::Descriptor {
             file,
             cloexec: true,
