@@ -53,8 +53,8 @@ impl Gate {
         })
     }
 
-    /// Returns the one in a cell in which threads of the process's parent have made calls. `None` if
-    /// something is there now.
+    /// Returns the one in a cell in which threads of the process's parent have made calls. `None`
+    /// if something is there now.
     pub fn in_cell(cell: u64, space: &AddressSpace) -> Option<Self> {
         let mut bytes = ZEROES;
         let is_free = space.is_whole() && space.read(cell, &mut bytes).is_ok() && bytes == ZEROES;

@@ -117,6 +117,6 @@ impl Stopped {
     }
 }
 
-fn bit(signal: i32) -> u64 {
+pub(crate) fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }

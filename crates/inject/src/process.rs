@@ -52,8 +52,6 @@ struct Inner {
 /// Facts about a copy that `fork` made, which stay as they are while it waits for Beeline.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Known {
-    /// The signals that have handlers.
-    pub caught: Option<u64>,
     /// The cell in which its parent's threads have made calls for Beeline.
     pub cell: Option<u64>,
 }
@@ -114,7 +112,6 @@ impl Process {
         copy.check_seccomp(&status)?;
         let cell = of.0.cell.load(SeqCst);
         *copy.known() = Known {
-            caught: Some(status.caught),
             cell: (cell != 0).then_some(cell),
         };
         Ok(copy)
@@ -286,21 +283,6 @@ impl Process {
     /// [`Error::Memory`] if not all of it is mapped, or it is mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         Memory::open(self)?.write(address, bytes)
-    }
-
-    /// As [`Self::write_memory`] for many places, one after the other, of memory that the target may
-    /// write itself: in one system call if all can be written.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::write_memory`]. The pieces before the one that fails are written.
-    pub fn write_pieces(&self, pieces: &[(u64, Vec<u8>)]) -> Result<(), Error> {
-        if pieces.is_empty() || self.is_alive() && ptrace::write_pieces(self.pid(), pieces) {
-            return Ok(());
-        }
-        let memory = Memory::open(self)?;
-        let mut pieces = pieces.iter();
-        pieces.try_for_each(|(address, bytes)| memory.write(*address, bytes))
     }
 
     /// Stops all threads of the process. They go on when the [`Stopped`] is dropped.

@@ -407,30 +407,6 @@ pub(crate) fn read_pieces<B: AsMut<[u8]>>(tid: pid_t, pieces: &mut [(u64, B)]) -
     here.iter().take_while(is_read).count()
 }
 
-/// Writes pieces of a process's memory in one call, in their order. Returns true if all of them were
-/// written. Any thread may call it.
-pub(crate) fn write_pieces(tid: pid_t, pieces: &[(u64, Vec<u8>)]) -> bool {
-    let vector = |base: *mut c_void, len| libc::iovec {
-        iov_base: base,
-        iov_len: len,
-    };
-    let here: Vec<_> = pieces
-        .iter()
-        .map(|(_, bytes)| vector(bytes.as_ptr().cast_mut().cast(), bytes.len()))
-        .collect();
-    let there: Vec<_> = pieces
-        .iter()
-        .map(|(address, bytes)| vector(*address as *mut c_void, bytes.len()))
-        .collect();
-    let count = here.len() as libc::c_ulong;
-    // SAFETY: each of the vectors here is the whole of a slice, which is only read. Those there are
-    // another process's addresses, which may be anything.
-    let written =
-        unsafe { libc::process_vm_writev(tid, here.as_ptr(), count, there.as_ptr(), count, 0) };
-    let all: usize = here.iter().map(|piece| piece.iov_len).sum();
-    usize::try_from(written) == Ok(all)
-}
-
 fn poll_stop(tid: pid_t) -> Result<Event, Error> {
     let flags = libc::WSTOPPED | libc::WNOWAIT | libc::WNOHANG;
     taken(tid, wait_with(tid, flags)?)

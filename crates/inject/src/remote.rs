@@ -1,9 +1,10 @@
 //! System calls run by a held thread of the target.
 //!
 //! The thread is sent through a `syscall` instruction where nothing of the target's is, see
-//! [`gate`](crate::gate), with a stop before and one behind it. No code changes, nothing is written
-//! to its stack, and it runs no other instruction. Meanwhile all its signals are blocked, so they
-//! stay pending and are delivered when it is let go.
+//! [`gate`](crate::gate), with a stop before and one behind it. No code changes, and nothing is
+//! written to its stack. Meanwhile all its signals are blocked, so they stay pending and are
+//! delivered when it is let go. Several calls are made in a loop beside that instruction, between
+//! two stops (`batch`).
 //!
 //! If Beeline is killed meanwhile the thread finds its way home, see
 //! [`restore_stub`](crate::restore_stub). So what it has lent is given back in such an order that
@@ -107,10 +108,18 @@ impl Remote {
         Ok(agent.is_confined(self.process().seccomp()))
     }
 
+    /// Forgets what may change as the process runs.
+    pub fn leave_fresh(&mut self) {
+        self.fresh_room = None;
+        for tracee in &mut self.threads.tracees {
+            tracee.quiet_signal = None;
+        }
+    }
+
     /// Forgets the old program after `execve`: nothing is where it was.
     pub fn forget_image(&mut self) {
         self.gate = None;
-        self.fresh_room = None;
+        self.leave_fresh();
         self.known = Known::default();
         self.space = AddressSpace::of(&self.threads.process);
     }

@@ -12,9 +12,10 @@
 //! memory of the target, no system call that would itself need a way home, and none of any thread's
 //! stack (a goroutine's has no room to spare). The zeroes are put back when the process is let go.
 //!
-//! **Why it is safe at every instruction.** None of the instructions writes memory (those of a batch
-//! write into its table, which only Beeline uses), and none changes the flags (which are the thread's own all along). The stack pointer is always the
-//! thread's own, so a signal handler may run in between. Vector registers, thread pointer and
+//! **Why it is safe at every instruction.** None of the instructions on the way home writes memory,
+//! and none changes the flags, which are the thread's own all along. Those of a batch write into its
+//! table only, which must be memory that the thread itself may write. The stack pointer is always
+//! the thread's own, so a signal handler may run in between. Vector registers, thread pointer and
 //! segments are never touched.
 //!
 //! **A thread that was inside a system call** makes it anew, as the kernel would have it do: by its

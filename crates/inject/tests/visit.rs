@@ -6,6 +6,7 @@ mod common;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use beeline_inject::{Errno, Error, MapFlags, Mapping, Process, ProtFlags, Stopped, signal_frames};
@@ -152,6 +153,25 @@ fn no_signal_is_lost_or_doubled() {
 fn a_process_that_takes_notice_of_signals_gets_only_its_own() {
     let target = Target::start(&c_target(), &["noticing"]);
     visit_often(&target, 150, Duration::from_millis(1));
+    target.finish_fine();
+}
+
+/// Others send it a signal by which a batch of calls could end.
+#[test]
+fn a_process_that_others_send_signals_to_is_as_it_was() {
+    let target = Target::start(&c_target(), &["registers"]);
+    let pid = target.pid();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                // SAFETY: the target is not waited for before this ends, so the number is its own.
+                unsafe { libc::kill(pid, libc::SIGWINCH) };
+            }
+        });
+        visit_often(&target, 150, Duration::from_millis(1));
+        is_over.store(true, Relaxed);
+    });
     target.finish_fine();
 }
 

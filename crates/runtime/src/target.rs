@@ -175,8 +175,8 @@ impl Target {
     /// Creates a target for a forked child of this one, which waits in the agent to become one.
     ///
     /// The child has a copy of all private memory, and gets pools of its own at the places of
-    /// these. `regions` is what it has mapped. Returns `None` if something was mapped here since the
-    /// fork.
+    /// these. `regions` is what it has mapped. Returns `None` if something was mapped here since
+    /// the fork.
     ///
     /// # Errors
     ///

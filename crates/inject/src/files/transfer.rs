@@ -47,6 +47,11 @@ fn is_forbidden(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
 }
 
+/// Returns the result of the only call of some.
+fn one(results: Vec<Result<u64, Error>>) -> Result<u64, Error> {
+    results.into_iter().next().unwrap_or(Ok(0))
+}
+
 /// True if the target has as many files open as it may.
 fn is_at_limit(error: &Error) -> bool {
     let is_short = |error: &Error| error.errno() == Some(rustix::io::Errno::MFILE);
@@ -158,29 +163,52 @@ impl Transfer<'_> {
         self.remote.space.write(heads, &message)?;
         let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;
         let arguments = [theirs as u64, heads, flags, 0, 0, 0];
-        let mut calls = vec![Call::new(libc::SYS_recvmsg, arguments)];
-        calls.extend(self.batch.parcels.iter().map(|parcel| Call {
+        let receive = [Call::new(libc::SYS_recvmsg, arguments)];
+        let map = self.batch.parcels.iter().map(|parcel| Call {
             descriptor_at: Some(files_at + (parcel.file * size_of::<i32>()) as u64),
             ..Call::new(libc::SYS_mmap, parcel.arguments())
-        }));
-        let results = self.remote.calls(self.scratch + CALLS, &calls)?;
-        let mut results = results.into_iter();
-        let has_come = results.next().transpose();
-        let mapped: Vec<_> = results.collect();
-        let outcome = has_come.and_then(|_| {
-            let received = self.received()?;
-            let got = received.len();
-            open.extend(received);
-            match got == sent {
-                true => Ok(()),
-                false => Err(Error::DescriptorLimit {
-                    pid: self.remote.process().pid(),
-                    got,
-                    sent,
-                }),
-            }
         });
-        self.all_or_none(outcome, mapped)
+        let map: Vec<Call> = map.collect();
+        let mut parcels = self.batch.parcels.iter();
+        // What is replaced cannot be put back, so all files must be there before.
+        if parcels.any(|parcel| parcel.flags.contains(MapFlags::FIXED)) {
+            let has_come = self.make(&receive).and_then(one);
+            self.note_received(has_come, open)?;
+            let mapped = self.make(&map)?;
+            return self.all_or_none(Ok(()), mapped);
+        }
+        match self.make(&[&receive[..], &map].concat()) {
+            Ok(mut results) => {
+                let mapped = results.split_off(1);
+                let outcome = self.note_received(one(results), open);
+                self.all_or_none(outcome, mapped)
+            }
+            Err(error) => self.note_received(Err(error), open).map(|()| Vec::new()),
+        }
+    }
+
+    fn make(&mut self, calls: &[Call]) -> Result<Vec<Result<u64, Error>>, Error> {
+        self.remote.calls(self.scratch + CALLS, calls)
+    }
+
+    /// Adds the descriptors that have come to `open`, whatever has become of the calls.
+    fn note_received(
+        &self,
+        has_come: Result<u64, Error>,
+        open: &mut Vec<i32>,
+    ) -> Result<(), Error> {
+        let received = self.received()?;
+        let (got, sent) = (received.len(), self.batch.files.len());
+        open.extend(received);
+        has_come?;
+        match got == sent {
+            true => Ok(()),
+            false => Err(Error::DescriptorLimit {
+                pid: self.remote.process().pid(),
+                got,
+                sent,
+            }),
+        }
     }
 
     /// Returns the addresses of all parcels; or unmaps those that were mapped where nothing was
@@ -194,7 +222,6 @@ impl Transfer<'_> {
         let (mut placed, mut error) = (Vec::new(), outcome.err());
         for (parcel, result) in self.batch.parcels.iter().zip(mapped) {
             match result {
-                // A kernel before 4.17 takes FIXED_NOREPLACE for a hint.
                 Ok(got) if !parcel.is_where_wanted(got) => {
                     placed.push((got, parcel));
                     error.get_or_insert(Error::Misplaced {

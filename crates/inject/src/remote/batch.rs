@@ -8,6 +8,8 @@
 //! kernel stops the thread to ask its tracer about that signal, and the tracer drops it. It is a
 //! signal that the process neither catches nor blocks, and that does nothing then: if Beeline dies
 //! the thread makes the rest of the batch, takes no notice of the signal, and finds its way home.
+//! Once a batch is made the thread stands on the way home again, and has all signals blocked: the
+//! table may then be written anew.
 
 use beeline_uapi::signal::SIGSET_BYTES;
 use libc::c_int;
@@ -15,6 +17,7 @@ use libc::c_int;
 use super::Remote;
 use crate::arch::batch::{self, ENTRY};
 use crate::gate::Gate;
+use crate::masks::bit;
 use crate::ptrace::is_esrch;
 use crate::{Error, ptrace};
 
@@ -123,9 +126,9 @@ impl Remote {
             .write(table, &table_of(table, calls, &fifths, signal))?;
         let first = table + ENTRIES;
         let numbers: Vec<i64> = calls.iter().map(|call| call.number).collect();
-        let made = self.borrowed(at, &numbers, |thread, _| {
+        let made = self.borrowed(at, &numbers, |thread, gate| {
             let last = first + (calls.len() * ENTRY) as u64;
-            thread.run_batch(cell, first..=last, signal)
+            thread.run_batch(gate, (cell, first..=last), signal)
         });
         let is_made = made.map_err(|error| match is_esrch(&error) {
             true => self.threads.exited(),
@@ -151,11 +154,10 @@ impl Remote {
             Some(borrowed) => borrowed.mask(),
             None => ptrace::signal_mask(tracee.tid)?,
         };
-        let caught = match (self.fresh_room, self.known.caught) {
+        let caught = match self.fresh_room {
             // All that the old program caught is back to the default.
-            (Some(_), _) => 0,
-            (_, Some(caught)) => caught,
-            _ => self.threads.process.thread_status(tracee.tid)?.caught,
+            Some(_) => 0,
+            None => self.threads.process.thread_status(tracee.tid)?.caught,
         };
         let is_quiet = |signal: &c_int| (caught | blocked) & bit(*signal) == 0;
         let found = QUIET.into_iter().find(is_quiet);
@@ -182,8 +184,4 @@ fn table_of(table: u64, calls: &[Call], fifths: &[u64], signal: c_int) -> Vec<u8
     let end = batch::entry(libc::SYS_rt_sigprocmask, mask, table + ZERO, false);
     bytes.extend(end);
     bytes
-}
-
-fn bit(signal: c_int) -> u64 {
-    1 << (signal - 1)
 }

@@ -118,20 +118,19 @@ impl RemoteThread<'_> {
 
     /// Sends the borrowed thread through the calls of a batch, the first and last of which are at
     /// these addresses. The last call lets `signal` through. Returns false if that signal cannot be
-    /// sent to the thread, which has then made no call.
+    /// sent to the thread, which has then made no call. Afterwards all signals are blocked again, and
+    /// the thread's way is the one home.
     ///
     /// # Errors
     ///
     /// Those of [`Self::call`].
     pub fn run_batch(
         &mut self,
-        cell: u64,
-        calls: RangeInclusive<u64>,
+        gate: &Gate,
+        (cell, calls): (u64, RangeInclusive<u64>),
         signal: c_int,
     ) -> Result<bool, Error> {
         let (tid, regs) = (self.tracee.tid, self.tracee.regs);
-        // An earlier batch has let it through.
-        ptrace::set_signal_mask(tid, u64::MAX)?;
         if ptrace::send(self.tracee.pid, tid, signal).is_err() {
             return Ok(false);
         }
@@ -144,6 +143,10 @@ impl RemoteThread<'_> {
                 Event::Gone => return Err(self.lost()),
                 Event::Signal(found) if found == signal => {
                     if Registers::of(tid)?.are_behind_batch(cell, *calls.end()) {
+                        if let Some(behind) = gate.behind() {
+                            regs.elsewhere(behind).set(tid)?;
+                        }
+                        ptrace::set_signal_mask(tid, u64::MAX)?;
                         return Ok(true);
                     }
                 }

@@ -13,6 +13,7 @@ use crate::files::SCRATCH;
 use crate::held_threads::{State, Tracee};
 use crate::holds::Hold;
 use crate::loader::{self, Rendezvous};
+use crate::masks::bit;
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;
 use crate::remote::Remote;
@@ -342,7 +343,7 @@ impl<'a> Follower<'a> {
 
     /// Lets the held process run, still traced.
     fn go_held(&mut self, how: Go) -> Result<(), Error> {
-        self.remote.fresh_room = None;
+        self.remote.leave_fresh();
         self.remote.restore(ONLY)?;
         if let Some(tracee) = self.thread() {
             tracee.state = State::Running;
@@ -353,7 +354,7 @@ impl<'a> Follower<'a> {
     /// Makes the held process run one instruction.
     fn step(&mut self) -> Result<(), Error> {
         let tid = self.tid();
-        self.remote.fresh_room = None;
+        self.remote.leave_fresh();
         self.remote.restore(ONLY)?;
         let mut signal = 0;
         loop {
@@ -402,9 +403,4 @@ impl<'a> Follower<'a> {
         }
         self.remote.threads.exited()
     }
-}
-
-/// Returns a signal's bit in a set of signals.
-fn bit(signal: c_int) -> u64 {
-    1 << (signal - 1)
 }

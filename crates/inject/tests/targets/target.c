@@ -219,8 +219,8 @@ static void blocked(const char *in, long wanted) {
     }
 }
 
-// Signals that a process seldom takes notice of: this one counts the first, and lets the second wait. None comes that it
-// has not sent.
+// Signals that few processes handle. This one counts SIGWINCH and blocks SIGURG, and fails if one comes that it has not
+// sent.
 static volatile long noticed;
 static void on_notice(int signal) { (void)signal; noticed++; }
 static void noticing(void) {

@@ -51,9 +51,9 @@ impl CallSet {
         all
     }
 
-    /// Returns the calls of both sets.
+    /// Returns the calls of either set.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn union(self, other: Self) -> Self {
         let mut all = self;
         all.0
             .iter_mut()
@@ -64,7 +64,7 @@ impl CallSet {
 
     /// True if all of another set are in this one.
     pub fn includes(&self, other: Self) -> bool {
-        self.and(other) == *self
+        self.union(other) == *self
     }
 
     /// True if a planned call is to be hooked.
@@ -85,8 +85,8 @@ mod tests {
     fn sets_have_what_was_put_in() {
         let openat = CallSet::NONE.with(Some(libc::SYS_openat as u32));
         let own = CallSet::own(false);
-        assert!(!own.includes(openat) && own.and(openat).includes(openat));
-        assert!(CallSet::own(true).includes(own.and(openat)));
+        assert!(!own.includes(openat) && own.union(openat).includes(openat));
+        assert!(CallSet::own(true).includes(own.union(openat)));
         assert!(CallSet::ALL.includes(CallSet::own(true)));
         assert_eq!(openat.with(None), CallSet::ALL);
         assert_eq!(openat.with(Some(CALL_NUMBERS as u32)), CallSet::ALL);

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -174,8 +175,11 @@ impl TargetMemory {
             return Ok(());
         };
         let pids = (self.process.pid(), self.process.own_pid());
-        let fill = environment.private.fill(pids, self.shared.cpus)?;
-        self.process.write_pieces(&fill)?;
+        let memory = self.process.memory()?;
+        for (at, bytes) in environment.private.fill(pids, self.shared.cpus)? {
+            let written = memory.write_all_at(&bytes, at);
+            written.map_err(os("filling a target's memory"))?;
+        }
         self.is_filled = true;
         Ok(())
     }

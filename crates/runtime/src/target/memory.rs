@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -96,7 +97,12 @@ impl TargetMemory {
         others: impl Iterator<Item = Mapping<'m>>,
     ) -> Result<Self, Error> {
         let (pid, cpus) = (process.pid(), self.shared.cpus);
-        let mut write = |at, bytes: &[u8]| Ok(process.write_memory(at, bytes)?);
+        // Opened once: it is the memory of the program that has asked, whatever runs there later.
+        let memory = process.memory()?;
+        let mut write = |at, bytes: &[u8]| {
+            let written = memory.write_all_at(bytes, at);
+            written.map_err(os("filling a child's memory"))
+        };
         let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
         let copies = self.far_pools.iter().map(Pool::copy);
         let far_pools = copies
@@ -120,7 +126,9 @@ impl TargetMemory {
         child.replace_pools(others)?;
         let environment = child.environment()?;
         let pids = (pid, process.own_pid());
-        process.write_pieces(&environment.private.refill(pids, cpus)?)?;
+        for (at, bytes) in environment.private.refill(pids, cpus)? {
+            write(at, &bytes)?;
+        }
         Ok(child)
     }
 

@@ -167,7 +167,8 @@ impl Targets {
         Ok(target)
     }
 
-    /// Makes a forked child, which waits for it, a target of its own. `regions` is what it has mapped.
+    /// Makes a forked child, which waits for it, a target of its own. `regions` is what it has
+    /// mapped.
     ///
     /// # Errors
     ///

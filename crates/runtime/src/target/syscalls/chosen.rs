@@ -29,7 +29,7 @@ impl Syscalls {
         let needed = links.fold(own, |set, link| set.with(link.number));
         match &self.calls {
             Some(calls) if calls.wanted.includes(needed) => calls.wanted,
-            Some(calls) if wanted.links.is_empty() => calls.wanted.and(needed),
+            Some(calls) if wanted.links.is_empty() => calls.wanted.union(needed),
             None if matches!(hold, Hold::Held(_)) || wanted.links.is_empty() => needed,
             _ => CallSet::ALL,
         }
@@ -42,7 +42,7 @@ impl Syscalls {
             Some(calls) if is_of_file => {
                 let had = calls.partial.get(&key(region));
                 let had = had.copied().unwrap_or(CallSet::NONE);
-                let wanted = calls.wanted.and(had);
+                let wanted = calls.wanted.union(had);
                 Part { wanted, had }
             }
             _ => Part::ALL,
