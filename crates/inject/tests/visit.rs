@@ -169,8 +169,11 @@ fn a_process_that_others_send_signals_to_is_as_it_was() {
                 unsafe { libc::kill(pid, libc::SIGWINCH) };
             }
         });
-        visit_often(&target, 150, Duration::from_millis(1));
+        let visited = std::panic::catch_unwind(|| {
+            visit_often(&target, 150, Duration::from_millis(1));
+        });
         is_over.store(true, Relaxed);
+        visited.expect("all visits succeed");
     });
     target.finish_fine();
 }
