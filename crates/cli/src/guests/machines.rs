@@ -154,6 +154,7 @@ fn of_processes(found: &Sender<Machine>) {
 
 fn of_process(pid: i32) -> Option<Machine> {
     let file = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
+    let before = text(&file("status"))?;
     let words = text(&file("cmdline"))?;
     let words: Vec<_> = words.split('\0').map(str::to_owned).collect();
     let CommandLine {
@@ -165,7 +166,8 @@ fn of_process(pid: i32) -> Option<Machine> {
         config,
     } = command_line::read(&words)?;
     let status = text(&file("status"))?;
-    let user = user(&status);
+    // Between them the process may have become another user's, with its own words still.
+    let user = user(&status).filter(|is| user(&before) == Some(*is));
     let seen = Seen::by(pid);
     let config = config.and_then(|path| seen.path(path));
     let configured = config.and_then(|path| command_line::of_config(&config_of(&path, user?)?));
