@@ -1,7 +1,8 @@
 #!/bin/sh
-# Shows Beeline at work. Without an argument: a Python program's calls of malloc, counted by an unmodified bpftrace
-# one-liner under Beeline and, where the kernel allows it, on the kernel; then the counts and the cost of a call. With
-# `guest`: opensnoop, bpftrace and vcpu-pin on this machine, with their programs in a virtual machine's kernel.
+# Shows Beeline at work. Without an argument: a Python program's calls of malloc, counted by an
+# unmodified bpftrace one-liner under Beeline and, where the kernel allows it, on the kernel; then the
+# counts and the cost of a call. With `guest`: opensnoop, bpftrace and vcpu-pin on this machine, with
+# their programs in a virtual machine's kernel.
 set -eu
 cd "$(dirname "$0")/.."
 target="${CARGO_TARGET_DIR:-target}"

@@ -5,23 +5,35 @@ use crate::proxy::Proxy;
 use beeline_e2e::{Ended, PATIENCE, Tool, beeline, beeline_wanted, until};
 use serde_json::Value;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-/// The time for a list, whatever is stuck: a second for the proxies, two for processes, and the
-/// program's own on a busy machine.
-const SOON: Duration = Duration::from_secs(6);
 
 fn ask(words: &[&str]) -> Ended {
     let mut command = Command::new(beeline());
     command.arg("guests").args(words);
-    let began = Instant::now();
     let ended = Tool::start(command).wait();
-    let taken = began.elapsed();
-    assert!(
-        ended.status.success() && taken < SOON,
-        "{taken:?}: {ended:?}"
-    );
+    assert!(ended.status.success(), "{ended:?}");
     ended
+}
+
+/// A process that stands still until this is dropped.
+struct Still(u32);
+
+impl Still {
+    fn new(pid: u32) -> Self {
+        signal(pid, libc::SIGSTOP);
+        let still = Self(pid);
+        let is_still = until(PATIENCE, || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+            status.is_ok_and(|status| status.contains("State:\tT"))
+        });
+        assert!(is_still, "process {pid} does not stop");
+        still
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        signal(self.0, libc::SIGCONT);
+    }
 }
 
 /// Returns what is listed of this guest's machine.
@@ -86,14 +98,9 @@ fn a_guest_is_found_with_what_answers_there() {
     assert_eq!(serves["node"], "guest");
     assert_eq!(serves["protocol"], beeline_vm_protocol::VERSION);
     // One that stands still is not asked, which its vsock would not survive.
-    signal(guest.pid(), libc::SIGSTOP);
-    let is_still = until(PATIENCE, || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", guest.pid()));
-        status.is_ok_and(|status| status.contains("State:\tT"))
-    });
-    assert!(is_still, "QEMU does not stop");
+    let stopped = Still::new(guest.pid());
     let still = state_of(&listed(&guest), "uds:");
-    signal(guest.pid(), libc::SIGCONT);
+    drop(stopped);
     assert_eq!(still["state"], "stopped", "{still}");
     let text = ask(&[]).stdout.join("\n");
     let line = format!("{address}  serves guest (Linux 6.12");

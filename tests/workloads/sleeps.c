@@ -1,5 +1,5 @@
-// Sleeps again and again in functions that frame pointers lead through: outer() calls middle(), that innermost(), and that
-// the kernel, without the C library.
+// Sleeps over and over in functions with frame pointers: outer() calls middle(), which calls
+// innermost(), which makes the system call itself, without the C library.
 #include <stddef.h>
 #include <sys/syscall.h>
 #include <time.h>

@@ -1,10 +1,11 @@
 //! `beeline guests`: lists the virtual machines of this host, and which of them serve their kernel.
 //!
 //! Nothing is changed: command lines and lists of sockets are read, and each proxy that is found is
-//! greeted, which its audit log notes. Every wait has an end, so that a stopped machine or a stuck
-//! socket costs a second and is reported.
+//! greeted, which its audit log notes. Nothing but sockets is connected to. Every wait has an end, so
+//! that a stopped machine or a stuck socket costs two seconds and is reported.
 
 mod command_line;
+mod libvirt;
 mod machines;
 mod probe;
 mod sockets;
@@ -12,16 +13,16 @@ mod sockets;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use beeline_vm_protocol::text::printable_line;
+use beeline_vm_protocol::text::{printable, printable_line};
 use serde_json::{Value, json};
 
 use crate::say;
 use machines::{Machine, NotAsked};
-use probe::{Probed, State};
+use probe::{MOST, MOST_OF_ONE, Probed, State};
 use sockets::{Sockets, Use};
 
-/// The time for one proxy to answer. All are asked at once.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The time for one proxy to answer, from the connection on. All are asked at once.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Lists every virtual machine that is found.
 ///
@@ -45,8 +46,8 @@ pub fn guests(as_json: bool) -> anyhow::Result<ExitCode> {
         })
         .collect();
     if as_json {
-        let list: Vec<_> = listed.iter().map(|one| one.as_value(&sockets)).collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
+        let list = listed.iter().map(|one| one.as_value(&sockets)).collect();
+        println!("{}", as_text(&list)?);
     } else if listed.is_empty() {
         println!(
             "No virtual machine is found among the processes that you may look at (QEMU, Cloud Hypervisor, Firecracker, \
@@ -110,6 +111,12 @@ impl Listed<'_> {
     }
 }
 
+/// Returns JSON for a terminal: words of others are in it.
+fn as_text(list: &Value) -> serde_json::Result<String> {
+    let text = serde_json::to_string_pretty(list)?;
+    Ok(printable(&text).into_owned())
+}
+
 /// Prints a line, in which are words of others.
 fn line(text: &str) {
     println!("{}", printable_line(text));
@@ -131,11 +138,22 @@ fn words(state: &State) -> String {
         State::Unreachable(why) => format!("not reached: {why}"),
         State::Silent => format!("does not answer within {} s", PATIENCE.as_secs()),
         State::Taken => "in use: another client has the line".into(),
-        State::NotAsked(NotAsked::Foreign) => {
-            "not asked: the socket belongs to another user than the process that names it".into()
-        }
-        State::NotAsked(NotAsked::Stopped) => "not asked: the machine's process is stopped".into(),
+        State::NotAsked(why) => format!("not asked: {}", reason(*why)),
     }
+}
+
+fn reason(why: NotAsked) -> String {
+    match why {
+        NotAsked::Foreign => "the socket belongs to another user than the process that names it",
+        NotAsked::SeveralUsers => "the process that names it acts for several users",
+        NotAsked::Stopped => "the machine's process is stopped",
+        NotAsked::Missing => "nothing is there",
+        NotAsked::NoSocket => "it is no socket",
+        NotAsked::Unknown => "it cannot be told if the port is free",
+        NotAsked::Incomplete => "the search was not complete",
+        NotAsked::TooMany => return format!("{MOST_OF_ONE} of a process are, and {MOST} in all"),
+    }
+    .into()
 }
 
 fn as_value(probed: &Probed) -> Value {
@@ -152,12 +170,43 @@ fn as_value(probed: &Probed) -> Value {
         State::Unreachable(why) => ("unreachable", Some(why)),
         State::Silent => ("silent", None),
         State::Taken => ("in use", None),
-        State::NotAsked(NotAsked::Foreign) => ("foreign", None),
-        State::NotAsked(NotAsked::Stopped) => ("stopped", None),
+        State::NotAsked(why) => (word(*why), None),
     };
     value["state"] = state.into();
     if let Some(why) = why {
         value["why"] = why.as_str().into();
     }
     value
+}
+
+/// Returns the state of a place that was not asked, for scripts.
+fn word(why: NotAsked) -> &'static str {
+    match why {
+        NotAsked::Foreign => "foreign",
+        NotAsked::SeveralUsers => "several users",
+        NotAsked::Stopped => "stopped",
+        NotAsked::Missing => "missing",
+        NotAsked::NoSocket => "no socket",
+        NotAsked::Unknown => "unknown",
+        NotAsked::Incomplete => "search incomplete",
+        NotAsked::TooMany => "too many",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_does_not_control_a_terminal() {
+        let name = "a\u{1b}[31m\u{9b}A\u{202e}\n\"b";
+        let list = json!([{ "name": name }]);
+        let text = as_text(&list).unwrap();
+        assert!(text.contains("\\u009bA\\u202e"), "{text}");
+        assert!(
+            text.chars()
+                .all(|letter| letter == '\n' || letter.is_ascii_graphic() || letter == ' ')
+        );
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), list);
+    }
 }

@@ -42,11 +42,10 @@ impl Sockets {
             let (Some(flags), Some(state)) = (number(3), number(5)) else {
                 continue;
             };
-            let path = line
-                .iter()
-                .position(|byte| *byte == b'/')
-                .map(|at| &line[at..]);
-            let Some(path) = path else { continue };
+            // A name that does not begin so is an abstract one, or of some unknown directory.
+            let Some(path) = name(line).filter(|name| name.starts_with(b"/")) else {
+                continue;
+            };
             let is = match (state == SS_CONNECTED, flags & __SO_ACCEPTCON != 0) {
                 (true, _) => Use::Taken,
                 (false, true) => Use::Free,
@@ -65,6 +64,16 @@ impl Sockets {
         let known = self.0.get(path.as_os_str().as_bytes());
         known.copied().unwrap_or(Use::Unknown)
     }
+}
+
+/// Returns what stands behind a line's seven words.
+fn name(line: &[u8]) -> Option<&[u8]> {
+    let mut rest = line;
+    for _ in 0..7 {
+        rest = rest.trim_ascii_start();
+        rest = &rest[rest.iter().position(|byte| *byte == b' ')?..];
+    }
+    rest.strip_prefix(b" ")
 }
 
 #[cfg(test)]
@@ -89,10 +98,13 @@ mod tests {
 
     #[test]
     fn nonsense_is_no_socket() {
-        let list = b"Num\n\n/x\nx: 1 0 zz 0001 03\n0: 2 0 10000 1 01 7 /a\n0: 2 0 0 1 01 7 /b\n";
+        let list = b"Num\n\n/x\nx: 1 0 zz 0001 03\n0: 2 0 10000 1 01     7 /a\n0: 2 0 0 1 01 7 /b\n\
+            0: 2 0 10000 1 01 7 @/c\n0: 2 0 10000 1 01 7 @ /d\n0: 2 0 10000 1 01 7 e/f\n0: 2 0 10000 1 01 /g\n";
         let sockets = Sockets::parse(list);
         assert_eq!(sockets.use_of(Path::new("/a")), Use::Free);
         assert_eq!(sockets.use_of(Path::new("/b")), Use::Unknown);
-        assert_eq!(sockets.use_of(Path::new("/x")), Use::Unknown);
+        for other in ["/x", "/c", "/d", "/f", "/g", " /d"] {
+            assert_eq!(sockets.use_of(Path::new(other)), Use::Unknown, "{other}");
+        }
     }
 }

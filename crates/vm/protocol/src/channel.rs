@@ -12,6 +12,7 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::address::Address;
+use crate::held::HeldSocket;
 use crate::serial;
 use crate::stream::Stream;
 use crate::tls::{self, Tls};
@@ -133,20 +134,13 @@ impl Channel {
     pub fn connect(address: &Address, tls: Option<&Tls>) -> Result<Self, Error> {
         let failed = |error| Error::new(address, CONNECTING, error);
         let peer = address.to_string();
-        let plain = |fd| {
-            Ok(Self::new(
-                Arc::new(Stream::new(fd)?),
-                Coat::Plain,
-                peer.clone(),
-            ))
-        };
+        let plain = |fd| Self::plain(fd, address);
         match address {
             Address::Vsock { cid, port } => connect_vsock(*cid, *port).and_then(plain),
             Address::Unix { path } => connect_unix(path).and_then(plain),
-            Address::Uds { path, port } => connect_unix(path).and_then(plain).and_then(|channel| {
-                ask_for_port(&channel.stream, *port)?;
-                Ok(channel)
-            }),
+            Address::Uds { path, port } => {
+                connect_unix(path).and_then(|fd| Self::to_port(fd, *port, address))
+            }
             Address::Tcp { at, insecure } => {
                 let tls = match (tls, insecure) {
                     (_, true) => None,
@@ -169,9 +163,9 @@ impl Channel {
                     Ok(Self::new(stream, coat, peer.clone()))
                 })
             }
-            Address::Serial { path } => serial::connect(path).map(|(stream, session)| {
-                Self::new(stream, Coat::Serial(session), peer.clone())
-            }),
+            Address::Serial { path } => {
+                serial::open_host(path).and_then(|fd| Self::on_line(fd, address))
+            }
         }
         .map(|channel| {
             let again = match address {
@@ -181,6 +175,52 @@ impl Channel {
             Self { again, ..channel }
         })
         .map_err(failed)
+    }
+
+    /// Connects to a guest by a socket that has been looked at, if the process that listens does so
+    /// for a user that may.
+    ///
+    /// # Errors
+    ///
+    /// An [`Error`] with the reason: those of the system's calls, `PermissionDenied` if another user
+    /// listens, or `InvalidInput` if the address is not one of a socket in the file system.
+    pub fn connect_held(
+        address: &Address,
+        socket: &HeldSocket,
+        may_listen: impl FnOnce(u32) -> bool,
+    ) -> Result<Self, Error> {
+        let connect = || socket.connect(may_listen);
+        match address {
+            Address::Unix { .. } => connect().and_then(|fd| Self::plain(fd, address)),
+            Address::Uds { port, .. } => connect().and_then(|fd| Self::to_port(fd, *port, address)),
+            Address::Serial { .. } => connect().and_then(|fd| Self::on_line(fd, address)),
+            Address::Vsock { .. } | Address::Tcp { .. } => {
+                let why = "it has no socket in the file system";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+            }
+        }
+        .map_err(|error| Error::new(address, CONNECTING, error))
+    }
+
+    fn plain(fd: OwnedFd, address: &Address) -> io::Result<Self> {
+        let stream = Arc::new(Stream::new(fd)?);
+        Ok(Self::new(stream, Coat::Plain, address.to_string()))
+    }
+
+    /// Has a virtual machine monitor lead a connection to a port of its guest.
+    fn to_port(fd: OwnedFd, port: u32, address: &Address) -> io::Result<Self> {
+        let channel = Self::plain(fd, address)?;
+        ask_for_port(&channel.stream, port)?;
+        Ok(channel)
+    }
+
+    fn on_line(fd: OwnedFd, address: &Address) -> io::Result<Self> {
+        let (stream, session) = serial::connect(fd)?;
+        Ok(Self::new(
+            stream,
+            Coat::Serial(session),
+            address.to_string(),
+        ))
     }
 
     /// Sets how long the other side may be silent, and take nothing, in place of

@@ -2,11 +2,12 @@
 //!
 //! It consists of the [`messages`] (Protocol Buffers, described in `proto/guest.proto`), their
 //! framing on a stream ([`frame`]), and the table of the `bpf(2)` commands that travel in them
-//! ([`layout`], [`instructions`], [`info`]). A [`channel`] to an [`address`] carries them; the
-//! guest [`listen`]s there, and limits each [`peer`]. A [`conversation`] is the messages on a
-//! channel, and a [`client`] is the host's end of it. A [`lookup_channel`] is a further connection
-//! for look-ups, which the guest reads and answers in place ([`look_up`]). [`content`] is what is
-//! sent only once. The crate makes no system calls except those of the stream.
+//! ([`layout`], [`instructions`], [`info`]). A [`channel`] to an [`address`] carries them, by a
+//! socket that is [`held`] if its owner has to be checked first; the guest [`listen`]s there, and
+//! limits each [`peer`]. A [`conversation`] is the messages on a channel, and a [`client`] is the
+//! host's end of it. A [`lookup_channel`] is a further connection for look-ups, which the guest
+//! reads and answers in place ([`look_up`]). [`content`] is what is sent only once. The crate makes
+//! no system calls except those of the stream.
 //!
 //! Its terms are in docs/glossary.md.
 
@@ -17,6 +18,7 @@ pub mod clocks;
 pub mod content;
 pub mod conversation;
 pub mod frame;
+pub mod held;
 pub mod info;
 pub mod instructions;
 pub mod layout;

@@ -125,13 +125,23 @@ fn fill(stream: &Stream, mut buffer: &mut [u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Opens a character device, raw if it is a terminal.
+/// Opens a character device, raw if it is a terminal. Nothing else is opened: the sign would
+/// overwrite a file.
 fn open(path: &Path) -> io::Result<OwnedFd> {
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)?;
-    let fd = OwnedFd::from(file);
+    use rustix::fs::{FileType, Mode, OFlags, fstat};
+    let opened = |flags| {
+        let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
+        match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
+            FileType::CharacterDevice => Ok(fd),
+            _ => {
+                let why = "it is neither a character device nor the socket of a serial port";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+            }
+        }
+    };
+    // To open a pipe or a block device can have effects of its own.
+    opened(OFlags::PATH)?;
+    let fd = opened(OFlags::RDWR | OFlags::NOCTTY)?;
     // SAFETY: the structure consists of integers, for which zero is valid. The call fills it, or
     // fails if this is no terminal.
     unsafe {
@@ -144,14 +154,16 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Opens the host's side of a line: a socket, or a character device.
+pub(crate) fn open_host(path: &Path) -> io::Result<OwnedFd> {
+    if std::fs::metadata(path)?.file_type().is_socket() {
+        return connect_unix(path);
+    }
+    open(path)
+}
+
 /// Connects from the host's side: gives the sign until it is answered.
-pub(crate) fn connect(path: &Path) -> io::Result<(Arc<Stream>, Session)> {
-    let socket = std::fs::metadata(path)?.file_type().is_socket();
-    let fd = if socket {
-        connect_unix(path)?
-    } else {
-        open(path)?
-    };
+pub(crate) fn connect(fd: OwnedFd) -> io::Result<(Arc<Stream>, Session)> {
     let stream = Arc::new(Stream::new(fd)?);
     let mut random = [0; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -281,5 +293,28 @@ impl Port {
                 return Ok(beeline_uapi::fields::u32_at(&tail.bytes, SIGN.len()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_a_character_device_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "content").unwrap();
+        let refused = open_host(&path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        assert!(
+            refused.to_string().contains("character device"),
+            "{refused}"
+        );
+        assert_eq!(Port::open(&path).unwrap_err().kind(), refused.kind());
+        assert_eq!(std::fs::read(&path).unwrap(), b"content");
+        assert!(open(Path::new("/dev/null")).is_ok());
+        let missing = open_host(&dir.path().join("missing")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 }

@@ -1,11 +1,13 @@
-//! The files that the guest's processes run, in which a host's tools look up the names of functions.
+//! The files that the guest's processes run, where a host's tools look up the names of functions.
 //!
-//! Of a process there are `/proc/PID/exe`, and below `/proc/PID/root` the files that it has mapped to
-//! run them, by the names that `/proc/PID/maps` shows, and its `/tmp/perf-PID.map`, in which it lists
-//! functions that it has compiled. Nothing else of its file systems can be reached. A file is opened by the mapping, not by its name: so it is the one that the process
-//! runs, even if another has taken its place, if it was deleted, or if it is in a mount namespace
-//! of the process's own.
+//! For each process these are `/proc/PID/exe`; below `/proc/PID/root`, the files that it has mapped
+//! as executable, by the names in `/proc/PID/maps`; and its `/tmp/perf-PID.map`, where it lists the
+//! functions that it has compiled. Nothing else in its file systems can be reached. A file is opened
+//! through the mapping rather than by name: so it is the one that the process runs, even if it has
+//! been replaced or deleted since, or belongs to a mount namespace of the process's own.
 
+use std::fs::File as OpenFile;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 
 use beeline_vm_protocol::messages::{File, Look};
@@ -17,6 +19,12 @@ use crate::refusal::Refusal;
 
 /// The words behind the name of a file that has none any more.
 const DELETED: &[u8] = b" (deleted)";
+
+/// The most bytes of a process's list of mappings that are read.
+const MOST_MAPS: u64 = 64 << 20;
+/// The most bytes of a line of it. The kernel's names have one page, with four bytes for each
+/// odd one.
+const LONGEST_LINE: usize = 64 << 10;
 
 /// A file of a process.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,8 +63,9 @@ impl Executed<'_> {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is no such process or it does not run such a file, `EACCES` if that is no
-    /// regular file, `EINVAL` for an offset that no file has, and the kernel's errors.
+    /// `ENOENT` if there is no such process or it does not run such a file, `ESTALE` if it runs
+    /// several of that name, `EFBIG` if it has too many mappings, `EACCES` if that is no regular
+    /// file, `EINVAL` for an offset that no file has, and the kernel's errors.
     pub fn look(&self, request: &Look) -> Result<File, Refusal> {
         let pid = self.pid;
         let (link, target) = match self.which {
@@ -78,8 +87,8 @@ impl Executed<'_> {
                 return described(&opened, &stat, String::new(), request);
             }
             Which::Mapped(name) => {
-                let maps = Root::Proc.read_all(&format!("{pid}/maps"))?;
-                let range = executable(&maps, name.as_bytes())
+                let maps = Root::Proc.open(&format!("{pid}/maps"), OFlags::RDONLY)?;
+                let range = executable(OpenFile::from(maps), name.as_bytes())?
                     .ok_or_else(|| Refusal::new(libc::ENOENT, ""))?;
                 (format!("{pid}/map_files/{range}"), String::new())
             }
@@ -122,8 +131,8 @@ fn is_list(name: &str) -> bool {
     })
 }
 
-/// Opens a process's list of compiled functions, which has the number that the process itself knows.
-/// It is the one of a process only if it belongs to the process's user.
+/// Opens a process's list of compiled functions, which has the number that the process itself
+/// knows. It is the one of a process only if it belongs to the process's user.
 fn open_list(pid: &str, name: &str) -> Result<(OwnedFd, Stat), Refusal> {
     let status = Root::Proc.read(&format!("{pid}/status"))?;
     let words = |key: &str| {
@@ -177,22 +186,81 @@ fn open_regular(link: &str) -> Result<(OwnedFd, Stat), Refusal> {
     }
 }
 
-/// Returns the range of the first executable mapping of that name, as `map_files` names it.
-fn executable(maps: &[u8], name: &[u8]) -> Option<String> {
-    maps.split(|byte| *byte == b'\n').find_map(|line| {
-        // Range, permissions, offset, device, inode; then the name, behind any number of spaces.
-        let mut words = line.splitn(6, |byte| *byte == b' ');
-        let (range, permissions) = (words.next()?, words.next()?);
-        let shown = words.nth(3)?.trim_ascii_start();
-        let is_it = shown == name || shown.strip_suffix(DELETED) == Some(name);
-        if permissions.get(2) != Some(&b'x') || !is_it {
-            return None;
+/// A file that a process runs.
+#[derive(Debug, Clone)]
+struct Candidate {
+    /// The range of its first executable mapping, as `map_files` names it.
+    range: String,
+    /// Its device and inode, in the words of `maps`.
+    node: (Vec<u8>, Vec<u8>),
+    /// False if another file has the same name.
+    is_one: bool,
+}
+
+/// Returns the range of the first executable mapping of that name, as `map_files` names it. A file
+/// that has the name now comes before one that had it until it was deleted.
+fn executable(maps: impl Read, name: &[u8]) -> Result<Option<String>, Refusal> {
+    let too_long = || Refusal::new(libc::EFBIG, "the process's list of mappings is too long");
+    let mut maps = BufReader::with_capacity(LONGEST_LINE, maps.take(MOST_MAPS + 1));
+    let (mut exact, mut deleted) = (None, None);
+    let (mut line, mut total) = (Vec::with_capacity(LONGEST_LINE), 0);
+    loop {
+        line.clear();
+        let mut rest = (&mut maps).take(LONGEST_LINE as u64);
+        total += rest.read_until(b'\n', &mut line)? as u64;
+        if total > MOST_MAPS {
+            return Err(too_long());
         }
-        let (start, end) = std::str::from_utf8(range).ok()?.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
+        match line.pop() {
+            None => break,
+            Some(b'\n') => {}
+            Some(_) if line.len() + 1 == LONGEST_LINE => return Err(too_long()),
+            Some(last) => line.push(last),
+        }
+        let Some((candidate, shown)) = mapped(&line) else {
+            continue;
+        };
+        let known = match shown {
+            _ if shown == name => &mut exact,
+            _ if shown.strip_suffix(DELETED) == Some(name) => &mut deleted,
+            _ => continue,
+        };
+        let first: &Candidate = known.get_or_insert_with(|| candidate.clone());
+        if first.node != candidate.node {
+            *known = Some(Candidate {
+                is_one: false,
+                ..first.clone()
+            });
+        }
+    }
+    match exact.or(deleted) {
+        Some(found) if !found.is_one => {
+            let why = "the process runs several files of that name";
+            Err(Refusal::new(libc::ESTALE, why))
+        }
+        found => Ok(found.map(|found| found.range)),
+    }
+}
+
+/// Returns what a line of `maps` says of an executable mapping, and its name.
+fn mapped(line: &[u8]) -> Option<(Candidate, &[u8])> {
+    // Range, permissions, offset, device, inode; then the name, behind any number of spaces.
+    let mut words = line.splitn(6, |byte| *byte == b' ');
+    let (range, permissions) = (words.next()?, words.next()?);
+    let (device, inode) = (words.nth(1)?, words.next()?);
+    let shown = words.next()?.trim_ascii_start();
+    if permissions.get(2) != Some(&b'x') {
+        return None;
+    }
+    let (start, end) = std::str::from_utf8(range).ok()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let candidate = Candidate {
         // Those of `maps` have zeros before them.
-        Some(format!("{:x}-{:x}", number(start)?, number(end)?))
-    })
+        range: format!("{:x}-{:x}", number(start)?, number(end)?),
+        node: (device.to_owned(), inode.to_owned()),
+        is_one: true,
+    };
+    Some((candidate, shown))
 }
 
 /// Returns what differs for each file and content.
@@ -251,13 +319,50 @@ mod tests {
 
     #[test]
     fn only_what_is_mapped_to_run_is_found() {
-        let found = |name: &str| executable(MAPS, name.as_bytes());
+        let found = |name: &str| executable(MAPS, name.as_bytes()).unwrap();
         assert_eq!(found("/bin/a b").as_deref(), Some("401000-402000"));
         assert_eq!(found("/memfd:x").as_deref(), Some("7f00000000-7f00001000"));
         assert_eq!(found("/memfd:x (deleted)"), found("/memfd:x"));
         for name in ["/etc/secret", "/bin/a", "b", "", " /bin/a b", "/"] {
             assert_eq!(found(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_file_that_has_the_name_comes_before_one_that_had_it() {
+        let line = |range: &str, inode: u32, name: &str| {
+            format!("{range} r-xp 00001000 fe:00 {inode}      {name}\n")
+        };
+        let found = |lines: &[String], name: &str| {
+            let found = executable(lines.concat().as_bytes(), name.as_bytes());
+            found.map_err(|refused| refused.errno)
+        };
+        let old = line("1000-2000", 7, "/lib/a (deleted)");
+        let new = line("3000-4000", 8, "/lib/a");
+        let more = line("5000-6000", 8, "/lib/a");
+        let both = [old.clone(), new.clone(), more];
+        assert_eq!(found(&both, "/lib/a"), Ok(Some("3000-4000".into())));
+        let its_name = found(&both, "/lib/a (deleted)");
+        assert_eq!(its_name, Ok(Some("1000-2000".into())));
+        let only = [old.clone()];
+        assert_eq!(found(&only, "/lib/a"), Ok(Some("1000-2000".into())));
+        let other = line("5000-6000", 9, "/lib/a");
+        assert_eq!(found(&[new.clone(), other], "/lib/a"), Err(libc::ESTALE));
+        let older = line("5000-6000", 9, "/lib/a (deleted)");
+        let deleted = [old, older];
+        assert_eq!(found(&deleted, "/lib/a"), Err(libc::ESTALE));
+        let all = [&deleted[..], &[new]].concat();
+        assert_eq!(found(&all, "/lib/a"), Ok(Some("3000-4000".into())));
+    }
+
+    #[test]
+    fn a_list_of_mappings_without_an_end_is_not_read_to_it() {
+        let errno = |maps: &mut dyn Read| executable(maps, b"/x").map_err(|refused| refused.errno);
+        assert_eq!(errno(&mut std::io::repeat(b'a')), Err(libc::EFBIG));
+        let long = MAPS.repeat(MOST_MAPS as usize / MAPS.len() + 1);
+        assert_eq!(errno(&mut long.as_slice()), Err(libc::EFBIG));
+        assert_eq!(errno(&mut &*MAPS), Ok(None));
+        assert_eq!(errno(&mut &MAPS[..MAPS.len() - 1]), Ok(None));
     }
 
     #[test]
