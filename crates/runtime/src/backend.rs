@@ -208,14 +208,22 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// Returns the map in the host's kernel that stands for a map, which is made if there is none.
+    /// Returns the map in the host's kernel that stands for a map, with all its elements, for an
+    /// iterator. It is made if there is none.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such map, `EBUSY` if it cannot be in the kernel, which the user is told.
+    /// `EBADF` if there is no such map, `EBUSY` if not all of it can be in the kernel, which the user
+    /// is told.
     fn map_in_kernel(&self, map: Id) -> Result<OwnedFd, Errno> {
         let _ = map;
         Err(Errno(libc::EPERM))
+    }
+
+    /// Returns whether there is a map in the host's kernel that stands for a map.
+    fn has_map_in_kernel(&self, map: Id) -> bool {
+        let _ = map;
+        false
     }
 
     /// Returns the kernel's array whose pages are a map's memory, for the tool to map in place of its
