@@ -63,7 +63,8 @@ fn has_our_capabilities(tid: i32) -> bool {
     shares_namespace(tid, "user") && ours & !effective_capabilities(&tid.to_string()) == 0
 }
 
-/// Attaches the kernel's program, which is loaded if there is none. If that fails, the user is told.
+/// Attaches the kernel's program, which is loaded if there is none. If that fails, the user is
+/// told.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! The host's kernel as a second place for programs: those at its own events run there.
 //!
 //! A program is loaded into the kernel when it is first attached to one of the kernel's events,
-//! with the instructions that the tool gave. Its maps are the twins of the tool's (`map::twin`), and
-//! what it sends through rings is relayed into the tool's own ([`rings`]).
+//! with the instructions that the tool gave. Its maps are the twins of the tool's (`map::twin`),
+//! and what it sends through rings is relayed into the tool's own ([`rings`]).
 
 pub mod errands;
 pub mod rings;
@@ -182,8 +182,8 @@ impl HostKernel {
         Ok(loaded)
     }
 
-    /// Puts the objects that are elements of a program's maps into the kernel's maps, unless they are
-    /// there. They may name the program, so it is loaded before.
+    /// Puts the objects that are elements of a program's maps into the kernel's maps, unless they
+    /// are there. They may name the program, so it is loaded before.
     ///
     /// # Errors
     ///
@@ -218,7 +218,7 @@ impl HostKernel {
         let fds = self.twins(&source.maps)?;
         let insns = with_kernels_maps(&source.spec, &fds)?;
         let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
-        Ok((loaded.insert(Arc::new(fd)).clone(), whole_log(log)))
+        Ok((loaded.insert(Arc::new(fd)).clone(), log))
     }
 
     /// Puts the objects that are elements of a map into the kernel's map, once.
@@ -235,13 +235,13 @@ impl HostKernel {
         filled
     }
 
-    /// Sets an element of the kernel's map to an object, which is brought to the kernel if it is not
-    /// there. `flags` are those of the update.
+    /// Sets an element of the kernel's map to an object, which is brought to the kernel if it is
+    /// not there. `flags` are those of the update.
     ///
     /// # Errors
     ///
-    /// The errno, with the reason in words, if the object cannot be there: `EPERM` for a program that
-    /// may not run in the kernel.
+    /// The errno, with the reason in words, if the object cannot be there: `EPERM` for a program
+    /// that may not run in the kernel.
     pub fn put_object(
         &self,
         map: &Arc<MapObject>,
@@ -282,7 +282,7 @@ impl HostKernel {
         let models = models.collect::<Option<HashMap<_, _>>>()?;
         let insns = with_kernels_maps(spec, &models).ok()?;
         let verdict = load_as_asked(spec, &insns, spec.log_level);
-        Some(verdict.map(|(_, log)| whole_log(log)).map_err(refused))
+        Some(verdict.map(|(_, log)| log).map_err(refused))
     }
 
     /// Returns a map in the kernel, which gets one if there is none.
@@ -408,7 +408,7 @@ fn load_as_asked(
     spec: &ProgramSpec,
     insns: &[Insn],
     log_level: u32,
-) -> Result<(OwnedFd, String), kernel::Refusal> {
+) -> Result<(OwnedFd, VerifierLog), kernel::Refusal> {
     let own = spec.types.as_ref();
     let btf = own.map(|types| types::in_kernel(&types.btf)).transpose()?;
     let asked = kernel::ProgramSpec {
@@ -429,21 +429,21 @@ fn load_as_asked(
         log_level,
         ..kernel::ProgramSpec::default()
     };
-    let loaded = kernel::load_program(&asked).or_else(|refusal| match log_level {
+    let loaded = kernel::load(&asked).or_else(|refusal| match log_level {
         // A log takes its time.
-        0 => kernel::load_program(&kernel::ProgramSpec {
+        0 => kernel::load(&kernel::ProgramSpec {
             log_level: beeline_uapi::log::LEVEL1,
             ..asked
         }),
         _ => Err(refusal),
     });
-    let (fd, log) = loaded?;
+    let loaded = loaded?;
     tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
     let log = match log_level {
-        0 => String::new(),
-        _ => log,
+        0 => VerifierLog::default(),
+        _ => whole_log(loaded.log, loaded.longest_log),
     };
-    Ok((fd, log))
+    Ok((loaded.program, log))
 }
 
 /// Returns the kernel's verdict; the last line of its log is the reason.
@@ -452,7 +452,7 @@ fn refused(refusal: kernel::Refusal) -> LoadError {
     LoadError {
         errno: Errno(refusal.errno),
         reason: lines.next_back().unwrap_or_default().to_owned(),
-        log: whole_log(refusal.log),
+        log: whole_log(refusal.log, refusal.longest_log),
     }
 }
 
@@ -490,9 +490,9 @@ fn names_module(insns: &[Insn]) -> bool {
     })
 }
 
-fn whole_log(text: String) -> VerifierLog {
+fn whole_log(text: String, longest: usize) -> VerifierLog {
     VerifierLog {
-        longest: text.len(),
+        longest: longest.max(text.len()),
         text,
     }
 }

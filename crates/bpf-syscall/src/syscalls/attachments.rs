@@ -68,8 +68,8 @@ impl<'a> Attachments<'a> {
         })
     }
 
-    /// Has the tool's programs for devices be the kernel's, as the tool begins to speak to the kernel
-    /// by netlink: it may name one in a message, which nobody but the kernel reads.
+    /// Has the tool's programs for devices be the kernel's, as the tool begins to speak to the
+    /// kernel by netlink: it may name one in a message, which nobody but the kernel reads.
     pub(super) fn before_netlink(&self) -> Answer {
         const BY_NETLINK: [ProgramType; 6] = [
             ProgramType::SCHED_CLS,

@@ -16,8 +16,8 @@ use crate::program::{self, Program};
 type Outcome = Result<(Program, VerifierLog), LoadError>;
 
 impl Runtime {
-    /// Loads a program: with the kernel's verdict where it is refused here, and with the kernel's log
-    /// where both accept it. Returns also whether only the kernel can run it.
+    /// Loads a program: with the kernel's verdict where it is refused here, and with the kernel's
+    /// log where both accept it. Returns also whether only the kernel can run it.
     pub(super) fn judge_and_load(
         &self,
         id: Id,
@@ -53,8 +53,8 @@ impl Runtime {
         (loaded, spec.in_kernel)
     }
 
-    /// Returns the kernel's verdict on a program that the tool may ask it about, and its log. `None`
-    /// for a program that is judged by other rules here.
+    /// Returns the kernel's verdict on a program that the tool may ask it about, and its log.
+    /// `None` for a program that is judged by other rules here.
     fn kernels_verdict(
         &self,
         spec: &ProgramSpec,
@@ -70,8 +70,9 @@ impl Runtime {
         }
     }
 
-    /// Loads a program into the kernel, which gives the log. That may fail for a program that Beeline
-    /// has accepted, unless it has to be in the kernel; but the elements of its maps must get there.
+    /// Loads a program into the kernel, which gives the log. That may fail for a program that
+    /// Beeline has accepted, unless it has to be in the kernel; but the elements of its maps must
+    /// get there.
     pub(super) fn load_into_kernel(
         &self,
         program: &Program,

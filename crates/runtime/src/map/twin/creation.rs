@@ -150,9 +150,9 @@ impl MapObject {
         Ok(twin)
     }
 
-    /// Returns a map in the kernel by which the kernel can judge programs that use this one: its own,
-    /// or a small one like it, with the values that no program can change. `None` if a small one
-    /// would not be like it.
+    /// Returns a map in the kernel by which the kernel can judge programs that use this one: its
+    /// own, or a small one like it, with the values that no program can change. `None` if a small
+    /// one would not be like it.
     pub fn model(&self) -> Option<OwnedFd> {
         let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
         if let Some(twin) = self.in_twin(copy) {
