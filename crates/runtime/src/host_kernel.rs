@@ -280,6 +280,15 @@ impl HostKernel {
     ) -> Option<Result<VerifierLog, LoadError>> {
         let models = maps.iter().map(|(fd, map)| Some((*fd, map.model()?)));
         let models = models.collect::<Option<HashMap<_, _>>>()?;
+        let mut names_others = false;
+        crate::tag::each_map_load(&mut spec.insns.clone(), |first, _| {
+            let fd = (*first).try_into().map(i32::from_ne_bytes);
+            names_others |= !fd.is_ok_and(|fd| models.contains_key(&fd));
+        });
+        // The log would have another number than the tool's.
+        if names_others {
+            return None;
+        }
         let insns = with_kernels_maps(spec, &models).ok()?;
         let verdict = load_as_asked(spec, &insns, spec.log_level);
         Some(verdict.map(|(_, log)| log).map_err(refused))

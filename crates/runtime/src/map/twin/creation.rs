@@ -11,6 +11,7 @@ use beeline_uapi::{Errno, MapType, flags};
 use super::super::{MapObject, as_verified};
 use super::errno;
 use crate::backend::MapSpec;
+use crate::budget::Charge;
 use crate::host_kernel::types;
 
 impl MapObject {
@@ -158,22 +159,47 @@ impl MapObject {
         if let Some(twin) = self.in_twin(copy) {
             return twin.ok();
         }
+        let is_constant = self.is_only_read() && self.check_thawed().is_err();
+        // Kept, as logs show where it is.
+        let mut kept = self.model.lock();
+        if let Some(model) = kept.as_ref()
+            && model.is_constant == is_constant
+        {
+            return model.file.try_clone().ok();
+        }
         let cpus = self.map.layout().cpus;
         let inner = self.inner.as_ref();
         let inner = inner.map(|inner| small(inner, cpus).ok_or(()));
         let inner = inner.transpose().ok()?;
-        let model = make(&small(&self.spec, cpus)?, inner.as_ref()).ok()?;
-        if self.is_only_read() && self.check_thawed().is_err() {
+        let spec = small(&self.spec, cpus)?;
+        let charge = self.budget.charge(bytes_in_kernel(&spec, cpus)).ok()?;
+        let model = make(&spec, inner.as_ref()).ok()?;
+        if is_constant {
             self.fill_twin(&model).ok()?;
             kernel::freeze(&model).ok()?;
         }
-        model.as_fd().try_clone_to_owned().ok()
+        let file = model.as_fd().try_clone_to_owned().ok()?;
+        let kept = kept.insert(Model {
+            file,
+            is_constant,
+            _charge: charge,
+        });
+        kept.file.try_clone().ok()
     }
 
     /// True if it has elements that can be copied.
     pub(super) fn has_values(&self) -> bool {
         self.map.spec().kind().is_some_and(has_values)
     }
+}
+
+/// A map by which the kernel judges programs.
+#[derive(Debug)]
+pub struct Model {
+    file: OwnedFd,
+    /// It has the values that no program can change.
+    is_constant: bool,
+    _charge: Charge,
 }
 
 /// True for maps with elements that can be copied.
@@ -203,18 +229,7 @@ fn make(spec: &MapSpec, inner: Option<&MapSpec>) -> io::Result<kernel::Map> {
 fn small(spec: &MapSpec, cpus: u32) -> Option<MapSpec> {
     const MOST: u64 = 1 << 20;
     const FEW: u32 = 8;
-    let bytes = |spec: &MapSpec| {
-        let copies = match spec.map_type {
-            MapType::PERCPU_ARRAY | MapType::PERCPU_HASH | MapType::LRU_PERCPU_HASH => cpus,
-            _ => 1,
-        };
-        let value = u64::from(spec.value_size).saturating_mul(copies.into());
-        let element = match spec.map_type {
-            MapType::RINGBUF | MapType::USER_RINGBUF => 1,
-            _ => value.saturating_add(spec.key_size.into()),
-        };
-        element.saturating_mul(spec.max_entries.into())
-    };
+    let bytes = |spec: &MapSpec| bytes_in_kernel(spec, cpus);
     let max_entries = match spec.map_type {
         _ if bytes(spec) <= MOST => spec.max_entries,
         MapType::HASH
@@ -265,4 +280,18 @@ pub(super) fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static
         map_extra: spec.map_extra,
         ..kernel::MapSpec::default()
     }
+}
+
+/// Returns about the bytes that a map takes in the kernel when it is full.
+fn bytes_in_kernel(spec: &MapSpec, cpus: u32) -> u64 {
+    let copies = match spec.map_type {
+        MapType::PERCPU_ARRAY | MapType::PERCPU_HASH | MapType::LRU_PERCPU_HASH => cpus,
+        _ => 1,
+    };
+    let value = u64::from(spec.value_size).saturating_mul(copies.into());
+    let element = match spec.map_type {
+        MapType::RINGBUF | MapType::USER_RINGBUF => 1,
+        _ => value.saturating_add(spec.key_size.into()),
+    };
+    element.saturating_mul(spec.max_entries.into())
 }
