@@ -4,7 +4,7 @@
 use beeline_e2e::{Engine, Scratch, Tool, Turn, beeline, engines, has_host_kernel, need};
 use std::process::Command;
 
-/// What Beeline says as it counts for a tool.
+/// Said by Beeline as it counts for a tool.
 const COUNTS: &str = "the runs of programs are counted in the kernel and in test runs";
 
 fn beeline_with(options: &[&str], tool: &Command) -> Command {
@@ -56,4 +56,7 @@ fn test_runs_in_the_kernel_need_unsafe() {
     );
     let is_refused = |line: &String| line.starts_with("devices: -1,");
     assert!(ended.stdout.iter().any(is_refused), "{ended:?}");
+    for line in ["redirected: -1", "test runs: -1, -1, counted 0"] {
+        assert!(ended.stdout.iter().any(|said| said == line), "{ended:?}");
+    }
 }

@@ -1,5 +1,5 @@
-/* A tool with maps and programs that only a kernel has, which makes test runs of them, lists and counts them, in a network
- * namespace that it makes itself.
+/* A tool with maps and programs that only a kernel has, which makes test runs of them, lists and
+ * counts them, in a network namespace that it makes itself.
  *
  * output: a line for each thing, the same wherever it runs */
 #define _GNU_SOURCE

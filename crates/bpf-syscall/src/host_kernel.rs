@@ -9,32 +9,40 @@ use beeline_runtime::backend::Backend;
 use beeline_supervisor::Call;
 use beeline_supervisor::keys::errno;
 use beeline_uapi::Errno;
-use beeline_uapi::linux::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::fds::Descriptors;
 use crate::objects::ProgramObject;
 
-/// The capabilities that matter to what programs may do in the kernel. CAP_SYS_ADMIN stands for all
-/// of them, and gives no more than they do together.
-const RELEVANT: u64 = 1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_NET_ADMIN;
-
 /// Returns the reason, in words, for which Beeline does not ask the kernel on behalf of a thread of
 /// the tool's; `None` if it does.
 ///
-/// The thread must have the capabilities that Beeline has. A tool may have given up its rights, or
-/// have started a process without them, and must gain nothing by Beeline's.
+/// The thread must have all the capabilities that Beeline has. A tool may have given up its rights,
+/// or have started a process without them, and must gain nothing by Beeline's.
 pub(crate) fn refusal(backend: &dyn Backend, tid: i32) -> Option<String> {
     if let Some(why) = backend.kernel_refusal() {
         return Some(why.to_owned());
     }
-    let ours = relevant_capabilities("self");
-    // Capabilities in another user namespace are none in the kernel's.
-    let is_ours = shares_namespace(tid, "user");
-    match is_ours && ours & !relevant_capabilities(&tid.to_string()) == 0 {
+    match has_our_capabilities(tid) {
         true => None,
         false => Some("the tool's process lacks capabilities that Beeline has".to_owned()),
     }
+}
+
+/// Returns whether a thread's programs at system calls run in the kernel, as `--where functions`
+/// wants. If they do not, the user is told.
+pub(crate) fn runs_system_calls(backend: &dyn Backend, tid: i32) -> bool {
+    if !backend.system_calls_are_kernels() {
+        return false;
+    }
+    let refusal = refusal(backend, tid);
+    if let Some(why) = &refusal {
+        backend.unsupported(&format!(
+            "`--where functions`: programs at system calls run in the processes, as with \
+             `--where auto`: {why}"
+        ));
+    }
+    refusal.is_none()
 }
 
 /// Returns whether a thread of the tool's has all the rights that Beeline has, and is the same user
@@ -45,12 +53,18 @@ pub(crate) fn has_our_rights(tid: i32) -> bool {
         let ours = status("self", line);
         ours.is_some() && ours == status(&theirs, line)
     };
-    shares_namespace(tid, "user")
-        && effective_capabilities("self") & !effective_capabilities(&theirs) == 0
-        && ["Uid:", "Gid:", "Groups:"].into_iter().all(is_same)
+    has_our_capabilities(tid) && ["Uid:", "Gid:", "Groups:"].into_iter().all(is_same)
 }
 
-/// Attaches the kernel's program, which is loaded if there is none. If that fails, the user is told.
+/// Returns whether a thread of the tool's has all capabilities that Beeline has, in the same user
+/// namespace: in another one they are none to the kernel.
+fn has_our_capabilities(tid: i32) -> bool {
+    let ours = effective_capabilities("self");
+    shares_namespace(tid, "user") && ours & !effective_capabilities(&tid.to_string()) == 0
+}
+
+/// Attaches the kernel's program, which is loaded if there is none. If that fails, the user is
+/// told.
 ///
 /// # Errors
 ///
@@ -140,13 +154,6 @@ pub(crate) fn tools_event(call: &Call<'_>, fd: i32) -> Result<OwnedFd, Errno> {
 /// Returns the name of a process's namespace; none if it has ended.
 fn namespace(process: &str, kind: &str) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{process}/ns/{kind}")).ok()
-}
-
-fn relevant_capabilities(thread: &str) -> u64 {
-    match effective_capabilities(thread) {
-        has if has & 1 << CAP_SYS_ADMIN != 0 => RELEVANT,
-        has => has & RELEVANT,
-    }
 }
 
 /// Returns none if the thread has ended.

@@ -31,8 +31,8 @@ pub(crate) fn holds_objects(map_type: MapType) -> bool {
 }
 
 /// Returns whether only the kernel has such maps, and makes them for every tool that may ask: of
-/// sockets, devices and processors, of values kept for the kernel's objects, arenas, and stacks by the
-/// build ids of files.
+/// sockets, devices and processors, of values kept for the kernel's objects, arenas, and stacks by
+/// the build ids of files.
 pub(crate) fn is_only_kernels(map_type: MapType, map_flags: u32) -> bool {
     match map_type {
         MapType::DEVMAP

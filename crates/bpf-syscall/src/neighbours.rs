@@ -1,5 +1,5 @@
-//! Programs and links beside which others are attached, as the tool names them: by a descriptor, or by
-//! one of the session's ids, of which the kernel knows nothing.
+//! Programs and links beside which others are attached, as the tool names them: by a descriptor, or
+//! by one of the session's ids, of which the kernel knows nothing.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

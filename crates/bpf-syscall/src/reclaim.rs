@@ -25,7 +25,7 @@ use in_use::{is_any_open, not_in_use};
 
 pub(crate) use in_use::{is_mapped_writable, is_open_in, maps_kernels_writable};
 
-/// The number of new memory files between two searches.
+/// The number of new files between two searches.
 const SWEEP_AFTER: u64 = 64;
 /// The time between the two looks of a search.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
@@ -34,7 +34,8 @@ const SECOND_LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct Reaper {
     /// Wakes the thread.
     wake: OwnedFd,
-    /// The number of memory files given to the tool since the last look for closed ones.
+    /// The number of memory files and files of the kernel's given to the tool since the last look
+    /// for closed ones.
     unswept: AtomicU64,
     /// True when the tool and its children are gone.
     done: AtomicBool,
@@ -83,7 +84,7 @@ impl Reaper {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Counts a new memory file.
+    /// Counts a new memory file, or a file of the kernel's that stands for one.
     pub(crate) fn count_memory_file(&self) {
         if self.unswept.fetch_add(1, Ordering::Relaxed) + 1 >= SWEEP_AFTER {
             self.wake();
@@ -144,12 +145,12 @@ impl<'a> Reclaim<'a> {
         self.reaper.release_closed(self.fds);
     }
 
-    /// Makes something that takes memory. If there is none left, it tries once more when all
-    /// objects that the tool has closed are gone, as that may otherwise be noticed much later.
+    /// Makes something that takes memory or files. If there is none left, it tries once more when
+    /// all objects that the tool has closed are gone, as that may otherwise be noticed much later.
     pub(crate) fn with_room<T>(&self, make: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         let is_short = |made: &Result<T, Errno>| matches!(made, Err(Errno::ENOMEM));
         let made = make();
-        if !is_short(&made) {
+        if !is_short(&made) && !matches!(made, Err(Errno(libc::EMFILE))) {
             return made;
         }
         self.release_closed();

@@ -64,19 +64,20 @@ enum Command {
         #[arg(long)]
         pid: Vec<i32>,
         /// Let programs change what system calls do (bpf_override_return, fmod_ret), write into the
-        /// processes that they run in (bpf_probe_write_user), and decide in the kernel about packets,
-        /// sockets and permissions (XDP, tc, cgroups, LSM)
+        /// processes that they run in (bpf_probe_write_user), and decide in the kernel about
+        /// packets, sockets and permissions (XDP, tc, cgroups, LSM)
         #[arg(long = "unsafe")]
         destructive: bool,
-        /// Let the processes of all users share the memory of maps and events. Each can then read and
-        /// forge what programs collect in the others; maps that cannot be kept apart work for all
+        /// Let the processes of all users share the memory of maps and events. Each can then read
+        /// and forge what programs collect in the others; maps that cannot be kept apart work for
+        /// all
         #[arg(long)]
         no_isolation: bool,
         /// Where programs run. `auto`: in the traced processes; those at the kernel's own events
         /// (tracepoints, samples, kprobes) in this machine's kernel, which takes CAP_BPF and
-        /// CAP_PERFMON. `user`: never in the kernel. `functions`: as `auto`, but those at system calls
-        /// run in the kernel too, for the calls of all processes and of the tool itself. `kernel`: all
-        /// of them, as without Beeline
+        /// CAP_PERFMON. `user`: never in the kernel. `functions`: as `auto`, but those at system
+        /// calls run in the kernel too, for the calls of all processes and of the tool itself.
+        /// `kernel`: all of them, as without Beeline
         #[arg(long = "where", value_enum, default_value_t)]
         programs: Programs,
         /// The way by which the callers of a function are found, for stack traces

@@ -106,6 +106,20 @@ pub struct Refusal {
     pub errno: i32,
     /// The verifier's log.
     pub log: String,
+    /// The greatest length that the log had, of which the verifier drops parts; 0 if the kernel does
+    /// not say.
+    pub longest_log: usize,
+}
+
+/// A program that the kernel has loaded.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The program.
+    pub program: OwnedFd,
+    /// The verifier's log.
+    pub log: String,
+    /// As [`Refusal::longest_log`].
+    pub longest_log: usize,
 }
 
 /// Creates a map (`BPF_MAP_CREATE`).
@@ -206,17 +220,26 @@ pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
 /// place behind the end of `fd_array`. A log that is too long costs no verdict: the part that fits
 /// is kept.
 pub fn load_program(spec: &ProgramSpec<'_>) -> Result<(OwnedFd, String), Refusal> {
+    load(spec).map(|loaded| (loaded.program, loaded.log))
+}
+
+/// As [`load_program`], with all that the kernel says of the log.
+///
+/// # Errors
+/// Those of [`load_program`].
+pub fn load(spec: &ProgramSpec<'_>) -> Result<Loaded, Refusal> {
     match load_with_log(spec, SHORT_LOG_BYTES) {
         Err(whole) if whole.errno == libc::ENOSPC => load_with_log(spec, LOG_BYTES),
         made => made,
     }
 }
 
-fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, String), Refusal> {
+fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<Loaded, Refusal> {
     if !places_are_there(spec) {
         let log = "an instruction names a descriptor behind the end of fd_array\n".to_owned();
         return Err(Refusal {
             errno: libc::EFAULT,
+            longest_log: log.len(),
             log,
         });
     }
@@ -269,6 +292,8 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
         attr.lend_mut(word!(ProgLoad.log_buf), word!(ProgLoad.log_size), &mut log);
     }
     let made = attr.make(Command::PROG_LOAD);
+    // With the 0 at its end.
+    let longest_log = (attr.get(word!(ProgLoad.log_true_size)) as usize).saturating_sub(1);
     match made.map_err(refusal(&log)) {
         Err(whole)
             if whole.errno == libc::ENOSPC
@@ -282,7 +307,15 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
             };
             load_with_log(&brief, LOG_BYTES).map_err(|brief| brief.after(&whole.log))
         }
-        made => made.map(|fd| (fd, text(&log))),
+        Ok(program) => Ok(Loaded {
+            program,
+            log: text(&log),
+            longest_log,
+        }),
+        Err(refused) => Err(Refusal {
+            longest_log,
+            ..refused
+        }),
     }
 }
 
@@ -411,8 +444,8 @@ impl Refusal {
     /// Adds the kept part of a longer log.
     fn after(self, log: &str) -> Self {
         Self {
-            errno: self.errno,
             log: format!("{log}\n{}", self.log),
+            ..self
         }
     }
 }
@@ -469,6 +502,7 @@ fn refusal(log: &[u8]) -> impl Fn(io::Error) -> Refusal + '_ {
     |error| Refusal {
         errno: error.raw_os_error().unwrap_or(0),
         log: text(log),
+        longest_log: 0,
     }
 }
 

@@ -187,8 +187,8 @@ pub struct Programs {
     pub arrays: [Option<Vec<u8>>; 4],
 }
 
-/// Asks for the programs at a place (`BPF_PROG_QUERY`): for the arrays that are `wanted`, with `room`
-/// for as many elements.
+/// Asks for the programs at a place (`BPF_PROG_QUERY`): for the arrays that are `wanted`, with
+/// `room` for as many elements.
 ///
 /// # Errors
 /// The errno of bpf(2). `ENOSPC`, for more than there is room for, comes with the answer.

@@ -166,8 +166,8 @@ pub trait Backend: Send + Sync {
     /// `memfd_create(2)`, `mmap(2)` and `eventfd(2)`.
     fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno>;
 
-    /// Creates a map that the tool may map, for programs in processes and in the host's kernel. It is
-    /// an ordinary one if the kernel has no memory for it.
+    /// Creates a map that the tool may map, for programs in processes and in the host's kernel. It
+    /// is an ordinary one if the kernel has no memory for it.
     ///
     /// # Errors
     ///
@@ -181,8 +181,8 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` for types that cannot be used so; `EPERM` if the session keeps out of the kernel;
-    /// `ENOMEM`, and those of mmap(2).
+    /// `EOPNOTSUPP` for types that cannot be used so; `EPERM` if the session keeps out of the
+    /// kernel; `ENOMEM`, and those of mmap(2).
     fn map_of_kernel(&self, spec: &MapSpec, map: OwnedFd) -> Result<Id, Errno> {
         let _ = (spec, map);
         Err(Errno::EOPNOTSUPP)
@@ -197,33 +197,43 @@ pub trait Backend: Send + Sync {
         self.map_create(spec)
     }
 
-    /// Returns the kernel's map of a map that was made by [`Self::map_create_in_kernel`]; `None` for
-    /// other maps.
+    /// Returns the kernel's map of a map that was made by [`Self::map_create_in_kernel`]; `None`
+    /// for other maps.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such map, `EMFILE` and the like if Beeline may have no more files open.
+    /// `EBADF` if there is no such map, `EMFILE` and the like if Beeline may have no more files
+    /// open.
     fn kernels_map(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
         let _ = map;
         Ok(None)
     }
 
-    /// Returns the map in the host's kernel that stands for a map, which is made if there is none.
+    /// Returns the map in the host's kernel that stands for a map, with all its elements, for an
+    /// iterator. It is made if there is none.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such map, `EBUSY` if it cannot be in the kernel, which the user is told.
+    /// `EBADF` if there is no such map, `EBUSY` if not all of it can be in the kernel, which the
+    /// user is told.
     fn map_in_kernel(&self, map: Id) -> Result<OwnedFd, Errno> {
         let _ = map;
         Err(Errno(libc::EPERM))
     }
 
-    /// Returns the kernel's array whose pages are a map's memory, for the tool to map in place of its
-    /// file; `None` for other maps.
+    /// Returns whether there is a map in the host's kernel that stands for a map.
+    fn has_map_in_kernel(&self, map: Id) -> bool {
+        let _ = map;
+        false
+    }
+
+    /// Returns the kernel's array whose pages are a map's memory, for the tool to map in place of
+    /// its file; `None` for other maps.
     ///
     /// # Errors
     ///
-    /// `EBADF` if there is no such map, `EMFILE` and the like if Beeline may have no more files open.
+    /// `EBADF` if there is no such map, `EMFILE` and the like if Beeline may have no more files
+    /// open.
     fn kernels_array(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
         let _ = map;
         Ok(None)
@@ -502,8 +512,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Notes that a program in the kernel was detached: what it has sent until then is there when the
-    /// tool looks.
+    /// Notes that a program in the kernel was detached: what it has sent until then is there when
+    /// the tool looks.
     fn kernel_link_closed(&self) {}
 
     /// Checks that there is such a place. This is called when the tool opens the event, before it

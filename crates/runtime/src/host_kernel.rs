@@ -1,8 +1,8 @@
 //! The host's kernel as a second place for programs: those at its own events run there.
 //!
-//! A program is loaded into the kernel when it is first attached to one of the kernel's events, with
-//! the instructions that the tool gave. Its maps are the twins of the tool's (`map::twin`), and what
-//! it sends through rings is relayed into the tool's own ([`rings`]).
+//! A program is loaded into the kernel when it is first attached to one of the kernel's events,
+//! with the instructions that the tool gave. Its maps are the twins of the tool's (`map::twin`),
+//! and what it sends through rings is relayed into the tool's own ([`rings`]).
 
 pub mod errands;
 pub mod rings;
@@ -18,6 +18,7 @@ use beeline_isa::{Insn, opcode};
 use beeline_kernel as kernel;
 use beeline_maps::Kind;
 use beeline_uapi::{Errno, ProgramType};
+use beeline_verifier::program::Policy;
 use parking_lot::Mutex;
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -25,8 +26,8 @@ use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::domain::Domains;
 use crate::map::MapObject;
 use crate::objects::Object;
-use crate::program::Program;
-use crate::rules::Place;
+use crate::program::{CHANGING_RESULTS, DECIDING, Program};
+use crate::rules::{Place, Rules};
 use errands::ErrandRunner;
 use rings::Watcher;
 
@@ -82,6 +83,7 @@ pub struct HostKernel {
     /// The reason why this process may not use bpf(2), if it may not.
     refusal: Option<String>,
     keeps_out: bool,
+    policy: Policy,
     watcher: Mutex<Option<Watcher>>,
     runner: Mutex<Option<ErrandRunner>>,
     domains: Arc<Domains>,
@@ -89,10 +91,11 @@ pub struct HostKernel {
 
 impl HostKernel {
     /// Begins a session's part, and asks the kernel if it may be used.
-    pub fn new(place: Place, domains: Arc<Domains>) -> Self {
+    pub fn new(rules: Rules, domains: Arc<Domains>) -> Self {
         Self {
-            refusal: refusal(place),
-            keeps_out: matches!(place, Place::User),
+            refusal: refusal(rules.place),
+            keeps_out: matches!(rules.place, Place::User),
+            policy: rules.policy,
             watcher: Mutex::default(),
             runner: Mutex::default(),
             domains,
@@ -109,20 +112,48 @@ impl HostKernel {
         self.keeps_out
     }
 
-    /// Returns whether a timer's program belongs in the kernel: it is there already, or cannot run in
-    /// user space.
+    /// Returns whether a timer's program belongs in the kernel: it is there already, or cannot run
+    /// in user space.
     pub fn takes_timer_of(&self, program: &Program) -> bool {
         let is_loaded = |source: &ForKernel| source.loaded.lock().is_some();
         let source = program.for_kernel.as_ref();
         source.is_some_and(|source| is_loaded(source) || !program.runs())
     }
 
-    /// Returns the kernel's program. It is loaded if there is none.
+    /// Fails unless a program may run in the kernel: by the session's policy, and by the rights of
+    /// the thread that loaded it.
     ///
     /// # Errors
     ///
-    /// The errno, and the reason in words.
+    /// `EPERM`, and the reason in words.
+    fn admit(&self, program: &Program) -> Result<(), LoadError> {
+        let refuse = |why: &str| Err(LoadError::new(libc::EPERM, why));
+        if self.policy == Policy::ObserveOnly {
+            if program.changes_results() {
+                return refuse(CHANGING_RESULTS);
+            }
+            if program.decides_in_kernel() {
+                return refuse(DECIDING);
+            }
+        }
+        match &program.for_kernel {
+            Some(source) if !source.spec.may_use_kernel => refuse(&format!(
+                "program {} cannot run in the kernel: the thread that loaded it lacks capabilities \
+                 that Beeline has, or is in another user namespace",
+                program.name
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the kernel's program, for a place where it runs. It is loaded if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The errno, and the reason in words; `EPERM` for a program that may not run in the kernel.
     pub fn program(&self, program: &Program) -> Result<Arc<OwnedFd>, (Errno, String)> {
+        self.admit(program)
+            .map_err(|error| (error.errno, error.reason))?;
         let loaded = self.load(program, 0);
         loaded.map(|(program, _)| program).map_err(|error| {
             let reason = error.reason;
@@ -135,12 +166,41 @@ impl HostKernel {
         })
     }
 
-    /// Returns the kernel's program, and its log if it is loaded now.
+    /// Returns the kernel's program, and its log if it is loaded now. Its maps have their elements
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::load_alone`] and [`Self::fill_maps_of`].
+    fn load(
+        &self,
+        program: &Program,
+        log_level: u32,
+    ) -> Result<(Arc<OwnedFd>, VerifierLog), LoadError> {
+        let loaded = self.load_alone(program, log_level)?;
+        self.fill_maps_of(program)?;
+        Ok(loaded)
+    }
+
+    /// Puts the objects that are elements of a program's maps into the kernel's maps, unless they
+    /// are there. They may name the program, so it is loaded before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::put_object`].
+    pub fn fill_maps_of(&self, program: &Program) -> Result<(), LoadError> {
+        let source = program.for_kernel.as_ref();
+        let mut maps = source.into_iter().flat_map(|source| source.maps.values());
+        maps.try_for_each(|map| self.fill(map))
+    }
+
+    /// Returns the kernel's program, and its log if it is loaded now, whether or not its maps have
+    /// their elements there.
     ///
     /// # Errors
     ///
     /// The kernel's verdict; `EBUSY` if a map cannot be on both sides.
-    pub fn load(
+    pub fn load_alone(
         &self,
         program: &Program,
         log_level: u32,
@@ -151,19 +211,14 @@ impl HostKernel {
                 self.refusal().unwrap_or_default(),
             ));
         };
-        let made = {
-            let mut loaded = source.loaded.lock();
-            if let Some(loaded) = &*loaded {
-                return Ok((loaded.clone(), VerifierLog::default()));
-            }
-            let fds = self.twins(&source.maps)?;
-            let insns = with_kernels_maps(&source.spec, &fds)?;
-            let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
-            (loaded.insert(Arc::new(fd)).clone(), whole_log(log))
-        };
-        // They may name this program.
-        source.maps.values().try_for_each(|map| self.fill(map))?;
-        Ok(made)
+        let mut loaded = source.loaded.lock();
+        if let Some(loaded) = &*loaded {
+            return Ok((loaded.clone(), VerifierLog::default()));
+        }
+        let fds = self.twins(&source.maps)?;
+        let insns = with_kernels_maps(&source.spec, &fds)?;
+        let (fd, log) = load_as_asked(&source.spec, &insns, log_level).map_err(refused)?;
+        Ok((loaded.insert(Arc::new(fd)).clone(), log))
     }
 
     /// Puts the objects that are elements of a map into the kernel's map, once.
@@ -173,28 +228,30 @@ impl HostKernel {
         }
         let elements = map.elements.stored();
         let mut all = elements.iter();
-        let filled = all.try_for_each(|(key, object)| self.put_object(map, key, object));
+        let filled = all.try_for_each(|(key, object)| self.put_object(map, key, object, 0));
         if filled.is_err() {
             map.objects_in_kernel.store(false, SeqCst);
         }
         filled
     }
 
-    /// Sets an element of the kernel's map to an object, which is brought to the kernel if it is not
-    /// there.
+    /// Sets an element of the kernel's map to an object, which is brought to the kernel if it is
+    /// not there. `flags` are those of the update.
     ///
     /// # Errors
     ///
-    /// The errno, with the reason in words, if the object cannot be there.
+    /// The errno, with the reason in words, if the object cannot be there: `EPERM` for a program
+    /// that may not run in the kernel.
     pub fn put_object(
         &self,
         map: &Arc<MapObject>,
         key: &[u8],
         object: &Object,
+        flags: u64,
     ) -> Result<(), LoadError> {
         let number = |file: BorrowedFd<'_>| file.as_raw_fd().to_ne_bytes();
         let put = |value: [u8; 4]| {
-            let put = map.in_twin(|twin| twin.update(key, &value, 0));
+            let put = map.in_twin(|twin| twin.update(key, &value, flags));
             put.unwrap_or(Ok(())).map_err(|error| {
                 let name = &map.spec.name;
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -202,7 +259,10 @@ impl HostKernel {
             })
         };
         match object {
-            Object::Program(program) => put(number(self.load(program, 0)?.0.as_fd())),
+            Object::Program(program) => {
+                self.admit(program)?;
+                put(number(self.load(program, 0)?.0.as_fd()))
+            }
             Object::Map(inner) => put(number(self.map(inner)?.as_fd())),
             Object::Cgroup { .. } => {
                 let why = "Beeline does not share the elements of a cgroup array with the kernel";
@@ -220,9 +280,18 @@ impl HostKernel {
     ) -> Option<Result<VerifierLog, LoadError>> {
         let models = maps.iter().map(|(fd, map)| Some((*fd, map.model()?)));
         let models = models.collect::<Option<HashMap<_, _>>>()?;
+        let mut names_others = false;
+        crate::tag::each_map_load(&mut spec.insns.clone(), |first, _| {
+            let fd = (*first).try_into().map(i32::from_ne_bytes);
+            names_others |= !fd.is_ok_and(|fd| models.contains_key(&fd));
+        });
+        // The log would have another number than the tool's.
+        if names_others {
+            return None;
+        }
         let insns = with_kernels_maps(spec, &models).ok()?;
         let verdict = load_as_asked(spec, &insns, spec.log_level);
-        Some(verdict.map(|(_, log)| whole_log(log)).map_err(refused))
+        Some(verdict.map(|(_, log)| log).map_err(refused))
     }
 
     /// Returns a map in the kernel, which gets one if there is none.
@@ -260,12 +329,13 @@ impl HostKernel {
         maps.iter().map(twin).collect()
     }
 
-    /// Has what the kernel's programs send through a map come out of the tool's rings, and programs in
-    /// processes get at a hash in the kernel. Call it again when the map gets other rings.
+    /// Has what the kernel's programs send through a map come out of the tool's rings, and programs
+    /// in processes get at a hash in the kernel. Call it again when the map gets other rings.
     ///
     /// # Errors
     ///
-    /// Those of [`ErrandRunner::start`], [`rings::KernelRing::of_cpu`], [`rings::KernelRing::of_map`] and [`Watcher::start`].
+    /// Those of [`ErrandRunner::start`], [`rings::KernelRing::of_cpu`],
+    /// [`rings::KernelRing::of_map`] and [`Watcher::start`].
     pub fn connect(&self, map: &Arc<MapObject>) -> io::Result<()> {
         match map.here().spec().kind() {
             Some(Kind::Hash) if map.may_be_asked_for() => self.run_errands(map),
@@ -341,13 +411,13 @@ fn with_kernels_maps(
     }
 }
 
-/// Loads a program into the kernel, with the types that the tool gave. Without a `log_level` there is
-/// a log for a refusal only.
+/// Loads a program into the kernel, with the types that the tool gave. Without a `log_level` there
+/// is a log for a refusal only.
 fn load_as_asked(
     spec: &ProgramSpec,
     insns: &[Insn],
     log_level: u32,
-) -> Result<(OwnedFd, String), kernel::Refusal> {
+) -> Result<(OwnedFd, VerifierLog), kernel::Refusal> {
     let own = spec.types.as_ref();
     let btf = own.map(|types| types::in_kernel(&types.btf)).transpose()?;
     let asked = kernel::ProgramSpec {
@@ -368,21 +438,21 @@ fn load_as_asked(
         log_level,
         ..kernel::ProgramSpec::default()
     };
-    let loaded = kernel::load_program(&asked).or_else(|refusal| match log_level {
+    let loaded = kernel::load(&asked).or_else(|refusal| match log_level {
         // A log takes its time.
-        0 => kernel::load_program(&kernel::ProgramSpec {
+        0 => kernel::load(&kernel::ProgramSpec {
             log_level: beeline_uapi::log::LEVEL1,
             ..asked
         }),
         _ => Err(refusal),
     });
-    let (fd, log) = loaded?;
+    let loaded = loaded?;
     tracing::info!(name = spec.name, kind = %spec.prog_type, "loaded a program into the kernel");
     let log = match log_level {
-        0 => String::new(),
-        _ => log,
+        0 => VerifierLog::default(),
+        _ => whole_log(loaded.log, loaded.longest_log),
     };
-    Ok((fd, log))
+    Ok((loaded.program, log))
 }
 
 /// Returns the kernel's verdict; the last line of its log is the reason.
@@ -391,7 +461,7 @@ fn refused(refusal: kernel::Refusal) -> LoadError {
     LoadError {
         errno: Errno(refusal.errno),
         reason: lines.next_back().unwrap_or_default().to_owned(),
-        log: whole_log(refusal.log),
+        log: whole_log(refusal.log, refusal.longest_log),
     }
 }
 
@@ -429,9 +499,9 @@ fn names_module(insns: &[Insn]) -> bool {
     })
 }
 
-fn whole_log(text: String) -> VerifierLog {
+fn whole_log(text: String, longest: usize) -> VerifierLog {
     VerifierLog {
-        longest: text.len(),
+        longest: longest.max(text.len()),
         text,
     }
 }

@@ -32,7 +32,7 @@ use crate::objects::{self, Elements, Object, ProgramKind};
 use crate::perf_ring::Ring;
 use crate::relay::Relay;
 use shards::{Shard, Shards};
-use twin::Sides;
+use twin::{Model, Sides};
 
 /// The owner's tag of Beeline itself in a map's locks; targets' tags begin above it.
 pub const RUNTIME_OWNER: u32 = 1;
@@ -66,6 +66,8 @@ pub struct MapObject {
     pub elements: Elements,
     /// True once its elements are in the kernel's map too.
     pub objects_in_kernel: AtomicBool,
+    /// The map that the kernel judges programs by, if it has judged one.
+    model: Mutex<Option<Model>>,
     /// The kind of programs that a program array takes.
     pub programs: ProgramKind,
     /// The shape that the inner maps of a map of maps must have.
@@ -180,6 +182,7 @@ impl MapObject {
             rings: Mutex::new(vec![None; elements]),
             elements: Elements::default(),
             objects_in_kernel: AtomicBool::new(false),
+            model: Mutex::default(),
             programs: ProgramKind::default(),
             inner,
             wakeup: wakeup_fd().map_err(out_of_memory)?,

@@ -57,8 +57,9 @@ pub struct Program {
     pub context_end: u32,
     /// The map among them that is the session's trace buffer, which the tool does not know of.
     pub trace: Option<Id>,
-    /// It is an iterator that calls functions of the kernel or changes sockets, or makes commands of
-    /// `bpf(2)`, of which Beeline sees nothing.
+    /// It is an iterator that calls functions of the kernel or changes sockets, or a program of type
+    /// `SYSCALL` that calls such functions or makes commands of `bpf(2)`, of which Beeline sees
+    /// nothing.
     acts: bool,
     /// Maps that it keeps alive without using them.
     bound: Mutex<Vec<Arc<MapObject>>>,
@@ -274,7 +275,7 @@ impl Program {
             maps: used,
             trace: None,
             acts: match spec.prog_type {
-                ProgramType::SYSCALL => commands(&spec.insns),
+                ProgramType::SYSCALL => commands(&spec.insns) || acts(&spec.insns),
                 _ => spec.expected_attach_type == AttachType::TRACE_ITER && acts(&spec.insns),
             },
             bound: Mutex::default(),

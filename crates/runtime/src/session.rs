@@ -97,7 +97,7 @@ impl Runtime {
         let shared = Arc::new(
             Shared::new(command, cpus, rules).map_err(os("creating the session's memory"))?,
         );
-        let kernel = HostKernel::new(rules.place, shared.domains.clone());
+        let kernel = HostKernel::new(rules, shared.domains.clone());
         if kernel.refusal().is_some() {
             rules.place = Place::User;
         }
@@ -317,10 +317,17 @@ impl Backend for Runtime {
     }
 
     fn map_in_kernel(&self, map: Id) -> Result<OwnedFd, Errno> {
-        self.kernel.map(&self.map(map)?).map_err(|error| {
-            self.unsupported(&error.reason);
-            error.errno
-        })
+        let map = self.map(map)?;
+        map.add_iterator().map_err(|why| {
+            let name = &map.spec.name;
+            self.unsupported(&format!("an iterator cannot go through map {name}: {why}"));
+            Errno::EBUSY
+        })?;
+        self.kernel.map(&map).map_err(|error| self.tell(&error))
+    }
+
+    fn has_map_in_kernel(&self, map: Id) -> bool {
+        self.map(map).is_ok_and(|map| map.in_twin(|_| ()).is_some())
     }
 
     fn kernels_map(&self, map: Id) -> Result<Option<OwnedFd>, Errno> {
@@ -374,13 +381,19 @@ impl Backend for Runtime {
             self.runner.object_added(map.id, object.clone());
         };
         let store = || map.update(key, &id, flags);
-        map.elements.set(key, object.clone(), announce, store)?;
-        if map.in_twin(|_| ()).is_some() {
-            let put = self.kernel.put_object(&map, key, &object);
-            put.map_err(|error| {
-                self.unsupported(&error.reason);
-                error.errno
-            })?;
+        // First there, where it may be refused.
+        let was_there = map.in_twin(|_| ()).is_some();
+        if was_there {
+            self.put_in_kernel(&map, key, &object, flags)?;
+        }
+        let stored = map.elements.set(key, object.clone(), announce, store);
+        if stored.is_err() && was_there {
+            self.undo_in_kernel(&map, key);
+        }
+        stored?;
+        // Programs in the kernel may have got the map meanwhile.
+        if !was_there && map.in_twin(|_| ()).is_some() {
+            self.put_in_kernel(&map, key, &object, 0)?;
         }
         self.shared.removals.fetch_add(1, SeqCst);
         Ok(())
@@ -621,11 +634,6 @@ impl Backend for Runtime {
 
     fn program_in_kernel(&self, program: Id) -> Result<Arc<OwnedFd>, Errno> {
         let program = self.program(program)?;
-        self.check_policy(&program)?;
-        if self.rules.policy == Policy::ObserveOnly && program.decides_in_kernel() {
-            self.unsupported(program::DECIDING);
-            return Err(Errno::EPERM);
-        }
         self.kernel.program(&program).map_err(|(errno, why)| {
             self.unsupported(&why);
             errno

@@ -157,6 +157,15 @@ impl Use {
         }
     }
 
+    /// Returns the use of a map that something in the kernel goes through, `why` in words: all
+    /// elements must be there, and those who use them by value may be elsewhere.
+    pub fn whole_by_value(why: &'static str) -> Self {
+        Self {
+            by_value: Ok(()),
+            ..Self::whole(why)
+        }
+    }
+
     /// Returns the use by programs with this use and programs with the other one, of one map.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {

@@ -9,6 +9,7 @@ use beeline_uapi::Errno;
 
 use super::{Descriptors, Entry, Hold};
 use crate::objects::{Btf, Event, Map, Object, ProgramObject, Ring};
+use crate::reclaim::Reaper;
 
 /// Finds the objects behind a thread's descriptors.
 #[derive(Clone, Copy)]
@@ -50,8 +51,9 @@ impl ThreadFds<'_> {
         !key.is_ok_and(|key| self.table.entries.lock().get(&key).is_some_and(is_other))
     }
 
-    /// Has a descriptor of an object be another file from now on, one of the kernel's that stands for
-    /// it, unless it is one already. The call has to wait meanwhile.
+    /// Has a descriptor of an object be another file from now on, one of the kernel's that stands
+    /// for it, unless it is one already. The call has to wait meanwhile. The reaper is to look for
+    /// its close.
     ///
     /// # Errors
     ///
@@ -60,7 +62,7 @@ impl ThreadFds<'_> {
     /// [`Listener::replace`]: beeline_supervisor::Listener::replace
     pub(crate) fn make_kernels(
         &self,
-        call: &Call<'_>,
+        (call, reaper): (&Call<'_>, &Reaper),
         fd: i32,
         kernels: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
@@ -68,6 +70,7 @@ impl ThreadFds<'_> {
         if key == self.table.anonymous {
             return Ok(());
         }
+        reaper.count_memory_file();
         self.table.set_stand_in(key, kernels)?;
         let cloexec = call.closes_on_exec(fd);
         call.listener.replace(call.id, fd, kernels, cloexec)

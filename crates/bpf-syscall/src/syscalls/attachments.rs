@@ -20,6 +20,7 @@ use crate::host_kernel;
 use crate::kernel_places::Place;
 use crate::local::Local;
 use crate::neighbours;
+use crate::reclaim::Reaper;
 use crate::refused::{NOT_YET, by_kernel_only};
 
 /// Attaches programs to such places, and takes them away.
@@ -28,6 +29,7 @@ pub(super) struct Attachments<'a> {
     attr: ToolAttr<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
+    reaper: &'a Reaper,
 }
 
 impl<'a> Attachments<'a> {
@@ -37,6 +39,7 @@ impl<'a> Attachments<'a> {
             attr: ToolAttr::of(call),
             backend: &*local.backend,
             fds: local.fds.of(call.tid),
+            reaper: &local.reaper,
         }
     }
 
@@ -65,8 +68,8 @@ impl<'a> Attachments<'a> {
         })
     }
 
-    /// Has the tool's programs for devices be the kernel's, as the tool begins to speak to the kernel
-    /// by netlink: it may name one in a message, which nobody but the kernel reads.
+    /// Has the tool's programs for devices be the kernel's, as the tool begins to speak to the
+    /// kernel by netlink: it may name one in a message, which nobody but the kernel reads.
     pub(super) fn before_netlink(&self) -> Answer {
         const BY_NETLINK: [ProgramType; 6] = [
             ProgramType::SCHED_CLS,
@@ -91,7 +94,8 @@ impl<'a> Attachments<'a> {
                 // If it cannot be there, the user is told, and the kernel refuses the message.
                 && let Ok(loaded) = self.backend.program_in_kernel(program.held.id)
             {
-                self.fds.make_kernels(self.call, fd, loaded.as_fd())?;
+                self.fds
+                    .make_kernels((self.call, self.reaper), fd, loaded.as_fd())?;
             }
         }
         Ok(Reply::Continue)

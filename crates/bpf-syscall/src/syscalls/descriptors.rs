@@ -49,6 +49,10 @@ impl<'a> NewDescriptors<'a> {
         if let Object::Map(map) = &object
             && map.is_kernels
         {
+            // The kernel's descriptors of it are for both, and it is the kernel that looks at them.
+            if !is_first && mode != Mode::BOTH {
+                return Err(Errno::EPERM);
+            }
             let id = map.held.id;
             let memory = key_of(&self.backend.memory(id)?).map_err(errno)?;
             let file = self.backend.kernels_map(id)?.ok_or(Errno::EBADF)?;

@@ -12,6 +12,7 @@ use beeline_uapi::{Errno, MapType, flags};
 
 use super::attr::Element;
 use crate::fds::ThreadFds;
+use crate::host_kernel;
 use crate::local::Local;
 use crate::map_types::{holds_objects, is_hash, is_queue_or_stack};
 use crate::members::Members;
@@ -203,6 +204,7 @@ impl<'a> Elements<'a> {
                 (ObjectRef::Map(inner.held.id), Some(Object::Map(inner)))
             }
         };
+        self.check_kernels_map(map)?;
         let mut elements = map.elements.lock();
         self.backend
             .map_set_object(map.held.id, key, named, flags)?;
@@ -213,6 +215,21 @@ impl<'a> Elements<'a> {
         drop(elements);
         drop(replaced);
         Ok(())
+    }
+
+    /// Fails if programs in the kernel have a map of objects that the thread may not bring there.
+    fn check_kernels_map(&self, map: &Map) -> Result<(), Errno> {
+        if !self.backend.has_map_in_kernel(map.held.id) {
+            return Ok(());
+        }
+        let Some(why) = host_kernel::refusal(self.backend, self.fds.tid) else {
+            return Ok(());
+        };
+        let name = &map.spec.name;
+        self.backend.unsupported(&format!(
+            "map {name}: programs in the kernel have it, and a new element cannot be there: {why}"
+        ));
+        Err(Errno::EPERM)
     }
 
     /// Deletes an element of any map.

@@ -15,6 +15,7 @@ use crate::fds::ThreadFds;
 use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::{Map, Object};
+use crate::reclaim::Reaper;
 
 /// The offset of a program's descriptor in a value of a map of devices or processors
 /// (`struct bpf_devmap_val`, `struct bpf_cpumap_val`).
@@ -26,6 +27,7 @@ pub(super) struct KernelsMaps<'a> {
     memory: Memory<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
+    reaper: &'a Reaper,
 }
 
 impl<'a> KernelsMaps<'a> {
@@ -35,6 +37,7 @@ impl<'a> KernelsMaps<'a> {
             memory: call.memory,
             backend: &*local.backend,
             fds: local.fds.of(call.tid),
+            reaper: &local.reaper,
         }
     }
 
@@ -85,9 +88,9 @@ impl<'a> KernelsMaps<'a> {
                 Some(Anonymous::KernelMap(_) | Anonymous::KernelProgram(_))
             )
         };
-        matches!(self.fds.find(fd), Ok(None))
+        self.backend.may_decide()
+            && matches!(self.fds.find(fd), Ok(None))
             && is_kernels()
-            && self.backend.may_decide()
             && host_kernel::refusal(self.backend, self.call.tid).is_none()
     }
 
@@ -106,6 +109,7 @@ impl<'a> KernelsMaps<'a> {
             return Ok(());
         };
         let loaded = self.backend.program_in_kernel(program.held.id)?;
-        self.fds.make_kernels(self.call, fd, loaded.as_fd())
+        self.fds
+            .make_kernels((self.call, self.reaper), fd, loaded.as_fd())
     }
 }

@@ -272,8 +272,7 @@ impl<'a> Links<'a> {
 
     /// Returns whether programs at system calls run in the kernel, which the tool may ask.
     fn system_calls_are_kernels(&self) -> bool {
-        self.backend.system_calls_are_kernels()
-            && host_kernel::refusal(&**self.backend, self.fds.tid).is_none()
+        host_kernel::runs_system_calls(&**self.backend, self.fds.tid)
     }
 
     /// Links a program to a place, or to several of the same kind that belong together.

@@ -299,8 +299,7 @@ impl<'a> PerfEvents<'a> {
 
     /// Returns whether programs at system calls run in the kernel, which the tool may ask.
     fn system_calls_are_kernels(&self) -> bool {
-        self.backend.system_calls_are_kernels()
-            && host_kernel::refusal(&**self.backend, self.call.tid).is_none()
+        host_kernel::runs_system_calls(&**self.backend, self.call.tid)
     }
 
     /// Has the kernel open an event of its own for the tool, or refuses it where that may not be.

@@ -21,6 +21,7 @@ use crate::fds::ThreadFds;
 use crate::host_kernel;
 use crate::local::Local;
 use crate::objects::ProgramObject;
+use crate::reclaim::Reaper;
 use crate::refused::{NOT_YET, by_kernel_only};
 use io::Io;
 
@@ -35,6 +36,7 @@ pub(super) struct TestRuns<'a> {
     call: &'a Call<'a>,
     backend: &'a Arc<dyn Backend>,
     fds: ThreadFds<'a>,
+    reaper: &'a Reaper,
 }
 
 impl<'a> TestRuns<'a> {
@@ -43,6 +45,7 @@ impl<'a> TestRuns<'a> {
             call,
             backend: &local.backend,
             fds: local.fds.of(call.tid),
+            reaper: &local.reaper,
         }
     }
 
@@ -88,7 +91,8 @@ impl<'a> TestRuns<'a> {
     /// with its memory, its network namespace and its signals.
     fn in_kernel(&self, fd: i32, program: &ProgramObject) -> Answer {
         let loaded = self.backend.program_in_kernel(program.held.id)?;
-        self.fds.make_kernels(self.call, fd, loaded.as_fd())?;
+        self.fds
+            .make_kernels((self.call, self.reaper), fd, loaded.as_fd())?;
         Ok(Reply::Continue)
     }
 

@@ -19,12 +19,14 @@ use crate::fds::ThreadFds;
 use crate::local::Local;
 use crate::map_types::is_ring_buffer;
 use crate::objects::{Map, Object, Ring};
+use crate::reclaim::Reaper;
 
 /// Lets the tool map objects and wait for rings.
 pub(super) struct Wait<'a> {
     call: &'a Call<'a>,
     backend: &'a dyn Backend,
     fds: ThreadFds<'a>,
+    reaper: &'a Reaper,
 }
 
 impl<'a> Wait<'a> {
@@ -33,6 +35,7 @@ impl<'a> Wait<'a> {
             call,
             backend: &*local.backend,
             fds: local.fds.of(call.tid),
+            reaper: &local.reaper,
         }
     }
 
@@ -71,7 +74,8 @@ impl<'a> Wait<'a> {
         let Some(array) = self.backend.kernels_array(id)? else {
             return Ok(());
         };
-        self.fds.make_kernels(self.call, fd, array.as_fd())
+        self.fds
+            .make_kernels((self.call, self.reaper), fd, array.as_fd())
     }
 
     /// Sizes a ring by the tool's mapping of the perf event: a control page and 2^n of data.

@@ -246,7 +246,7 @@ fn accepted(log: String) -> Judgement {
 }
 
 fn rejected(refusal: Refusal) -> Judgement {
-    let Refusal { errno, log } = refusal;
+    let Refusal { errno, log, .. } = refusal;
     let said = log.lines().rev().find(|line| !is_aside(line));
     // A kernel that refuses such programs to everyone has not looked at this one.
     let verdict = match said {

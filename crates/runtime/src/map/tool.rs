@@ -161,6 +161,22 @@ impl MapObject {
         Ok(())
     }
 
+    /// Takes note of an iterator in the kernel that goes through the map, and has to find all of it
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::add_use`].
+    pub fn add_iterator(&self) -> Result<(), String> {
+        const WHY: &str = "an iterator goes through it";
+        let is_known = self.usage.lock().is_some();
+        self.add_use(&match is_known {
+            true => Use::whole_by_value(WHY),
+            // Programs may have it of which nothing is known, as an inner map.
+            false => Use::whole(WHY),
+        })
+    }
+
     /// Returns how its memory may be split among security domains if programs use it so.
     pub(super) fn sharing_by(&self, usage: Option<&Use>) -> Sharing {
         let whole = |why| Use::whole(why).sharing();

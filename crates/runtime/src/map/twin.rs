@@ -36,6 +36,7 @@ use crate::budget::{Budget, Charge};
 use crate::domain::{AllSlots, Domain, DomainId};
 use crate::host_kernel::rings::KernelRing;
 use crate::memory::Memory;
+pub(super) use creation::Model;
 use creation::{TOOLS, kernel_spec};
 
 /// A map in the kernel, and how the tool sees it.

@@ -56,9 +56,10 @@ pub(super) fn commands(insns: &[u8]) -> bool {
 }
 
 impl Program {
-    /// True if its result, in the kernel, decides about what others do: whether a packet goes on, or a
-    /// call is permitted; or if it is an iterator that may do more than look. A filter of sockets
-    /// decides only for sockets that its own tool has, or shares by `SO_REUSEPORT`.
+    /// True if its result, in the kernel, decides about what others do: whether a packet goes on, or
+    /// a call is permitted; or if it is an iterator that may do more than look, or a program of type
+    /// `SYSCALL` that makes commands of `bpf(2)` or calls functions of the kernel. A filter of
+    /// sockets decides only for sockets that its own tool has, or shares by `SO_REUSEPORT`.
     pub fn decides_in_kernel(&self) -> bool {
         if self.acts {
             return true;

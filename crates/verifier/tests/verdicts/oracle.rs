@@ -30,7 +30,7 @@ pub fn ask(row: &Row, level: u32) -> Result<Answer, String> {
     });
     let (accepted, errno, log) = match loaded {
         Ok((_, log)) => (true, 0, log),
-        Err(Refusal { errno, log }) => (false, errno, log),
+        Err(Refusal { errno, log, .. }) => (false, errno, log),
     };
     Ok(Answer {
         accepted,

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use beeline_kernel as kernel;
 use beeline_maps::Kind;
-use beeline_uapi::{Errno, flags};
+use beeline_uapi::{Errno, MapType, flags};
 
 use super::super::{MapObject, as_verified};
 use super::errno;
 use crate::backend::MapSpec;
+use crate::budget::Charge;
 use crate::host_kernel::types;
 
 impl MapObject {
@@ -141,16 +142,7 @@ impl MapObject {
 
     /// Creates the kernel's map, without elements.
     pub(super) fn new_twin(&self) -> io::Result<kernel::Map> {
-        let inner = self.inner.as_ref().map(model_of).transpose()?;
-        let flags = self.spec.flags & !TOOLS;
-        let own = types_of(&self.spec)?;
-        let twin = kernel::Map::new(&kernel::MapSpec {
-            types: own
-                .as_ref()
-                .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
-            inner: inner.as_ref().map(AsFd::as_fd),
-            ..kernel_spec(&self.spec, flags)
-        })?;
+        let twin = make(&self.spec, self.inner.as_ref())?;
         if self.has_values() && twin.value_len() != self.map.value_len() {
             return Err(io::Error::other(
                 "its values have another number of CPUs there",
@@ -159,25 +151,55 @@ impl MapObject {
         Ok(twin)
     }
 
-    /// Returns a map in the kernel by which the kernel can judge programs that use this one: its own,
-    /// or one like it, with the values that no program can change.
+    /// Returns a map in the kernel by which the kernel can judge programs that use this one: its
+    /// own, or a small one like it, with the values that no program can change. `None` if a small
+    /// one would not be like it.
     pub fn model(&self) -> Option<OwnedFd> {
         let copy = |twin: &kernel::Map| twin.as_fd().try_clone_to_owned();
         if let Some(twin) = self.in_twin(copy) {
             return twin.ok();
         }
-        let model = self.new_twin().ok()?;
-        if self.is_only_read() && self.check_thawed().is_err() {
+        let is_constant = self.is_only_read() && self.check_thawed().is_err();
+        // Kept, as logs show where it is.
+        let mut kept = self.model.lock();
+        if let Some(model) = kept.as_ref()
+            && model.is_constant == is_constant
+        {
+            return model.file.try_clone().ok();
+        }
+        let cpus = self.map.layout().cpus;
+        let inner = self.inner.as_ref();
+        let inner = inner.map(|inner| small(inner, cpus).ok_or(()));
+        let inner = inner.transpose().ok()?;
+        let spec = small(&self.spec, cpus)?;
+        let charge = self.budget.charge(bytes_in_kernel(&spec, cpus)).ok()?;
+        let model = make(&spec, inner.as_ref()).ok()?;
+        if is_constant {
             self.fill_twin(&model).ok()?;
             kernel::freeze(&model).ok()?;
         }
-        model.as_fd().try_clone_to_owned().ok()
+        let file = model.as_fd().try_clone_to_owned().ok()?;
+        let kept = kept.insert(Model {
+            file,
+            is_constant,
+            _charge: charge,
+        });
+        kept.file.try_clone().ok()
     }
 
     /// True if it has elements that can be copied.
     pub(super) fn has_values(&self) -> bool {
         self.map.spec().kind().is_some_and(has_values)
     }
+}
+
+/// A map by which the kernel judges programs.
+#[derive(Debug)]
+pub struct Model {
+    file: OwnedFd,
+    /// It has the values that no program can change.
+    is_constant: bool,
+    _charge: Charge,
 }
 
 /// True for maps with elements that can be copied.
@@ -189,15 +211,46 @@ pub(super) fn has_values(kind: Kind) -> bool {
 /// The access of the tool's first descriptor, which is not the map's.
 pub(super) const TOOLS: u32 = flags::RDONLY | flags::WRONLY;
 
-/// Creates a map in the kernel that inner maps resemble.
-fn model_of(spec: &MapSpec) -> io::Result<kernel::Map> {
+/// Creates a map in the kernel, without elements. Its own elements are to be like `inner`.
+fn make(spec: &MapSpec, inner: Option<&MapSpec>) -> io::Result<kernel::Map> {
+    let inner = inner.map(|inner| make(inner, None)).transpose()?;
     let own = types_of(spec)?;
     kernel::Map::new(&kernel::MapSpec {
         types: own
             .as_ref()
             .map(|(btf, key, value)| (btf.as_fd(), *key, *value)),
+        inner: inner.as_ref().map(AsFd::as_fd),
         ..kernel_spec(spec, spec.flags & !TOOLS)
     })
+}
+
+/// Returns a map that takes little memory in the kernel, and to whose programs the kernel says the
+/// same. `None` for an array that takes much: its size matters to the verifier.
+fn small(spec: &MapSpec, cpus: u32) -> Option<MapSpec> {
+    const MOST: u64 = 1 << 20;
+    const FEW: u32 = 8;
+    let bytes = |spec: &MapSpec| bytes_in_kernel(spec, cpus);
+    let max_entries = match spec.map_type {
+        _ if bytes(spec) <= MOST => spec.max_entries,
+        MapType::HASH
+        | MapType::PERCPU_HASH
+        | MapType::LRU_HASH
+        | MapType::LRU_PERCPU_HASH
+        | MapType::HASH_OF_MAPS
+        | MapType::LPM_TRIE
+        | MapType::STACK_TRACE
+        | MapType::QUEUE
+        | MapType::STACK
+        | MapType::BLOOM_FILTER => FEW,
+        // A power of two, and whole pages.
+        MapType::RINGBUF | MapType::USER_RINGBUF => rustix::param::page_size() as u32,
+        _ => return None,
+    };
+    let small = MapSpec {
+        max_entries,
+        ..spec.clone()
+    };
+    (bytes(&small) <= MOST).then_some(small)
 }
 
 /// Returns the types of a map with fields of the kernel's in its values, which the kernel finds by
@@ -227,4 +280,18 @@ pub(super) fn kernel_spec(spec: &MapSpec, flags: u32) -> kernel::MapSpec<'static
         map_extra: spec.map_extra,
         ..kernel::MapSpec::default()
     }
+}
+
+/// Returns about the bytes that a map takes in the kernel when it is full.
+fn bytes_in_kernel(spec: &MapSpec, cpus: u32) -> u64 {
+    let copies = match spec.map_type {
+        MapType::PERCPU_ARRAY | MapType::PERCPU_HASH | MapType::LRU_PERCPU_HASH => cpus,
+        _ => 1,
+    };
+    let value = u64::from(spec.value_size).saturating_mul(copies.into());
+    let element = match spec.map_type {
+        MapType::RINGBUF | MapType::USER_RINGBUF => 1,
+        _ => value.saturating_add(spec.key_size.into()),
+    };
+    element.saturating_mul(spec.max_entries.into())
 }
