@@ -224,6 +224,7 @@ impl There {
     pub fn load(&self, insns: &[Insn]) -> Result<File, bpf::Refusal> {
         let flow = Flow::of(insns).map_err(|reject| bpf::Refusal {
             errno: 0,
+            longest_log: 0,
             log: format!("ours, before it: {reject}"),
         })?;
         let starts: Vec<usize> = flow.functions().iter().map(|one| one.start).collect();
