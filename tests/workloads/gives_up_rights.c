@@ -1,8 +1,21 @@
-/* A tool that gives up its capabilities and then gives a program to an event of the kernel's: it must gain nothing by
- * those that Beeline has. Says if each try is refused, and ends when it is sent a line. */
+/* A tool that gives up its capabilities and then gives programs to events of the kernel's, and to an array through which
+ * one that runs there jumps: it must gain nothing by those that Beeline has. Says if each try is refused, and ends when it is sent a line. */
 #define _GNU_SOURCE
 #include "raw.h"
 #include <sys/prctl.h>
+
+/* An array of programs, used by a program that is attached in the kernel. */
+static int array_in_kernel(void)
+{
+    int array = good("array", create_map(BPF_MAP_TYPE_PROG_ARRAY, 4, 4, 1, 0, 0));
+    const struct bpf_insn jumps[] = {LD_MAP(2, array), MOV(3, 0), CALL(BPF_FUNC_tail_call), MOV(0, 0), EXIT};
+    union bpf_attr attr;
+    memset(&attr, 0, sizeof attr);
+    attr.raw_tracepoint.name = (uintptr_t)"sched_process_exec";
+    attr.raw_tracepoint.prog_fd = (uint32_t)loaded(LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, jumps));
+    good("BPF_RAW_TRACEPOINT_OPEN", bpf(BPF_RAW_TRACEPOINT_OPEN, &attr));
+    return array;
+}
 
 int main(void)
 {
@@ -16,9 +29,10 @@ int main(void)
     int fd = (int)syscall(SYS_perf_event_open, &event, 0, -1, -1, 0);
     if (fd < 0)
         die("perf_event_open", -errno);
+    int array = array_in_kernel();
     if (setuid(65534) != 0)
         die("setuid", -errno);
-    int set = ioctl(fd, PERF_EVENT_IOC_SET_BPF, sampling) < 0 ? errno : 0;
+    int set = ioctl(fd, PERF_EVENT_IOC_SET_BPF, sampling) < 0 ? -errno : 0;
     union bpf_attr attr;
     memset(&attr, 0, sizeof attr);
     attr.raw_tracepoint.name = (uintptr_t)"sched_switch";
@@ -28,8 +42,13 @@ int main(void)
     attr.attach_bpf_fd = (uint32_t)raw;
     attr.attach_type = BPF_CGROUP_INET_EGRESS;
     int detach = bpf(BPF_PROG_DETACH, &attr);
-    printf("event %s, tracepoint %s, cgroup %s\n", set ? "refused" : "taken", open < 0 ? "refused" : "taken",
-           detach < 0 ? "refused" : "taken");
+    int late = LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, body);
+    int put = update_at(array, 0, (uint32_t)raw), put_late = late < 0 ? late : update_at(array, 0, (uint32_t)late);
+    const int results[] = {set, open, detach, put, put_late};
+    const char *names[] = {"event", "tracepoint", "cgroup", "element", "late element"};
+    for (int i = 0; i < 5; i++)
+        printf("%s%s %s", i ? ", " : "", names[i], results[i] < 0 ? "refused" : "taken");
+    puts("");
     fflush(stdout);
     getchar();
     return 0;

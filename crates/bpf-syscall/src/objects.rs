@@ -113,6 +113,21 @@ pub(crate) struct Map {
 }
 
 impl Map {
+    /// Returns a new map of the session's.
+    pub(crate) fn new(held: Held, spec: MapSpec) -> Self {
+        Self {
+            held,
+            spec,
+            btf: None,
+            is_kernels: false,
+            frozen: AtomicBool::new(false),
+            was_mapped_writable: AtomicBool::new(false),
+            elements: Default::default(),
+            uses: Default::default(),
+            wakeup: Default::default(),
+        }
+    }
+
     /// Returns whether its descriptors are its memory. A program array's are not: it matters when
     /// the last one is closed, and that shows on other descriptors.
     pub(crate) fn is_file(&self) -> bool {

@@ -4,7 +4,7 @@ mod special_fields;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use beeline_runtime::backend::{Backend, MapSpec, SpecialFields, ValueType};
 use beeline_supervisor::attr::BpfAttr;
@@ -74,15 +74,9 @@ impl<'a> Maps<'a> {
         // These flags are the first descriptor's, not the map's.
         spec.flags &= !Mode::FLAGS;
         let map = Map {
-            held,
-            spec,
             btf,
             is_kernels: self.is_only_kernels(&wanted),
-            frozen: AtomicBool::new(false),
-            was_mapped_writable: AtomicBool::new(false),
-            elements: Default::default(),
-            uses: Default::default(),
-            wakeup: Default::default(),
+            ..Map::new(held, spec)
         };
         self.descriptors
             .first_in_mode(Object::Map(Arc::new(map)), mode)

@@ -3,7 +3,6 @@
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use beeline_kernel::pinned;
 use beeline_runtime::backend::{Backend, MapSpec, SpecialFields};
@@ -91,19 +90,8 @@ impl<'a> Pins<'a> {
             }
             held => Held::new(self.backend, held?),
         };
-        let map = Map {
-            held,
-            spec,
-            btf: None,
-            is_kernels: false,
-            frozen: AtomicBool::new(false),
-            was_mapped_writable: AtomicBool::new(false),
-            elements: Default::default(),
-            uses: Default::default(),
-            wakeup: Default::default(),
-        };
         self.descriptors
-            .first_in_mode(Object::Map(Arc::new(map)), mode)
+            .first_in_mode(Object::Map(Arc::new(Map::new(held, spec))), mode)
     }
 
     fn unsupported(&self, path: &Path, what: &str) -> Answer {
