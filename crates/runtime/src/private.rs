@@ -74,14 +74,11 @@ impl Private {
             0,
         )?;
         let this = Self::layout(base, cpus);
-        let page = PAGE as u64;
-        let wipe = [this.control(), page, libc::MADV_WIPEONFORK as u64, 0, 0, 0];
-        let mut calls = vec![(libc::SYS_madvise, wipe)];
-        calls.extend((0..cpus).map(|cpu| {
+        stopped.madvise(this.control(), PAGE as u64, libc::MADV_WIPEONFORK)?;
+        for cpu in 0..cpus {
             let guard = this.stack_top(cpu) - (STACK + PAGE) as u64;
-            (libc::SYS_mprotect, [guard, page, 0, 0, 0, 0])
-        }));
-        stopped.syscalls(this.scratch(), &calls)?;
+            stopped.syscall(libc::SYS_mprotect, [guard, PAGE as u64, 0, 0, 0, 0])?;
+        }
         Ok(this)
     }
 

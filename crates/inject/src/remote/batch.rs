@@ -37,7 +37,7 @@ const QUIET: [c_int; 2] = [libc::SIGWINCH, libc::SIGURG];
 // The layout of a table: words that arguments point to, and the calls.
 const ZERO: u64 = 0;
 const MINUS_ONE: u64 = 8;
-const MASK: u64 = 16;
+const SIGNAL: u64 = 16;
 const ENTRIES: u64 = 32;
 /// The most calls of one batch, beside the one that ends it.
 const MOST: usize = 12;
@@ -116,7 +116,8 @@ impl Remote {
         };
         let at = self.threads.agent()?;
         let mut all = calls.iter();
-        if !all.all(|call| self.may_call(at, call.number, &call.arguments)) {
+        let may_all = all.all(|call| self.may_call(at, call.number, &call.arguments));
+        if !may_all || !self.may_call(at, libc::SYS_rt_sigprocmask, &end_of(table)) {
             return Ok(None);
         }
         let Some(signal) = self.quiet_signal(at)? else {
@@ -154,13 +155,18 @@ impl Remote {
             Some(borrowed) => borrowed.mask(),
             None => ptrace::signal_mask(tracee.tid)?,
         };
+        let status = self.threads.process.thread_status(tracee.tid)?;
         let caught = match self.fresh_room {
             // All that the old program caught is back to the default.
             Some(_) => 0,
-            None => self.threads.process.thread_status(tracee.tid)?.caught,
+            None => status.caught,
         };
         let is_quiet = |signal: &c_int| (caught | blocked) & bit(*signal) == 0;
-        let found = QUIET.into_iter().find(is_quiet);
+        // A filter may have calls answered by a signal, which a batch would not survive.
+        let found = match status.seccomp {
+            0 => QUIET.into_iter().find(is_quiet),
+            _ => None,
+        };
         tracee.quiet_signal = Some(found);
         Ok(found)
     }
@@ -168,20 +174,24 @@ impl Remote {
 
 /// Returns the bytes of a table at an address, with the call that ends the batch.
 fn table_of(table: u64, calls: &[Call], fifths: &[u64], signal: c_int) -> Vec<u8> {
-    let words = [0, u64::MAX, !bit(signal), 0];
+    let words = [0, u64::MAX, bit(signal), 0];
     let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
     for (call, fifth) in calls.iter().zip(fifths) {
         bytes.extend(batch::entry(call.number, call.arguments, *fifth, true));
     }
-    let mask = [
-        libc::SIG_SETMASK as u64,
-        table + MASK,
-        0,
-        SIGSET_BYTES as u64,
-        0,
-        0,
-    ];
-    let end = batch::entry(libc::SYS_rt_sigprocmask, mask, table + ZERO, false);
-    bytes.extend(end);
+    let end = end_of(table);
+    bytes.extend(batch::entry(
+        libc::SYS_rt_sigprocmask,
+        end,
+        table + ZERO,
+        false,
+    ));
     bytes
+}
+
+/// Returns the arguments of the call that ends a batch. Filters that keep threads from blocking a
+/// signal let it pass.
+fn end_of(table: u64) -> [u64; 6] {
+    let how = libc::SIG_UNBLOCK as u64;
+    [how, table + SIGNAL, 0, SIGSET_BYTES as u64, 0, 0]
 }
