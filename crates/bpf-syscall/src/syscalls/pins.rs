@@ -64,7 +64,11 @@ impl<'a> Pins<'a> {
         if !seen.exists() || !host_kernel::has_our_rights(self.tid) {
             return Err(why);
         }
-        let file = pinned::open(&seen, access).map_err(errno)?;
+        let file = match pinned::open(&seen, access).map_err(errno) {
+            // The kernel is not to be asked at all, as under a filter.
+            Err(Errno::EPERM) => return Err(why),
+            opened => opened?,
+        };
         if !pinned::is_map(file.as_fd()) {
             return self.unsupported(&path, "a program or a link that is another's");
         }
