@@ -12,8 +12,8 @@ use beeline_uapi::signal::SIGSET_BYTES;
 use libc::{
     AF_UNIX, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_FIXED, MAP_FIXED_NOREPLACE, MAP_NORESERVE,
     MAP_PRIVATE, MAP_SHARED, MSG_CMSG_CLOEXEC, MSG_DONTWAIT, PROT_EXEC, PROT_NONE, PROT_READ,
-    PROT_WRITE, SIG_SETMASK, SIG_UNBLOCK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_SEQPACKET,
-    c_int, c_long,
+    PROT_WRITE, SIG_SETMASK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_SEQPACKET, c_int,
+    c_long,
 };
 
 const OURS: c_int = MAP_SHARED | MAP_NORESERVE;
@@ -56,11 +56,6 @@ pub const LEAVING: &[ForeseenCall] = &[
 /// The calls that enter a process, besides those. Where filters are suspended meanwhile, they need
 /// not let them pass.
 pub const ENTERING: &[ForeseenCall] = &[
-    // The end of a batch.
-    ForeseenCall::new("rt_sigprocmask", nr::RT_SIGPROCMASK, ENTER)
-        .with(0, known(SIG_UNBLOCK))
-        .with(2, 0)
-        .with(3, SIGSET_BYTES as u64),
     mmap("mmap with PROT_EXEC", PROT_READ | PROT_EXEC, OURS, ENTER),
     mmap(
         "mmap with PROT_EXEC",

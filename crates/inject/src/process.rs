@@ -45,7 +45,7 @@ struct Inner {
     judged: Judged,
     /// The cell in which threads of it have made calls for Beeline; 0 for none.
     cell: AtomicU64,
-    /// What its first stop need not find out.
+    /// Facts that its first stop need not find out.
     known: Mutex<Known>,
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Remote {
     /// Memory below the stack of a program that has run none of its code yet, if that is held here:
     /// [`SCRATCH`] bytes that nothing uses.
     pub fresh_room: Option<u64>,
-    /// What need not be found out.
+    /// Facts that need not be found out.
     known: Known,
 }
 

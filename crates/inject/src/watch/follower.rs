@@ -148,7 +148,7 @@ impl<'a> Follower<'a> {
 
     /// Returns [`SCRATCH`] bytes below the stack of a program that has not run yet.
     fn room_below_stack(&mut self) -> Option<u64> {
-        /// What leaf functions use without moving the stack pointer. There is none yet.
+        /// Bytes that leaf functions use without moving the stack pointer.
         const RED_ZONE: u64 = 128;
         let sp = self.thread()?.regs.sp();
         let room = sp.checked_sub(RED_ZONE + SCRATCH as u64)? & !15;

@@ -453,7 +453,7 @@ struct Asking {
     pid: i32,
     /// The target that it is or is a child of.
     target: SharedTarget,
-    /// What it has mapped, if it is not that target itself.
+    /// Its mapped regions, if it is not that target itself.
     regions: Vec<Region>,
 }
 
